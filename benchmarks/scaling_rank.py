@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +20,9 @@ from laconic.comm.metered import Metered
 from laconic.comm.wire_model import PacketModel
 from laconic.core.layout import Layout
 from laconic.core.turn import mix
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import lift
+from laconic.exchange.no_optimiser import MOMENTUM_SGD
 
 TENTH = tuple(-(-size // 10) for size in SIZES)
 MODEL = Layout.of((f"layer{i}", (1, size)) for i, size in enumerate(TENTH))
@@ -37,19 +37,6 @@ class Messages(PacketModel):
 
     def back(self, nbytes: int) -> int:
         return 0
-
-
-class NoOptimiser:
-    """An optimiser's side for methods that ask it nothing."""
-
-    def settings(self, name: str) -> dict[str, Any]:
-        return {"lr": 0.1, "momentum": 0.9, "nesterov": False}
-
-    def take_momentum(self, name: str) -> Tensor | None:
-        return None
-
-    def give_momentum(self, name: str, buffer: Tensor) -> None:
-        """Nothing was taken."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +55,7 @@ def play(spec: str, comm: Comm, first: int, steps: int) -> dict[str, float]:
     """The `Traffic` of `steps` steps, after `first` that are not counted, as a dictionary."""
     wire = Metered(comm)
     messages = Metered(wire, link=Messages())
-    exchange = Exchange(lift(spec), MODEL, messages, NoOptimiser(), seed=1)
+    exchange = Attached(lift(spec), MODEL, messages, MOMENTUM_SGD, seed=1)
     bucket, changed, seconds = torch.empty(MODEL.numel), 0, 0.0
     for step in range(first + steps):
         if step == first:

@@ -20,10 +20,9 @@ from benchmarks.files import Row
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
-from laconic.ddp.optimiser import OptimiserHooks
-from laconic.exchange.exchange import Exchange
+from laconic.ddp.optimiser import Optimisers
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import Method
-from laconic.exchange.rule import Site
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import Strategy
@@ -87,15 +86,12 @@ class ByMethod:
         names = {parameter: name for name, parameter in model.named_parameters()}
         self.model, self.optimizer = model, optimizer
         self.layout = Layout.of((name, tuple(p.shape)) for p, name in names.items())
-        hooks = OptimiserHooks(optimizer, names, lambda _: self.exchange.step - 1, method.rules)
-        self.exchange = Exchange(method, self.layout, comm, hooks, seed)
-        site = Site(comm, seed, self.exchange.seconds)
-        self.rules = [rule.bind(part, hooks, site) for rule, part in method.governed(self.layout)]
-        hooks.install(self.rules)
+        optimisers = Optimisers(optimizer, names, method.rules)
+        self.exchange = Attached(method, self.layout, comm, optimisers, seed)
         self.bucket = torch.empty(self.layout.numel)
 
     def step(self, loss: float) -> None:
-        """Exchange the gradients, and step."""
+        """Attached the gradients, and step."""
         grads = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         torch.cat([grad.flatten() for grad in grads], out=self.bucket)
         self.exchange.begin()
@@ -107,8 +103,7 @@ class ByMethod:
 
     def settle(self) -> None:
         """Leave the model that has been trained."""
-        for rule in self.rules:
-            rule.close()
+        self.exchange.rules.close()
 
 
 class ByStrategy:

@@ -29,7 +29,7 @@ from benchmarks.gpu.compare import difference, relative, same
 from benchmarks.gpu.job import Job, brief
 from benchmarks.gpu.nets import digest, optimizer_for, small_net, train
 from laconic import kernels
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 
 ROOT = Path(__file__).parents[2]
 SHAPES = ((64, 300), (64,), (128, 260), (40, 7, 3, 3), (1000, 65), (1000,))
@@ -143,14 +143,14 @@ def judge(job: Job, name: str, rows: list[Row]) -> None:
 
 def patch_exchange() -> None:
     """Let the GPU pause before each exchange, on the stream on which it runs, where `PAUSED` says so."""
-    mean = Exchange.mean_
+    mean = Attached.mean_
 
-    def late(self: Exchange, bucket: Tensor, *args: Any, **kwargs: Any) -> bool:
+    def late(self: Attached, bucket: Tensor, *args: Any, **kwargs: Any) -> bool:
         if PAUSED["now"] and bucket.is_cuda:
             torch.cuda._sleep(PAUSE)  # type: ignore[no-untyped-call]
         return mean(self, bucket, *args, **kwargs)
 
-    Exchange.mean_ = late  # type: ignore[method-assign]
+    Attached.mean_ = late  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -28,8 +27,9 @@ from laconic.comm.comm import Comm
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import lift
+from laconic.exchange.no_optimiser import MOMENTUM_SGD
 
 BUCKET = 25 << 20  # bytes, as DDP has them
 GOALS = {  # ms of an exchange among 8 ranks
@@ -63,22 +63,6 @@ DDP = (
     "auto()",
     None,
 )
-
-
-class Settings:
-    """Settings of an optimiser that has none of its own: SGD with momentum."""
-
-    def settings(self, name: str) -> Mapping[str, Any]:
-        return {"lr": 0.1, "momentum": 0.9, "nesterov": False}
-
-    def give(self, name: str, buffer: Tensor) -> None:
-        """Drop the momentum that a method hands back."""
-
-    def take_momentum(self, name: str) -> Tensor | None:
-        return None
-
-    def give_momentum(self, name: str, buffer: Tensor) -> None:
-        """Nothing was taken."""
 
 
 def run(job: Job) -> None:
@@ -165,7 +149,7 @@ class Step:
         self, spec: str, layout: Layout, buckets: list[Layout], comm: Metered, rank: int, device: torch.device
     ) -> None:
         self.buckets = buckets
-        self.exchange = Exchange(lift(spec), layout, comm, Settings())
+        self.exchange = Attached(lift(spec), layout, comm, MOMENTUM_SGD)
         sizes = [bucket.numel for bucket in buckets]
         self.grads = rank_gradients(sizes, rank, device, lambda x: x**3)
         self.flat = [grad.clone() for grad in self.grads]

@@ -24,7 +24,7 @@ from laconic.codecs.sign import Sign
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import Method, lift
 from laconic.fsdp.chunks import chunks
 from laconic.fsdp.reduce_scatter import Scatter, Shards
@@ -85,7 +85,7 @@ def measured(name: str, matrices: int, ranks: int) -> dict[str, Any]:
 
 def exchanging(name: str, comm: Metered, layout: Layout) -> Callable[[Tensor], None]:
     """A step of DDP's communication thread, by one bucket."""
-    exchange = Exchange(METHODS[name](), layout, comm, Settings())
+    exchange = Attached(METHODS[name](), layout, comm, Settings())
 
     def step(gradient: Tensor) -> None:
         exchange.begin()

@@ -12,7 +12,8 @@ from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
 from laconic.ddp.buckets import Buckets
-from laconic.exchange.exchange import Exchange
+from laconic.ddp.optimiser import Optimisers
+from laconic.exchange.attached import Attached
 from tests.device import counting, triton
 from tests.device.budgets import BUDGETS, LIMITS, SPREAD, Counts
 from tests.device.measure import MATRICES, METHODS, NAMES, RANKS, measured
@@ -89,9 +90,10 @@ def test_no_wait_in_the_thread_of_backward(name: str) -> None:
     parameters = [nn.Parameter(torch.zeros(64, 32, device=GPU)) for _ in range(3)]
     layout = Layout.of((f"{i}.weight", (64, 32)) for i in range(3))
     (comm,) = Loopback.world(1)
-    exchange = Exchange(METHODS[name](), layout, Metered(comm), Settings())
+    exchange = Attached(METHODS[name](), layout, Metered(comm), Settings())
     names = {each: f"{i}.weight" for i, each in enumerate(parameters)}
-    buckets = Buckets(exchange, names, None, keep_means=False)
+    optimisers = Optimisers(torch.optim.SGD(parameters), names, ())
+    buckets = Buckets(exchange, names, optimisers, None, keep_means=False)
     for _ in range(2):
         bucket = Bucket(parameters, torch.randn(layout.numel).to(GPU))
         with counting.counted() as counts:

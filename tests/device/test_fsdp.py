@@ -16,7 +16,7 @@ from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import lift
 from laconic.exchange.no_optimiser import NoOptimiser
 from laconic.fsdp.backward import BesideBackward
@@ -85,7 +85,7 @@ def test_the_exchange_between_replicas(spec: str) -> None:
         layout = Layout.of([("weight", (64, 60)), ("bias", (256,))])
         replicas = Replicas.__new__(Replicas)  # without a model under fully_shard, which needs a GPU's groups
         replicas._layouts, replicas._task = {"layer": layout}, -1
-        replicas.exchange = Exchange(lift(spec), layout, Metered(comm), NoOptimiser(), 3)
+        replicas.exchange = Attached(lift(spec), layout, Metered(comm), NoOptimiser(), 3)
         replicas._beside, found = BesideBackward("replicas"), []
         for step in range(3):
             replicas._task = -2  # another backward pass

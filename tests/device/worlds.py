@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
-from laconic.ddp.optimiser import OptimiserHooks
-from laconic.exchange.exchange import Exchange
+from laconic.ddp.optimiser import Optimisers
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import lift
-from laconic.exchange.rule import Site
 from tests.laws.method_ranks import BUCKETS, SEED, optimizer_for
 from tests.laws.worlds import MODEL, gradient
 
@@ -34,11 +33,9 @@ class Rank:
         for group in self.optimizer.param_groups:
             group["foreach"] = False  # whose sums round otherwise, on the CPU too
         names: Mapping[Any, str] = {each: name for name, each in self.parameters.items()}
-        self.hooks = OptimiserHooks(self.optimizer, names, lambda _: self.exchange.step - 1, method.rules)
-        self.exchange = Exchange(method, MODEL, self.comm, self.hooks, SEED)
-        site = Site(self.comm, SEED, self.exchange.seconds)
-        self.rules = [rule.bind(part, self.hooks, site) for rule, part in method.governed(MODEL)]
-        self.hooks.install(self.rules)
+        self.hooks = Optimisers(self.optimizer, names, method.rules)
+        self.exchange = Attached(method, MODEL, self.comm, self.hooks, SEED)
+        self.rules = [*self.exchange.rules]
 
     def step(self, step: int) -> None:
         """One step by this rank's gradient, bucket by bucket."""

@@ -36,12 +36,12 @@ def test_a_removed_handle_leaves_plain_ddp_and_makes_room():
 
 
 def broken():
-    from laconic.exchange.exchange import Exchange
+    from laconic.exchange.attached import Attached
 
     group = dist.new_group(timeout=timedelta(seconds=5))
     model, _, _ = compressed("topk(density=0.05)", process_group=group, **MANY)
     if dist.get_rank() == 0:
-        Exchange.mean_ = lambda *_, **__: (_ for _ in ()).throw(ZeroDivisionError("on purpose"))  # type: ignore
+        Attached.mean_ = lambda *_, **__: (_ for _ in ()).throw(ZeroDivisionError("on purpose"))  # type: ignore
     try:
         loss_of(model, 0).backward()
     except Exception as error:

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import laconic
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.fsdp.reduce_scatter import Scatter
 from tests.dist.pool import on_ranks
 from tests.dist.test_fsdp import LONG
@@ -47,7 +47,7 @@ def waits_for_the_first_layer(replicated: bool) -> bool:
     """Hold the exchange of the last layer until the first one's backward has begun."""
     model, _ = stack(replicated)
     first_layer = threading.Event()
-    kind, name = (Exchange, "mean_") if replicated else (Scatter, "mean")
+    kind, name = (Attached, "mean_") if replicated else (Scatter, "mean")
     plain, held = getattr(kind, name), []
 
     def slow(self: Any, *args: Any, **options: Any) -> Any:

@@ -11,10 +11,9 @@ from torch.optim import SGD, Optimizer
 
 from laconic.comm.comm import Comm
 from laconic.comm.metered import Metered
-from laconic.ddp.optimiser import OptimiserHooks
-from laconic.exchange.exchange import Exchange
+from laconic.ddp.optimiser import Optimisers
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import Method, lift
-from laconic.exchange.rule import Site
 
 from .worlds import MODEL, cut, gradient, put, take
 
@@ -37,14 +36,10 @@ class Rank:
         }
         self.optimizer = optimizer_for(self.method, [*self.parameters.values()])
         names: Mapping[Any, str] = {each: name for name, each in self.parameters.items()}
-        self.hooks = OptimiserHooks(
-            self.optimizer, names, lambda _: self.exchange.step - 1, self.method.rules
-        )
-        self.exchange = Exchange(self.method, MODEL, self.comm, self.hooks, SEED)
+        self.hooks = Optimisers(self.optimizer, names, self.method.rules)
+        self.exchange = Attached(self.method, MODEL, self.comm, self.hooks, SEED)
         self.exchange.step = begin
-        site = Site(self.comm, SEED, self.exchange.seconds)
-        self.rules = [rule.bind(part, self.hooks, site) for rule, part in self.method.governed(MODEL)]
-        self.hooks.install(self.rules)
+        self.rules = [*self.exchange.rules]
 
     @property
     def flat(self) -> Tensor:
@@ -97,8 +92,7 @@ class Rank:
 
     def close(self) -> None:
         """As the handle's `remove` does: replicas are equal from here on."""
-        for rule in self.rules:
-            rule.close()
+        self.exchange.rules.close()
         self.hooks.remove()
 
 

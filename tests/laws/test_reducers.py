@@ -11,9 +11,9 @@ from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import Route, everything, routes
-from laconic.plan.stage import StandIn
+from laconic.exchange.no_optimiser import MOMENTUM_SGD
 from laconic.reducers import Reducer
 from tests.cases import over
 
@@ -208,7 +208,7 @@ def test_a_gradient_that_no_feedback_has_checked_skips_the_step_everywhere(spec,
         bucket = x_of(comm.rank)
         if comm.rank == 1:
             bucket[33] = bad
-        exchange = Exchange(routes(Route(everything, parse(spec))), MODEL, Metered(comm), StandIn())
+        exchange = Attached(routes(Route(everything, parse(spec))), MODEL, Metered(comm), MOMENTUM_SGD)
         return exchange.mean_(bucket, MODEL), bool(bucket.isnan().all())
 
     assert Loopback.run(3, body) == [(False, True)] * 3

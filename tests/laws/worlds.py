@@ -11,25 +11,23 @@ from torch import Tensor
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.layout import Entry, Layout
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import lift
+from laconic.exchange.no_optimiser import NoOptimiser
 
 MODEL = Layout.of(
     [("a.weight", (40, 30)), ("a.bias", (40,)), ("b.weight", (7, 90)), ("c.weight", (3, 3, 3, 3))]
 )
 
 
-class Settings:
+class Settings(NoOptimiser):
     """An optimiser's side with fixed settings."""
 
     def __init__(
         self, momentum: float = 0.9, nesterov: bool = False, buffers: Mapping[str, Tensor] | None = None
     ):
-        self._group = {"lr": 0.1, "momentum": momentum, "nesterov": nesterov}
+        super().__init__({"lr": 0.1, "momentum": momentum, "nesterov": nesterov})
         self._buffers = dict(buffers or {})
-
-    def settings(self, name: str) -> Mapping[str, Any]:
-        return self._group
 
     def give(self, name: str, buffer: Tensor) -> None:
         self._buffers[name] = buffer
@@ -80,13 +78,13 @@ def put(mean: Tensor, bucket: Layout, flat: Tensor, layout: Layout) -> None:
 
 def exchange_on(
     comm: Loopback, spec: Any, settings: Settings | None = None, layout: Layout = MODEL
-) -> Exchange:
+) -> Attached:
     """The method that a spec stands for, at work on one rank."""
-    return Exchange(lift(spec), layout, Metered(comm), settings or Settings())
+    return Attached(lift(spec), layout, Metered(comm), settings or Settings())
 
 
-def one_step(exchange: Exchange, flat: Tensor, buckets: list[Layout]) -> tuple[Tensor, bool]:
-    """Exchange one gradient bucket by bucket: its mean in the layout's coordinates; whether it is valid."""
+def one_step(exchange: Attached, flat: Tensor, buckets: list[Layout]) -> tuple[Tensor, bool]:
+    """Attached one gradient bucket by bucket: its mean in the layout's coordinates; whether it is valid."""
     mean = torch.zeros_like(flat)
     exchange.begin()
     for bucket in buckets:

@@ -11,7 +11,7 @@ from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one
 from torch import Tensor
 
 from laconic.comm.loopback import Loopback
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.state import FORMAT, RankState, label, model_digest
 
 STEPS = 6
@@ -98,7 +98,7 @@ def states(size: int, spec: str) -> list[RankState]:
     return everywhere(size, play)
 
 
-def saved(comm: Loopback, exchange: Exchange, spec: str) -> RankState:
+def saved(comm: Loopback, exchange: Attached, spec: str) -> RankState:
     about = {"format": FORMAT, "spec": spec, "model": model_digest(MODEL), "seed": 0, "step": exchange.step}
     tensors = label(exchange.state_dict(), comm.rank)
     return RankState(**about, rank=comm.rank, size=comm.size, tensors=tensors)  # type: ignore[typeddict-item]

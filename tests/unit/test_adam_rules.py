@@ -42,10 +42,10 @@ class World:
         self.step = 0
         self.optimiser = make([*self.model.parameters()])
         names = {parameter: name for name, parameter in self.model.named_parameters()}
-        self.side = OptimiserHooks(self.optimiser, names, lambda _: self.step, [rule])
+        self.side = OptimiserHooks(self.optimiser, names, [rule])
         layout = Layout.of([("weight", (4, 5))])
         self.rule: BoundRule = rule.bind(layout, self.side, Site(Metered(comm), 7, Seconds()))
-        self.side.install([self.rule])
+        self.side.install(lambda _: self.rule.step_(self.step))
 
     def advance(self, weight_grad: Tensor) -> Tensor:
         self.model.weight.grad = weight_grad.clone()
@@ -243,7 +243,7 @@ def test_attached_late_the_first_step_is_as_long_as_adam_s() -> None:
         world.side.remove()
         for t in range(200):
             before = world.advance(mean_gradient(t))
-        world.side.install([world.rule] if spec else [])
+        world.side.install(lambda _: world.rule.step_(world.step) if spec else ())
         return (world.advance(mean_gradient(200)) - before).norm()
 
     for spec in (

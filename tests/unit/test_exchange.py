@@ -8,9 +8,9 @@ from tests.unit.shared import for_each
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import lift
-from laconic.plan.stage import StandIn
+from laconic.exchange.no_optimiser import MOMENTUM_SGD
 
 LAYOUT = Layout.of([("weight", (4, 50)), ("bias", (50,))])
 
@@ -37,7 +37,7 @@ def exchanged(spec, broken=()):
 
     def body(comm):
         telling = Telling(comm.room, comm.rank)
-        exchange = Exchange(lift(spec), LAYOUT, Metered(telling), StandIn())
+        exchange = Attached(lift(spec), LAYOUT, Metered(telling), MOMENTUM_SGD)
         bucket = torch.full((LAYOUT.numel,), 1.0 + comm.rank)
         if comm.rank == 1:
             bucket[list(broken)] = torch.nan

@@ -13,10 +13,10 @@ from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import lift
+from laconic.exchange.no_optimiser import MOMENTUM_SGD
 from laconic.exchange.noise_scale import EVERY, Noise, NoiseScale
-from laconic.plan.stage import StandIn
 from laconic.recipes import Accumulation
 from laconic.report.noise import advice, noise_section, read_noise
 
@@ -30,7 +30,7 @@ def gradient(rank: int, step: int) -> Tensor:
     return TRUE + torch.randn(LAYOUT.numel, generator=rng)
 
 
-def step_(exchange: Exchange, bucket: Tensor, scale: float = 1.0) -> None:
+def step_(exchange: Attached, bucket: Tensor, scale: float = 1.0) -> None:
     exchange.begin()
     exchange.mean_(bucket, LAYOUT, scale)
     exchange.end()
@@ -39,7 +39,7 @@ def step_(exchange: Exchange, bucket: Tensor, scale: float = 1.0) -> None:
 def measured(spec: str, size: int = 4, steps: int = 5 * 60, scale: float = 1.0) -> list[tuple[Noise, int]]:
     def body(comm: Loopback) -> tuple[Noise, int]:
         metered = Metered(comm)
-        exchange = Exchange(lift(spec), LAYOUT, metered, StandIn())
+        exchange = Attached(lift(spec), LAYOUT, metered, MOMENTUM_SGD)
         for step in range(steps):
             step_(exchange, scale * gradient(comm.rank, step), scale)
         return exchange.noise.noise, metered.snapshot().payload_sent
@@ -79,7 +79,7 @@ def test_a_lossy_method_is_measured_on_what_it_sums() -> None:
 
 def test_a_void_step_does_not_count() -> None:
     def body(comm: Loopback) -> None:
-        exchange = Exchange(lift("dense()"), LAYOUT, Metered(comm), StandIn())
+        exchange = Attached(lift("dense()"), LAYOUT, Metered(comm), MOMENTUM_SGD)
         for step in range(EVERY + 1):
             bucket = gradient(comm.rank, step)
             bucket[0] = math.nan if (step, comm.rank) == (0, 1) else bucket[0]

@@ -18,9 +18,9 @@ from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.core.tensor_codec import TensorCodec
 from laconic.core.turn import Turn
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import Route, everything, routes
-from laconic.plan.stage import StandIn
+from laconic.exchange.no_optimiser import MOMENTUM_SGD
 from laconic.reducers.gather import Gather
 from laconic.reducers.sum import Sum
 
@@ -72,7 +72,7 @@ def test_the_exchange_looks_at_a_gradient_once_if_nobody_else_does(spec, looks, 
     monkeypatch.setattr(kernels, "all_finite", spy)
     method = routes(Route(everything, parse(spec)))
     (comm,) = Loopback.world(1)
-    assert Exchange(method, LAYOUT, Metered(comm), StandIn()).mean_(torch.ones(LAYOUT.numel), LAYOUT)
+    assert Attached(method, LAYOUT, Metered(comm), MOMENTUM_SGD).mean_(torch.ones(LAYOUT.numel), LAYOUT)
     assert sum(name.startswith("laconic.exchange.") for name in seen) == looks
 
 

@@ -15,11 +15,11 @@ import laconic
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import lift
+from laconic.exchange.no_optimiser import MOMENTUM_SGD
 from laconic.exchange.stats import Stats
 from laconic.exchange.stopwatch import Seconds, weight_of
-from laconic.plan.stage import StandIn
 
 
 @dataclass
@@ -82,7 +82,7 @@ def test_what_a_method_sends_is_under_its_name(spec: str, phase: str) -> None:
 
     def body(comm: Loopback) -> set[str]:
         metered = Metered(comm)
-        exchange = Exchange(lift(spec), layout, metered, StandIn())
+        exchange = Attached(lift(spec), layout, metered, MOMENTUM_SGD)
         exchange.begin()
         exchange.mean_(torch.randn(200), layout)
         exchange.end()

@@ -10,10 +10,10 @@ from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import lift
+from laconic.exchange.no_optimiser import MOMENTUM_SGD
 from laconic.optim.amsgrad import AMSGrad
-from laconic.plan.stage import StandIn
 
 SPECS = ["sign()", "sign(block=37)", "signmean()", "hierarchy(levels=1)"]
 HALF, DRAWS = 500, 100
@@ -43,7 +43,7 @@ def test_ranks_draw_signs_of_their_own(spec: str) -> None:
 
     def body(comm):
         out = half_zeros()
-        Exchange(lift(parse(f"gather({spec})")), layout, Metered(comm), StandIn()).mean_(out, layout)
+        Attached(lift(parse(f"gather({spec})")), layout, Metered(comm), MOMENTUM_SGD).mean_(out, layout)
         return out
 
     mean = Loopback.run(4, body)[0][::2]
@@ -58,7 +58,7 @@ def test_weights_without_a_gradient_do_not_drift_under_comp_ams() -> None:
         weights = torch.zeros(layout.numel, requires_grad=True)
         optimizer = AMSGrad([weights], lr=0.01)
         method = lift(parse("gather(sign())"))
-        exchange = Exchange(method, layout, Metered(comm), StandIn())
+        exchange = Attached(method, layout, Metered(comm), MOMENTUM_SGD)
         rng = torch.Generator().manual_seed(comm.rank)
         for _ in range(60):
             gradient = torch.randn(layout.numel, generator=rng)

@@ -14,7 +14,7 @@ from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import lift
 
 MODEL = Layout.of([("a.weight", (500, 500)), ("b.weight", (300, 300)), ("c.weight", (100, 600))])
@@ -27,7 +27,7 @@ def sent(spec: str, size: int, steps: int = 2) -> int:
 
     def one(comm: Loopback) -> int:
         metered = Metered(comm)
-        exchange = Exchange(lift(spec), MODEL, metered, Settings())
+        exchange = Attached(lift(spec), MODEL, metered, Settings())
         rng = torch.Generator().manual_seed(comm.rank)
         for _ in range(steps):
             exchange.begin()
@@ -48,7 +48,7 @@ def test_the_answer_of_a_warm_up_is_as_dense_as_its_messages() -> None:
     spec = lift("dgc(density=0.01, down=0.02, warmup_steps=4, warmup=(0.5, 0.1))")
 
     def one(comm: Loopback) -> list[float]:
-        exchange, shares = Exchange(spec, MODEL, Metered(comm), Settings()), []
+        exchange, shares = Attached(spec, MODEL, Metered(comm), Settings()), []
         for step in range(6):
             bucket = torch.randn(MODEL.numel, generator=torch.Generator().manual_seed(step))
             exchange.begin()

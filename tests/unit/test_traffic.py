@@ -13,7 +13,7 @@ from laconic.comm import wire_model
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.ddp.handle import Handle
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import lift
 from laconic.exchange.stats import Stats
 
@@ -79,7 +79,7 @@ def payload(spec: str) -> tuple[int, int]:
     layout = resnet50()
     gradient = torch.randn(layout.numel, generator=torch.Generator().manual_seed(0))
     comm = Metered(Loopback.world(1)[0])
-    exchange = Exchange(lift(spec), layout, comm, Settings())
+    exchange = Attached(lift(spec), layout, comm, Settings())
     exchange.begin()
     exchange.mean_(gradient, layout)
     exchange.end()

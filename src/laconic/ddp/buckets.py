@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from laconic.comm.communication_thread import Answer, CommunicationThread
-from laconic.comm.joint_calls import Exchanging, unwatched
-from laconic.core.errors import AttachError
+from laconic.core.errors import AttachError, PeerError
 from laconic.core.layout import Entry, Layout
 from laconic.core.warning import warn
 from laconic.ddp.gradient_watch import GradientWatch, LostGradientCheck
 from laconic.ddp.left_out import LeftOut, Mean
-from laconic.ddp.optimiser import OptimiserHooks
-from laconic.exchange.exchange import Exchange
+from laconic.ddp.optimiser import OptimiserHooks, Optimisers
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import Method
+from laconic.exchange.rule import OptimiserView
 from laconic.optim.stochastic_rounding import HALF
 from laconic.reducers.sum import Sum
 
@@ -54,32 +54,27 @@ class Buckets:
     Args:
         exchange: What makes a bucket the mean of all ranks.
         names: The name of each parameter of the model.
+        optimisers: The optimisers of the model.
         scaler: The GradScaler in use, if any: memories are kept unscaled.
         keep_means: Whether there may be parameters that no rank has used, whose means are kept.
-        masters: Whether an optimiser has float32 masters, which get means that are not rounded to 16 bits.
-        lone: The hooks of the only optimiser; None if there are several.
-        exchanging: Context around the exchange of each bucket, which takes its name.
     """
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: Attached,
         names: Mapping[Tensor, str],
+        optimisers: Optimisers,
         scaler: torch.amp.GradScaler | None,
         *,
         keep_means: bool,
-        masters: Callable[[], bool] = lambda: False,
-        lone: Callable[[], OptimiserHooks | None] = lambda: None,
-        exchanging: Exchanging = unwatched,
     ) -> None:
         self.per_step = 0  # buckets of the present step so far
         self.exchange = exchange
         self._watch = GradientWatch()
         self.means: dict[str, Mean] = {}  # of the present step, by tensor name, if they are kept
         self._keep_means = keep_means
-        self.left_out = LeftOut(names, lone) if keep_means else None
-        self._masters = masters
-        self._exchanging = exchanging
+        self.left_out = LeftOut(names) if keep_means else None
+        self._optimisers = optimisers
         self._float_means: dict[str, Mean] = {}  # of the present step, of parameters in 16 bits
         self._thread = CommunicationThread(f"laconic rank {exchange.comm.rank}")
         self._names = {id(parameter): name for parameter, name in names.items()}
@@ -115,8 +110,7 @@ class Buckets:
                 self.means.clear()
                 self._float_means.clear()
                 self._unnoted.clear()
-            with self._exchanging(f"the exchange of step {self.exchange.step}"):
-                mean = self._mean_(buffer, layout, self._scale)
+            mean = self._mean_(buffer, layout, self._scale)
             if self._zeroed is not None and self.exchange.void is not None:
                 self._zeroed.pending = False  # nothing of a skipped step is held back
             if last:
@@ -141,7 +135,8 @@ class Buckets:
         self._thread.wait(last)
         if self.left_out is not None:  # after DDP's own callback, which writes gradients
             means = self.means if self.exchange.void is None else {}
-            Variable._execution_engine.queue_callback(partial(self.left_out.note, means))
+            note = partial(self.left_out.note, means, self._optimisers.lone())
+            Variable._execution_engine.queue_callback(note)
 
     def watch(self, parameters: Iterable[Tensor]) -> None:
         """Warn where gradients of these parameters are thrown away, and come back."""
@@ -153,11 +148,6 @@ class Buckets:
         """Keep the means of each step from now on, or only where parameters can be unused."""
         self._keep_means = always or self.left_out is not None
 
-    def float_mean(self, name: str) -> Tensor | None:
-        """float32 (n,): the present step's mean of a parameter in 16 bits, unscaled; None if none is kept."""
-        mean = self._float_means.get(name)
-        return None if mean is None else mean.view / mean.scale
-
     def discard(self) -> None:
         """The means of backward passes that no step has taken are thrown away."""
         self.means.clear()
@@ -165,18 +155,23 @@ class Buckets:
             self.left_out.discard()
         self._stepped()
 
-    def before_step(self, hooks: OptimiserHooks) -> None:
-        """This optimiser is about to take the present step.
+    def before_step(self, optimiser: OptimiserView, step: int) -> None:
+        """Prepare the gradients of this optimiser for the present step.
 
-        A parameter of it that no rank has used gets the mean of what was held back for it. A gradient that
-        was changed since the exchange is warned of.
+        A parameter that no rank has used gets the mean of the residuals. Warn of a gradient that was changed
+        since the exchange. Master weights get the mean before it was rounded to 16 bits.
         """
+        if self.failure is not None:
+            raise PeerError(f"rank {self.exchange.comm.rank}: the exchange has failed: {self.failure}")
+        assert isinstance(optimiser, OptimiserHooks)
         if self.left_out is not None:
-            self.left_out.give(hooks, self._scale)
+            self.left_out.give(optimiser, self._scale)
         for name in self._watch.noted():
-            grad = hooks.parameter(name).grad
+            grad = optimiser.parameter(name).grad
             if grad is not None:
-                self._watch.compare(name, grad, hooks.scale)
+                self._watch.compare(name, grad, optimiser.scale)
+        for name, mean in self._float_means.items():
+            optimiser.refine(name, mean.view / mean.scale)
         self._stepped()
 
     def _stepped(self) -> None:
@@ -237,7 +232,7 @@ class Buckets:
         finite = self.exchange.mean_(flat, layout, scale, wait=wait)
         if flat is not buffer:
             buffer.copy_(flat)
-            if buffer.dtype in HALF and self._masters():
+            if buffer.dtype in HALF and self._optimisers.have_masters():
                 views = zip(layout.names, layout.segments.views(flat), strict=True)
                 self._float_means |= {name: Mean(view, scale) for name, view in views}
             if finite and not bool(buffer.isfinite().all()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal, overload
 
@@ -15,22 +14,18 @@ from torch.optim import Optimizer
 from laconic.comm.joint_calls import JointCalls, unwatched
 from laconic.comm.metered import Metered
 from laconic.core import arguments
-from laconic.core.errors import AttachError, NonFiniteError, PeerError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
-from laconic.core.mask import MaskWatch, cleared
 from laconic.ddp.buckets import Buckets, real_shape
 from laconic.ddp.memory import Memory
-from laconic.ddp.optimiser import OptimiserHooks, Optimisers, refuse_complex
+from laconic.ddp.optimiser import Optimisers, refuse_complex
 from laconic.ddp.uneven import JoinedModel, UnevenInputs
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.gathered import GatheredState, gather_states, same_states
 from laconic.exchange.method import Method
-from laconic.exchange.rule import BoundRule, Site
 from laconic.exchange.save_watch import SaveWatch, saved_by_rank_0
 from laconic.exchange.state import RankState, model_digest
 from laconic.exchange.stats import Stats
-from laconic.optim.entry import unwrap_all
 
 
 @outside_inference_mode("stats", "state_dict", "load_state_dict", "discard", "meet", "remove")
@@ -67,53 +62,21 @@ class Handle(Joinable):
         self._scaler = scaler
         self._comm = comm
         self._joint_calls = joint_calls
-        exchanging = unwatched if joint_calls is None else joint_calls.exchange
         self._saves = SaveWatch(comm.counter(), comm.size)
-        optimizers, rules = unwrap_all(optimizer)[0], method.rules
-        hooks = [
-            OptimiserHooks(
-                each,
-                names,
-                self._before_step,
-                rules,
-                [o for o in optimizers if o is not each],
-                self._mean_of,
-                exchanging,
-            )
-            for each in optimizers
-        ]
-        self._optimisers = Optimisers(hooks)
-        self.exchange = Exchange(method, self.layout, comm, self._optimisers, seed, parameters=dense)
-        self._masks = MaskWatch(dense)
-        masters = weakref.WeakMethod(self._optimisers.have_masters)  # the thread must not keep this handle
-        lone = weakref.WeakMethod(self._optimisers.lone)
-        self.buckets = Buckets(
-            self.exchange,
-            names,
-            scaler,
-            keep_means=restore_unused,
-            masters=lambda: bool((found := masters()) and found()),
-            lone=lambda: found() if (found := lone()) else None,
-            exchanging=exchanging,
+        self._optimisers = Optimisers(optimizer, names, method.rules)
+        exchanging = unwatched if joint_calls is None else joint_calls.exchange
+        self.exchange = Attached(
+            method, self.layout, comm, self._optimisers, seed, parameters=dense, exchanging=exchanging
         )
-        site = Site(comm, seed, self.exchange.seconds)
-        self._rules: list[BoundRule] = []
-        self._apart: list[BoundRule] = []  # those between whose rounds replicas differ
-        for each in hooks:
-            own = self.layout.named(
-                [name for name in self.layout.names if self._optimisers.may_hold(each, name)]
-            )
-            governed = method.governed(self.layout)
-            bound = [rule.bind(part.named(own.names), each, site) for rule, part in governed]
-            each.install(bound)
-            self._rules += bound
-            self._apart += [b for b, (rule, _) in zip(bound, governed, strict=True) if not rule.keeps_equal]
+        self.buckets = Buckets(self.exchange, names, self._optimisers, scaler, keep_means=restore_unused)
         self.buckets.watch(dense.values())
-        self._memory = Memory(self.exchange, self._rules, self.buckets)
+        self._memory = Memory(self.exchange, [*self.exchange.rules], self.buckets)
         self._uneven: UnevenInputs | None = None
         self._joined = joined
         if joined is not None and any(rule.exchanges_in_step for rule in method.rules):
-            self._uneven = UnevenInputs(joined, comm, self.buckets, self._optimisers, self._rules)
+            self._uneven = UnevenInputs(joined, self.buckets, self._optimisers)
+            self.exchange.observers.append(self._uneven)
+        self.exchange.observers += [self._saves, self.buckets]
 
     def __repr__(self) -> str:
         return (
@@ -132,15 +95,7 @@ class Handle(Joinable):
 
     def stats(self) -> Stats:
         """Bytes and seconds of this rank since the start; see `laconic.exchange.stats.Stats`."""
-        meter, exchange = self._comm.snapshot(), self.exchange
-        return Stats.of(
-            meter,
-            exchange.seconds,
-            steps=exchange.step,
-            dense=exchange.dense_bytes,
-            buckets=self.buckets.per_step,
-            noise=exchange.noise.noise,
-        )
+        return self.exchange.stats(self.buckets.per_step)
 
     @overload
     def state_dict(self, *, gather: Literal[False] = False) -> RankState: ...
@@ -203,11 +158,9 @@ class Handle(Joinable):
 
     def meet(self) -> None:
         """Make replicas equal, where a method has them differ between its rounds. Called by all ranks."""
-        if self._apart:
+        if not self.exchange.rules.keep_equal:
             self.call_jointly("finish()")
-        with self._optimisers.on_masters():
-            for rule in self._apart:
-                rule.close()
+        self.exchange.rules.finish()
 
     def remove(self) -> None:
         """Restore DDP's own all-reduce; what was not sent is dropped. The model can be compressed again.
@@ -216,11 +169,9 @@ class Handle(Joinable):
         """
         try:
             if self.buckets.failure is None:
-                if self._apart:
+                if not self.exchange.rules.keep_equal:
                     self.call_jointly("remove()")
-                with self._optimisers.on_masters():
-                    for rule in self._rules:
-                        rule.close()
+                self.exchange.rules.close()
         finally:
             self.let_go()
             self.buckets.close()
@@ -230,8 +181,8 @@ class Handle(Joinable):
 
     def let_go(self) -> None:
         """Let the optimiser step by itself."""
-        for hooks in self._optimisers.hooks:
-            hooks.remove()
+        self._optimisers.remove()
+        self.exchange.observers.clear()  # no cycle is left: the thread's last job frees the exchange
 
     def when_removed(self, *callbacks: Callable[[], None]) -> None:
         """Call these once, in this order, at the end of `remove`, before those of earlier calls."""
@@ -245,7 +196,7 @@ class Handle(Joinable):
         """The same for a joinable that is given to `Join` in the handle's place."""
         if self._uneven is None:
             return JoinHook()
-        self._uneven.begin(joinable, repr(self.method))
+        self._uneven.begin(joinable)
         return self._uneven
 
     @property
@@ -257,41 +208,3 @@ class Handle(Joinable):
     def join_process_group(self) -> Any:
         """The model's process group."""
         return dist.group.WORLD if self._joined is None else self._joined.group
-
-    def _mean_of(self, name: str) -> Tensor | None:
-        """The present step's mean in float32, if DDP has it in 16 bits; None if it is not kept."""
-        return self.buckets.float_mean(name)
-
-    def _before_step(self, hooks: OptimiserHooks) -> int:
-        """The step that the optimiser is about to take. Raises if it must not be taken."""
-        exchange, rank = self.exchange, self._comm.rank
-        if self.buckets.failure is not None:
-            raise PeerError(f"rank {rank}: the exchange has failed: {self.buckets.failure}")
-        if exchange.void is not None:
-            raise NonFiniteError(
-                f"rank {rank}: the gradients of step {exchange.step - 1} are not finite ({exchange.void}): no"
-                " parameter was changed, and every memory is as before the step. Skip the step with"
-                " optimizer.zero_grad(), or train with a GradScaler, which skips it by itself"
-            )
-        if self._uneven is not None:
-            self._uneven.check(repr(self.method))
-            self._uneven.stepped(exchange.step - 1)
-        self._follow_masks()
-        self._saves.check(exchange.step - 1)
-        self.buckets.before_step(hooks)
-        return exchange.step - 1
-
-    def _follow_masks(self) -> None:
-        """Let the rules forget what they keep for entries that are no longer in use."""
-        masks = self._masks.changed()
-        if not masks:
-            return
-        if any(rule.exchanges_in_step for rule in self.method.rules):
-            raise AttachError(
-                f"{self.method} exchanges inside optimizer.step(), and sparse training wants gradients that"
-                " are exchanged before it: take another method, such as 'dgc(density=0.01)' or 'cgx()'"
-            )
-        for rule in self._rules:
-            kept = cleared(rule.state_dict(), masks)
-            if kept is not None:
-                rule.load_state_dict(kept)

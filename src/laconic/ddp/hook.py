@@ -1,7 +1,7 @@
 """DDP's communication hook: puts an exchange behind DistributedDataParallel.
 
     loss.backward() -> hook(bucket): a job for the thread, and a Future at once; backward goes on
-                    -> the communication thread: Exchange.mean_(bucket), over a process group of its own
+                    -> the communication thread: Attached.mean_(bucket), over a process group of its own
                     -> optimizer.step()
 
 DDP takes a hook once for life, so the hook asks a `Slot` that stays; an empty one is DDP's own all-reduce.

@@ -8,7 +8,7 @@ other passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -46,10 +46,9 @@ class Trainer(Protocol):
 
 
 class LeftOut:
-    """Of one model. `names`: of its parameters; `lone`: who steps them, unless several optimisers do."""
+    """Means of unused parameters of one model, until an optimiser steps. `names`: of its parameters."""
 
-    def __init__(self, names: Mapping[Tensor, str], lone: Callable[[], Trainer | None]) -> None:
-        self._lone = lone
+    def __init__(self, names: Mapping[Tensor, str]) -> None:
         self._parameters = {name: parameter for parameter, name in names.items()}
         self._means: dict[str, Tensor] = {}  # unscaled
         self._made: set[str] = set()  # who has a gradient of the present pass on this rank
@@ -71,11 +70,13 @@ class LeftOut:
             if old is not None and not _share_memory(old, buffer):
                 buffer[entry.offset : entry.offset + entry.numel].zero_()
 
-    def note(self, means: Mapping[str, Mean]) -> None:
-        """A pass has ended, and DDP has written its gradients: keep the means that it left out."""
+    def note(self, means: Mapping[str, Mean], lone: Trainer | None) -> None:
+        """Keep the means that DDP left out when it wrote the gradients of a pass.
+
+        `lone`: the optimiser that takes the gradients of parameters themselves; None if there are several.
+        """
         unsure = [name for name in means if name not in self._made]  # others may have used these
         self._made.clear()
-        lone = self._lone()
         for name in unsure:
             parameter, mean = self._parameters[name], means[name]
             if name in self._given:  # an earlier pass's is in the bucket, so in this mean

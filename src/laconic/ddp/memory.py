@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from laconic.ddp.buckets import Buckets
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.gathered import own_part
 from laconic.exchange.rule import BoundRule
 from laconic.exchange.state import FORMAT, Identity, RankState, check_has, label, model_digest, unlabel
@@ -18,7 +18,7 @@ WAITING = "left/"  # keys of means that wait for the optimiser
 class Memory:
     """This rank's memory as a state that is saved between steps."""
 
-    def __init__(self, exchange: Exchange, rules: Sequence[BoundRule], buckets: Buckets) -> None:
+    def __init__(self, exchange: Attached, rules: Sequence[BoundRule], buckets: Buckets) -> None:
         self._exchange, self._rules, self._buckets = exchange, rules, buckets
 
     def state_dict(self) -> RankState:

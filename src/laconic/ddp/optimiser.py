@@ -6,8 +6,9 @@ the step. The parameter groups are never rewritten, so schedulers see and set `l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,15 +16,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from laconic.comm.joint_calls import Exchanging, unwatched
 from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
 from laconic.core.memory_order import shaped
 from laconic.core.skipped import is_skipped
 from laconic.exchange.method import Method
-from laconic.exchange.rule import BoundRule, Rule
+from laconic.exchange.rule import Rule
 from laconic.optim.closure import evaluated
-from laconic.optim.entry import after_steps, before_steps, stepping
+from laconic.optim.entry import after_steps, before_steps, stepping, unwrap_all
 from laconic.optim.master_weights import masters_of
 
 
@@ -31,24 +31,17 @@ class OptimiserHooks:
     """Hooks on one optimiser. `names` maps each parameter of the model to its name.
 
     The optimiser may hold other parameters too, such as a loss's: they stay its own, as under DDP. `others`:
-    the model's other optimisers, each with tensors of its own. `mean_of`: the mean of a tensor in 16 bits as
-    it was before it was rounded, if that is known. `exchanging`: context around each rule, with a name.
+    the model's other optimisers, each with tensors of its own.
     """
 
     def __init__(
         self,
         optimiser: Optimizer,
         names: Mapping[Tensor, str],
-        before_step: Callable[[OptimiserHooks], int],
         rules: Sequence[Rule],
         others: Sequence[Optimizer] = (),
-        mean_of: Callable[[str], Tensor | None] = lambda name: None,
-        exchanging: Exchanging = unwatched,
     ) -> None:
         self.optimiser = stepping(optimiser)
-        self._before_step = before_step
-        self._mean_of = mean_of
-        self._exchanging = exchanging
         self._names = names
         self._parameters = {name: parameter for parameter, name in names.items()}
         self._hidden: list[tuple[Tensor, Tensor]] = []
@@ -71,14 +64,12 @@ class OptimiserHooks:
         missing = [name for each, name in names.items() if each not in held]
         for rule in rules:
             rule.check(optimiser, missing)
-        self._rules: tuple[BoundRule, ...] = ()
         self._hooks: tuple[RemovableHandle, ...] = ()
 
-    def install(self, rules: Sequence[BoundRule]) -> None:
-        """Register the hooks; these rules act before each step."""
-        self._rules = tuple(rules)
+    def install(self, act: Callable[[OptimiserHooks], Iterable[str]]) -> None:
+        """Register the hooks: `act` is called before each step, and returns the tensors to hide from it."""
         self._hooks = (
-            before_steps(self.optimiser, self._before),
+            before_steps(self.optimiser, partial(self._before, act)),
             after_steps(self.optimiser, self._after),
         )
 
@@ -134,7 +125,7 @@ class OptimiserHooks:
             for rule in self._configs:
                 rule.check(self.optimiser, ())
             self._checked = [id(each) for each in groups]
-        if moved := next((name for name in self._elsewhere if self._rules and self.holds(name)), None):
+        if moved := next((name for name in self._elsewhere if self._configs and self.holds(name)), None):
             raise AttachError(
                 f"{moved} has gone from one optimiser to another, and the method steps it in the first: call"
                 " the handle's remove(), then compress() again"
@@ -151,35 +142,32 @@ class OptimiserHooks:
         self.optimiser.state[self.parameter(name)]["momentum_buffer"] = buffer
 
     def _before(
-        self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        act: Callable[[OptimiserHooks], Iterable[str]],
+        optimiser: Optimizer,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of `step`; a closure has been called, and is replaced by its result."""
         args, kwargs = evaluated(optimiser, args, kwargs)
         if is_skipped(optimiser):
             return args, kwargs
-        step = self._before_step(self)
         self._check_settings()
-        self._refine()
-        for rule in self._rules:
-            with self._exchanging(f"optimizer.step() of step {step}"):
-                names = list(rule.step_(step))
-            for name in names:
-                parameter = self.parameter(name)
-                if parameter.grad is not None:
-                    self._hidden.append((parameter, parameter.grad))
-                    parameter.grad = None
+        for name in act(self):
+            parameter = self.parameter(name)
+            if parameter.grad is not None:
+                self._hidden.append((parameter, parameter.grad))
+                parameter.grad = None
         return args, kwargs
 
-    def _refine(self) -> None:
-        """Give masters the mean itself, where the gradient is what rounding to the parameter left of it."""
-        masters = masters_of(self.optimiser)
-        for name, parameter in self._parameters.items() if masters is not None else ():
-            master, mean = self.parameter(name), self._mean_of(name)
-            if mean is None or master.grad is None or master is parameter:
-                continue
-            mean = shaped(mean, parameter)
-            if torch.equal(mean.to(parameter.dtype).float(), master.grad):
-                master.grad = mean
+    def refine(self, name: str, mean: Tensor) -> None:
+        """Give a tensor's master its float32 mean if its gradient is that mean, rounded to 16 bits."""
+        parameter, master = self._parameters[name], self.parameter(name)
+        if master is parameter or master.grad is None:
+            return
+        mean = shaped(mean, parameter)
+        if torch.equal(mean.to(parameter.dtype).float(), master.grad):
+            master.grad = mean
 
     def _after(self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for parameter, grad in self._hidden:
@@ -193,18 +181,39 @@ class OptimiserHooks:
 
 
 class Optimisers:
-    """One model's optimisers, as feedback sees them: a tensor has the settings of the one that holds it."""
+    """One model's optimisers, as an exchange sees them: a tensor has the settings of the one that holds it.
 
-    def __init__(self, hooks: Sequence[OptimiserHooks]) -> None:
-        self.hooks = tuple(hooks)
+    `names` maps each parameter of the model to its name. `rules`: those of the method.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer | Sequence[Optimizer], names: Mapping[Tensor, str], rules: Sequence[Rule]
+    ) -> None:
+        every, _ = unwrap_all(optimizer)
+        self.hooks = tuple(
+            OptimiserHooks(each, names, rules, [other for other in every if other is not each])
+            for each in every
+        )
 
     def of(self, name: str) -> OptimiserHooks:
         """The hooks on the optimiser that holds this tensor; on the first one if none does."""
         return next((each for each in self.hooks if each.holds(name)), self.hooks[0])
 
-    def may_hold(self, hooks: OptimiserHooks, name: str) -> bool:
-        """Whether this one's optimiser holds the tensor, or may be given it later, as none does."""
-        return hooks.holds(name) or not any(each.holds(name) for each in self.hooks)
+    def views(self, layout: Layout) -> Iterator[tuple[OptimiserHooks, Layout]]:
+        """Yield each optimiser with the tensors that it holds, and those that no optimiser holds yet."""
+        free = {name for name in layout.names if not any(each.holds(name) for each in self.hooks)}
+        for hooks in self.hooks:
+            yield hooks, layout.named([name for name in layout.names if name in free or hooks.holds(name)])
+
+    def before_steps(self, act: Callable[[OptimiserHooks], Iterable[str]]) -> None:
+        """Call `act` before each step; the step leaves the tensors alone that `act` returns."""
+        for each in self.hooks:
+            each.install(act)
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for each in self.hooks:
+            each.remove()
 
     def lone(self) -> OptimiserHooks | None:
         """The hooks of the only optimiser, where parameters themselves have the gradients that it takes."""

@@ -10,7 +10,6 @@ on there alone.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,11 +18,10 @@ from torch import Tensor
 from torch.distributed.algorithms.join import Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel
 
-from laconic.comm.metered import Metered
 from laconic.core.errors import AttachError
 from laconic.ddp.buckets import Buckets
 from laconic.ddp.optimiser import Optimisers
-from laconic.exchange.rule import BoundRule
+from laconic.exchange.rule import OptimiserView
 
 
 class JoinedModel:
@@ -48,34 +46,36 @@ class UnevenInputs(JoinHook):
     def __init__(
         self,
         model: JoinedModel,
-        comm: Metered,
         buckets: Buckets,
         optimisers: Optimisers,
-        rules: Sequence[BoundRule],
     ) -> None:
         self._model = model
-        self._comm = comm
         self._buckets = buckets
+        self._exchange = buckets.exchange
+        self._method = repr(buckets.exchange.method)
         self._optimisers = optimisers
-        self._rules = rules
         self._joinable: Joinable | None = None  # in the place of which Join knows the handle
         self._taken = -1  # steps that the optimiser has taken
         self._stepping = False
         self._together: tuple[Any, Any] = (None, None)  # the configs of handle and model in the same Join
 
-    def begin(self, joinable: Joinable, method: str) -> None:
-        """The handle, or this one in its place, is given to a `Join`."""
+    def begin(self, joinable: Joinable) -> None:
+        """Follow a `Join` that was given the handle, or this joinable in its place."""
         if self._model.leaves_out:
             raise AttachError(
-                f"{method} exchanges inside optimizer.step(), and a rank without further inputs cannot know"
-                " which parameters the others have used: build the DistributedDataParallel without"
+                f"{self._method} exchanges inside optimizer.step(), and a rank without further inputs cannot"
+                " know which parameters the others have used: build the DistributedDataParallel without"
                 " find_unused_parameters and static_graph, or give all ranks equally many batches"
             )
         self._joinable = joinable
         self._buckets.keep_all_means(True)
 
-    def check(self, method: str) -> None:
+    def before_step(self, optimiser: OptimiserView, step: int) -> None:
         """Raise `AttachError` if the model is inside a `Join` that does not have the handle behind it."""
+        self._check()
+        self._taken = step
+
+    def _check(self) -> None:
         config, own = self._model.config, getattr(self._joinable, "_join_config", None)
         if config is None or self._stepping:
             return
@@ -83,18 +83,14 @@ class UnevenInputs(JoinHook):
             self._together = (own, config)
         if own is None or not own.enable or own.is_first_joinable or self._together[1] is not config:
             raise AttachError(
-                f"{method} exchanges inside optimizer.step(), and a rank that has run out of inputs takes no"
-                " steps unless Join has the handle too, behind the model: with Join([model, handle]); with"
-                " laconic.distribute, Join([model, optimizer])"
+                f"{self._method} exchanges inside optimizer.step(), and a rank that has run out of inputs"
+                " takes no steps unless Join has the handle too, behind the model: with"
+                " Join([model, handle]); with laconic.distribute, Join([model, optimizer])"
             )
-
-    def stepped(self, step: int) -> None:
-        """The optimiser takes this step."""
-        self._taken = step
 
     def main_hook(self) -> None:
         """Take the step that the others take, if DDP has exchanged gradients that are finite."""
-        exchange = self._buckets.exchange
+        exchange = self._exchange
         if exchange.step - 1 == self._taken or exchange.void is not None:
             return
         kept: list[tuple[Tensor, Tensor | None]] = []
@@ -114,11 +110,12 @@ class UnevenInputs(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         """Follow the last rank that had inputs; of several, that with the largest number."""
         self._buckets.keep_all_means(False)
-        for rule in self._rules:
+        rules, comm = self._exchange.rules, self._exchange.comm
+        for rule in rules:
             rule.close()
         mine = torch.tensor(
-            [self._comm.rank if is_last_joiner else -1], device=self._model.device, dtype=torch.int64
+            [comm.rank if is_last_joiner else -1], device=self._model.device, dtype=torch.int64
         )
-        root = int(self._comm.all_reduce(mine, "max"))
-        for rule in self._rules:
+        root = int(comm.all_reduce(mine, "max"))
+        for rule in rules:
             rule.follow(root)

@@ -16,34 +16,47 @@ In the first step it is the norm of the tensors so far.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from laconic.core.layout import Layout
+from laconic.feedback import Feedback
 
 KIND = "clip"
 TELLING = 0.01  # of the last step's squared norm: a part this large predicts the growth of the rest
 
 
 class Clip:
-    """Measures the gradients of a model, bucket by bucket. Keeps the squared norm of each tensor."""
+    """Measures the gradients of a model, bucket by bucket. Keeps the squared norm of each tensor.
 
-    def __init__(self, layout: Layout) -> None:
+    `feedbacks`: those that clip; the smallest of their limits counts. `size`: the number of ranks.
+    """
+
+    def __init__(self, feedbacks: Sequence[Feedback], layout: Layout, size: int) -> None:
+        self._feedbacks, self._size = feedbacks, size
         self._before = dict.fromkeys(layout.names, 0.0)  # of the last step that counted
         self._now: dict[str, float] = {}
+
+    @classmethod
+    def of(cls, feedbacks: Sequence[Feedback], layout: Layout, size: int) -> Clip | None:
+        """Return a clip for these feedbacks; None if none of them clips."""
+        clipping = [each for each in feedbacks if each.clip_at(each.warm_at) is not None]
+        return cls(clipping, layout, size) if clipping else None
 
     def begin(self) -> None:
         """Start a step, before its first bucket."""
         self._now.clear()
 
-    def factor(self, grad: Tensor, layout: Layout, scale: float, limit: float | None) -> float:
-        """Return the factor for scale * grad, this bucket; `limit` None only measures."""
+    def factor(self, grad: Tensor, layout: Layout, scale: float, step: int) -> float:
+        """Return the factor that clips scale * grad, this bucket, in this step."""
         if len(layout):
             norms = torch._foreach_norm(layout.segments.views(grad), dtype=torch.float64)
             squares = (torch.stack(norms) * scale).square().tolist()
             self._now |= zip(layout.names, squares, strict=True)
+        limits = [limit for each in self._feedbacks if (limit := each.clip_at(step)) is not None]
+        limit = min(limits) / math.sqrt(self._size) if limits else None
         norm = self._norm()
         return 1.0 if limit is None or not limit < norm < math.inf else limit / norm
 

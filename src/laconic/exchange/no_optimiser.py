@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor
 
 from laconic.core.errors import AttachError
+from laconic.core.layout import Layout
 from laconic.exchange.method import Method
+from laconic.exchange.rule import OptimiserView
 
 
 class NoOptimiser:
-    """Stands for the optimiser towards feedback: what is exchanged has no momentum of its own."""
+    """Optimiser side without an optimiser: there is no momentum to take, and no step. It reports `settings`.
+
+    >>> NoOptimiser({"lr": 0.1}).settings("weight")
+    {'lr': 0.1}
+    """
+
+    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
+        self._settings = settings or {}
 
     def settings(self, name: str) -> Mapping[str, Any]:
-        """No settings."""
-        return {}
+        """The given settings, for every tensor."""
+        return self._settings
 
     def take_momentum(self, name: str) -> Tensor | None:
         """No momentum."""
@@ -24,6 +34,20 @@ class NoOptimiser:
 
     def give_momentum(self, name: str, buffer: Tensor) -> None:
         """No momentum was taken."""
+
+    def views(self, layout: Layout) -> Iterable[tuple[OptimiserView, Layout]]:
+        """No optimiser steps a tensor."""
+        return ()
+
+    def before_steps(self, act: Callable[[OptimiserView], Iterable[str]]) -> None:
+        """There are no steps."""
+
+    def on_masters(self) -> AbstractContextManager[None]:
+        """There are no master weights."""
+        return nullcontext()
+
+
+MOMENTUM_SGD = NoOptimiser({"lr": 0.1, "momentum": 0.9, "nesterov": False})
 
 
 def refuse_optimised(method: Method, where: str) -> None:

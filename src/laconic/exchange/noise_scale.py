@@ -24,6 +24,9 @@ import torch
 from torch import Tensor
 
 from laconic.core.layout import Layout, PerLayout, Segments
+from laconic.exchange.method import Method
+from laconic.feedback.no_feedback import NoFeedback
+from laconic.reducers.sum import Sum
 
 EVERY = 5  # steps from one measurement to the next
 DECAY = 0.95  # of the running means, per measurement
@@ -133,6 +136,16 @@ class NoiseMeter:
     def noise(self) -> Noise | None:
         """Noise measured so far, in batches of a rank."""
         return self._scale.noise(self._share)
+
+
+def exactly_summed(method: Method, layout: Layout) -> Layout:
+    """Return the tensors whose mean is that of the ranks' gradients, except for rounding to fp16."""
+    parts = zip(method.routes, method.assign(layout), strict=True)
+    exact: set[str] = set()
+    for route, part in parts:
+        if isinstance(route.reducer, Sum) and isinstance(route.feedback, NoFeedback):
+            exact.update(part.names)
+    return layout.named(exact)
 
 
 def norms(x: Tensor, runs: Segments) -> Sequence[Tensor]:

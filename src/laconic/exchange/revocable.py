@@ -22,7 +22,7 @@ from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Meter, Metered
 from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import Method
 from laconic.exchange.no_optimiser import NoOptimiser, refuse_optimised
 from laconic.exchange.state import FORMAT, Identity, RankState, label, merged, model_digest, unlabel
@@ -33,7 +33,7 @@ from laconic.reducers.two_level import TwoLevel
 
 @dataclass(frozen=True)
 class Memory:
-    """What a rank of a group of `size` remembers, as `Exchange.state_dict` names it."""
+    """What a rank of a group of `size` remembers, as `Attached.state_dict` names it."""
 
     tensors: Mapping[str, Tensor]
     rank: int
@@ -57,10 +57,10 @@ class RevocableExchange:
                 " between machines by itself, such as cgx(bits=4)"
             )
         self.method, self.layout, self.seed = method, layout, seed
-        Exchange(method, layout, Metered(Loopback.world(1)[0]), NoOptimiser())  # raises where it will not do
+        Attached(method, layout, Metered(Loopback.world(1)[0]), NoOptimiser())  # raises where it will not do
         self._seconds, self._dense, self._steps = Seconds(), 0, 0
         self._comm: Metered | None = None  # the group of the last step
-        self._exchange: Exchange | None = None
+        self._exchange: Attached | None = None
         self._before: Memory | None = None  # as it was when the last step began, and the number of that
         self._began = -1
 
@@ -138,22 +138,22 @@ class RevocableExchange:
             seed=self.seed,
         )
 
-    def _bound(self, comm: Metered) -> Exchange:
+    def _bound(self, comm: Metered) -> Attached:
         """A new exchange, which remembers nothing."""
-        return Exchange(self.method, self.layout, comm, NoOptimiser(), self.seed, self._seconds)
+        return Attached(self.method, self.layout, comm, NoOptimiser(), self.seed, self._seconds)
 
-    def _working(self) -> Exchange:
+    def _working(self) -> Attached:
         assert self._exchange is not None, "begin comes first"
         return self._exchange
 
 
-def of(exchange: Exchange) -> Memory:
+def of(exchange: Attached) -> Memory:
     """A copy of what an exchange remembers."""
     tensors = {key: value.clone() for key, value in exchange.state_dict().items()}
     return Memory(tensors, exchange.comm.rank, exchange.comm.size)
 
 
-def shared(memory: Memory | None, fresh: Exchange, comm: Comm) -> Memory | None:
+def shared(memory: Memory | None, fresh: Attached, comm: Comm) -> Memory | None:
     """The memory of this rank in a new group, all of whose ranks call; None if no rank has any.
 
     `fresh`: an exchange of the new group, which says what there is to remember.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
@@ -13,9 +13,10 @@ from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.sent import ScaledShare, Sent
 from laconic.comm.void import VoidSum, largest_of, not_finite
-from laconic.core.deferred import Write, check, late
+from laconic.core.deferred import Write, check, deferred, late
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout, Segments
+from laconic.core.mask import Mask, cleared
 from laconic.core.turn import Turn
 from laconic.exchange.method import Route
 from laconic.feedback import BoundFeedback, Optimised
@@ -40,6 +41,15 @@ class Bucket:
     scale: float
     waits: bool
     writes: list[Write] = field(default_factory=list)
+
+    def write_mean(self, *, skipped: bool = False) -> None:
+        """Write the mean; NaN if the step is skipped."""
+        if skipped:
+            self.flat.fill_(math.nan)
+            return
+        with deferred():
+            for write in self.writes:
+                write()
 
 
 @dataclass(frozen=True)
@@ -126,6 +136,13 @@ class BoundRoute:
         self.feedback.discard()
         self.reducer.discard()
 
+    def remask(self, masks: Mapping[str, Mask]) -> None:
+        """Clear the memory of entries that are no longer in use."""
+        self.reducer.remask(masks)
+        state = cleared(self.feedback.state_dict(), masks)
+        if state is not None:
+            self.feedback.load_state_dict(state)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Memory of this rank, "<kind>/<tensor name>" to a tensor."""
         return {**self.feedback.state_dict(), **self.reducer.state_dict()}
@@ -141,6 +158,12 @@ class BoundRoute:
 
 
 Parts = tuple[tuple[BoundRoute, Layout], ...]  # the routes with tensors in a bucket, with these tensors
+
+
+def parts_of(routes: Sequence[BoundRoute], bucket: Layout) -> Parts:
+    """Return the routes that have tensors in a bucket, with these tensors."""
+    parts = ((route, bucket.named(route.tensors.names)) for route in routes)
+    return tuple((route, part) for route, part in parts if len(part))
 
 
 def correct_all(parts: Parts, bucket: Bucket, scale: float) -> list[Tensor | None]:

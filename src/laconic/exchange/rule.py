@@ -9,7 +9,8 @@ from the optimiser for that step; its parameter groups are never rewritten.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -33,6 +34,26 @@ class OptimiserView(Optimised, Protocol):
 
     def holds(self, name: str) -> bool:
         """Whether this tensor is in a group of the optimiser, now."""
+
+
+class OptimiserSide(Optimised, Protocol):
+    """All optimisers of a model, as an attached exchange sees them."""
+
+    def views(self, layout: Layout) -> Iterable[tuple[OptimiserView, Layout]]:
+        """Return each optimiser, with the tensors that it may step."""
+
+    def before_steps(self, act: Callable[[OptimiserView], Iterable[str]]) -> None:
+        """Call `act` before each step; the step leaves the tensors alone that `act` returns."""
+
+    def on_masters(self) -> AbstractContextManager[None]:
+        """Return a context in which master weights stand in for their parameters, as in a step."""
+
+
+class Observer(Protocol):
+    """Part of an adapter that acts before the optimiser's step."""
+
+    def before_step(self, optimiser: OptimiserView, step: int) -> None:
+        """Act before this optimiser takes this step. Raises if it must not be taken."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from laconic.comm.counter import Counter
 from laconic.core.errors import PeerError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.warning import warn
+from laconic.exchange.rule import OptimiserView
 
 
 def saved_by_rank_0() -> bool:
@@ -44,8 +45,8 @@ class SaveWatch:
         with suppress(PeerError):  # the store is gone, and with it those who could be warned
             self._counter.add(1)
 
-    def check(self, step: int) -> None:
-        """The exchange of this step is done: warn if another rank has not saved before it."""
+    def before_step(self, optimiser: OptimiserView, step: int) -> None:
+        """Warn if another rank has not saved before the exchange of this step, which is done."""
         if self._saved_at is None or step < self._saved_at or self._warned:
             return
         saved_at, self._saved_at = self._saved_at, None

@@ -1,7 +1,7 @@
 """HSDP: exact shards within a machine, and a method between machines.
 
     backward -> fully_shard's own reduce-scatter, within a machine: a rank's shard of its machine's mean
-             -> Exchange.mean_, between the ranks that hold this shard, in place of the all-reduce
+             -> Attached.mean_, between the ranks that hold this shard, in place of the all-reduce
              -> the sharded gradient
 
 Each module's shard is a bucket, and the shard of each of its parameters a tensor of it, with FSDP2's padding.
@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import Method
 from laconic.exchange.no_optimiser import NoOptimiser, refuse_optimised
 from laconic.fsdp.backward import BesideBackward, may_wait
@@ -48,7 +48,7 @@ class Replicas:
         self._trained = {name: trained_of(param_group_of(module)) for name, module in scattering(model)}
         self._before = {name: own_mesh(name, module) for name, module in scattering(model)}
         pairs = [(entry.name, entry.shape) for layout in self._layouts.values() for entry in layout]
-        self.exchange = Exchange(
+        self.exchange = Attached(
             method, Layout.of(pairs), shards.comm, NoOptimiser(), shards.seed, shards.seconds
         )
         self._verdict = Verdict(within.comm.comm)

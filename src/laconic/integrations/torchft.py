@@ -59,7 +59,7 @@ class ReplicaHandle:
         self._names = {id(parameter): name for parameter, name in trained(module).items()}
         layout = Layout.of((name, real_shape(parameter)) for parameter, name in trained(module).items())
         self._exchange = RevocableExchange(lift(spec), layout, seed)
-        self._left_out = LeftOut(trained(module), lambda: EVERY)
+        self._left_out = LeftOut(trained(module))
         self._means: dict[str, Mean] = {}  # of the present step
         self._thread = CommunicationThread("laconic replica")
         self._quorum: int | None = None  # the group of the last exchange
@@ -120,7 +120,7 @@ class ReplicaHandle:
         self._thread.wait(last)
         means = self._means if self._manager.errored() is None else {}
         # after DDP's own callback, which writes gradients, and none for parameters that were not used
-        Variable._execution_engine.queue_callback(partial(self._left_out.note, means))
+        Variable._execution_engine.queue_callback(partial(self._left_out.note, means, EVERY))
 
     def end(self) -> None:
         """End the thread when the queued buckets are done."""

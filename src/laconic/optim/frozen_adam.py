@@ -42,7 +42,7 @@ class _BoundFrozenAdam(BoundRule):
     def __init__(self, spec: FrozenAdam, layout: Layout, view: OptimiserView, site: Site) -> None:
         self._spec = spec
         self._adam = AdamTensors(layout, view)
-        self._inner = Inner(both_ways(spec.codec), self._adam.layout, view, site)
+        self._inner = Inner(both_ways(spec.codec), self._adam.layout, site)
         self._updates: dict[str, float] = {}  # Adam's steps before v was frozen, by tensor
 
     def step_(self, step: int) -> Iterable[str]:

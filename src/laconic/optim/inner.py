@@ -10,9 +10,10 @@ from torch import Tensor
 from laconic.core.codec import Codec
 from laconic.core.errors import NonFiniteError
 from laconic.core.layout import Layout
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import Method, Route, everything, matrices, routes
-from laconic.exchange.rule import OptimiserView, Site
+from laconic.exchange.no_optimiser import NoOptimiser
+from laconic.exchange.rule import Site
 from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.reducers.server import Server
 from laconic.reducers.sum import Sum
@@ -26,8 +27,8 @@ def both_ways(codec: Codec) -> Method:
 class Inner:
     """A method at work on some of a layout's tensors, which may be others at each step."""
 
-    def __init__(self, method: Method, layout: Layout, view: OptimiserView, site: Site) -> None:
-        self.exchange = Exchange(method, layout, site.comm, view, site.seed, site.seconds)
+    def __init__(self, method: Method, layout: Layout, site: Site) -> None:
+        self.exchange = Attached(method, layout, site.comm, NoOptimiser(), site.seed, site.seconds)
         self._parts: dict[tuple[str, ...], Layout] = {}
 
     def mean(self, tensors: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:

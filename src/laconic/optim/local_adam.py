@@ -72,8 +72,8 @@ class _BoundLocalAdam(BoundRule):
     def __init__(self, spec: LocalAdam, layout: Layout, view: OptimiserView, site: Site) -> None:
         self._rounds = spec.rounds
         self._adam = adam = AdamTensors(layout, view)
-        self._inner = Inner(both_ways(spec.codec), adam.layout, view, site)
-        self._dense = Inner(routes(Route(everything, Sum())), adam.layout, view, site)
+        self._inner = Inner(both_ways(spec.codec), adam.layout, site)
+        self._dense = Inner(routes(Route(everything, Sum())), adam.layout, site)
         self._steps = -1  # the optimiser's steps so far, as `rounds` counts them; -1 before the first
         self._moved = {name: torch.zeros_like(adam.weights(name)) for name in adam.layout.names}  # u
         self._anchor = {name: adam.weights(name) for name in adam.layout.names}  # w_0

@@ -22,11 +22,11 @@ from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.method import Method
 from laconic.plan.growth import Growth
 from laconic.plan.in_step import InStep
-from laconic.plan.stage import Gradients, InTurn, StandIn, Watch
+from laconic.plan.stage import Gradients, InTurn, Watch
 
 SIZES = (2, 4, 8)
 STEPS = 3  # in each group; the first is not counted
@@ -229,12 +229,10 @@ def figures(comm: Metered, steps: int) -> tuple[dict[str, float], dict[str, floa
 
 def _one(method: Method, layout: Layout, inner: InTurn, gradients: Gradients) -> Played:
     comm, watch = Metered(inner), inner.watch
-    exchange = Exchange(method, layout, comm, StandIn())
+    inside = InStep(method, layout)
+    exchange = Attached(method, layout, comm, inside)
     exchange.step = method.warm_at
-    inside, bucket = (
-        InStep(method, layout, comm),
-        torch.empty(layout.numel, dtype=torch.float32, device="cpu"),
-    )
+    bucket = torch.empty(layout.numel, dtype=torch.float32, device="cpu")
     encode_s, decode_s = [], []
     for step in range(STEPS):
         gradients.write_(bucket, comm.rank, step)
@@ -244,7 +242,7 @@ def _one(method: Method, layout: Layout, inner: InTurn, gradients: Gradients) ->
         exchange.begin()
         exchange.mean_(bucket, layout)
         exchange.end()
-        inside.step_(bucket, exchange.step - 1)
+        inside.step_(bucket)
         watch.stop()
         encode_s.append(watch.before_s)
         decode_s.append(watch.after_s)

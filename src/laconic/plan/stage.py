@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,16 +118,3 @@ class Gradients:
         """Write this rank's gradient of a step to `out`, float32 (n,): a window of noise, and the rest."""
         start = mix(rank, step) % len(out)
         torch.add(self._noise[start : start + len(out)], self._shared, out=out).mul_(self._scales)
-
-
-class StandIn:
-    """Stands in for an optimiser that a feedback asks for settings: SGD with momentum."""
-
-    def settings(self, name: str) -> dict[str, Any]:
-        return {"lr": 0.1, "momentum": 0.9, "nesterov": False}
-
-    def take_momentum(self, name: str) -> Tensor | None:
-        return None
-
-    def give_momentum(self, name: str, buffer: Tensor) -> None:
-        """Nothing was taken."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from laconic.comm.metered import Metered
 from laconic.core.errors import NonFiniteError, SpecError
 from laconic.core.layout import Layout
-from laconic.exchange.exchange import Exchange
+from laconic.exchange.attached import Attached
 from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import Method, lift
 from laconic.exchange.no_optimiser import NoOptimiser
@@ -41,7 +41,7 @@ class Outer:
         method = outer_method(compressor)
         if comm.rank == 0:
             warn_of_gathers(method, replica.layout, comm.size)
-        self._exchange = Exchange(method, replica.layout, comm, NoOptimiser(), seed, seconds)
+        self._exchange = Attached(method, replica.layout, comm, NoOptimiser(), seed, seconds)
 
     def mean_outer_gradient(self) -> Tensor:
         """Mean over ranks of anchor - x, float32 (n,), as `compressor` sends it: equal on all ranks."""

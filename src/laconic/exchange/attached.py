@@ -1,12 +1,12 @@
-"""Exchange: the life of a gradient, route by route: correct -> reduce -> settle.
+"""Attached: a method in use on a model and a group: its routes, rules, memory and statistics.
 
-It takes a flat bucket with its layout and leaves the mean there. If a gradient or a mean is not finite, all
-ranks skip the step: the bucket gets NaN, and every memory is bit-identical to its value before the step.
+It takes a flat bucket with its layout and leaves the mean there: correct -> reduce -> settle, route by route.
+If a gradient or a mean is not finite, all ranks skip the step: the bucket gets NaN, every memory is
+bit-identical to its value before the step, and the optimiser refuses the step.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -14,73 +14,92 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from laconic.comm.joint_calls import Exchanging, unwatched
 from laconic.comm.metered import Metered
 from laconic.comm.sent import Sent
 from laconic.comm.void import VoidSum
 from laconic.core.deferred import deferred
+from laconic.core.errors import NonFiniteError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout, PerLayout
-from laconic.core.mask import MaskWatch, cleared
+from laconic.core.mask import MaskWatch
 from laconic.core.turn import Turn
+from laconic.exchange.bound_rules import BoundRules
 from laconic.exchange.clip import Clip
 from laconic.exchange.method import Method
-from laconic.exchange.noise_scale import NoiseMeter
-from laconic.exchange.route import BoundRoute, Bucket, Parts, check_means, correct_all, first_not_finite
+from laconic.exchange.noise_scale import NoiseMeter, exactly_summed
+from laconic.exchange.route import (
+    BoundRoute,
+    Bucket,
+    Parts,
+    check_means,
+    correct_all,
+    first_not_finite,
+    parts_of,
+)
+from laconic.exchange.rule import Observer, OptimiserSide, OptimiserView, Site
 from laconic.exchange.sparse_gradients import sparse_mean
 from laconic.exchange.state import check_shapes
+from laconic.exchange.stats import Stats
 from laconic.exchange.stopwatch import Seconds, Stopwatch
-from laconic.feedback import Optimised
-from laconic.feedback.no_feedback import NoFeedback
-from laconic.reducers.sum import Sum
 
 
 @outside_inference_mode("discard", "state_dict", "load_state_dict")
-class Exchange:
-    """A method bound to a model's layout and a group. `parameters`: those that may have masks, by name."""
+class Attached:
+    """A method in use; all ranks of the group create one.
+
+    Args:
+        method: The method.
+        layout: The model's tensors.
+        comm: The group.
+        optimisers: The model's optimisers: their momentum may be applied here, and rules act in their steps.
+        seed: Seed of sampling and stochastic rounding.
+        seconds: Clock to add to; by default a new one.
+        parameters: Parameters that may have masks, by name.
+        exchanging: Context around each exchange, which takes its name.
+    """
 
     def __init__(
         self,
         method: Method,
         layout: Layout,
         comm: Metered,
-        optimised: Optimised,
+        optimisers: OptimiserSide,
         seed: int = 0,
         seconds: Seconds | None = None,
         parameters: Mapping[str, Tensor] | None = None,
+        exchanging: Exchanging = unwatched,
     ) -> None:
         self.method = method
         self.layout = layout
         self.comm = comm
         self.seed = seed
-        self.step = 0
+        self.step = 0  # backward passes so far
         self.void: str | None = None  # why the present step is skipped
+        self.observers: list[Observer] = []  # called in order before each step of an optimiser
         self.seconds = seconds or Seconds()
         self.dense_bytes = 0
-        whole = method.assign(layout)
-        pairs = [*zip(method.routes, whole, strict=True)]
-        self._routes = [BoundRoute.of(route, part, comm, optimised) for route, part in pairs]
-        kept = (route.feedback for route, part in pairs if len(part))
-        self._clipping = tuple(each for each in kept if each.clip_at(each.warm_at) is not None)
-        self._clip = Clip(layout) if self._clipping else None
+        pairs = [*zip(method.routes, method.assign(layout), strict=True)]
+        self._routes = [BoundRoute.of(route, part, comm, optimisers) for route, part in pairs]
+        self._clip = Clip.of([route.feedback for route, part in pairs if len(part)], layout, comm.size)
         self.noise = NoiseMeter(exactly_summed(method, layout), layout, comm.size)
         self._parts = PerLayout(partial(parts_of, self._routes))
         self._masks = MaskWatch(parameters or {})
+        self._exchanging = exchanging
         self.remembers = any(route.remembers for route in self._routes)  # whether a step changes a memory
         self._changed: list[tuple[BoundRoute, Layout]] = []  # in the present step
         self._unwritten: list[Bucket] = []  # buckets whose means are written at the end
         self._owned: dict[tuple[bool, ...], frozenset[str]] = {}
+        site = Site(comm, seed, self.seconds)
+        self.rules = BoundRules(method, layout, optimisers, site, parameters or {}, exchanging)
+        optimisers.before_steps(self.before_step)
 
     def begin(self) -> None:
-        """A new backward pass: its first bucket is about to come. All ranks begin it."""
+        """Begin a backward pass, before its first bucket; called by all ranks."""
         self._reset()
-        masks = self._masks.changed()
-        if masks is None:
-            return
-        for route in self._routes:
-            route.reducer.remask(masks)
-            kept = cleared(route.feedback.state_dict(), masks)
-            if kept is not None:
-                route.feedback.load_state_dict(kept)
+        if (masks := self._masks.changed()) is not None:
+            for route in self._routes:
+                route.remask(masks)
 
     def _reset(self) -> None:
         self.void = None
@@ -91,19 +110,14 @@ class Exchange:
             self._clip.begin()
 
     def end(self) -> None:
-        """The last bucket of this backward pass is done: write the means that were to wait for it."""
+        """End a backward pass, after its last bucket, and write the means that waited for it."""
         began = time.perf_counter()
         for route, part in self._changed:
             route.accept(part)
         self._changed.clear()
         waited = bool(self._unwritten)
         for bucket in self._unwritten:
-            if self.void is not None:
-                bucket.flat.fill_(torch.nan)
-                continue
-            with deferred():
-                for write in bucket.writes:
-                    write()
+            bucket.write_mean(skipped=self.void is not None)
         self._unwritten.clear()
         self.seconds.decode_s += time.perf_counter() - began if waited else 0.0
         if self._clip is not None and self.void is None:
@@ -120,19 +134,26 @@ class Exchange:
         bucket can hold values of a memory until then.
         """
         watch = Stopwatch(self.seconds, self.comm, bucket.device, self.step)
-        if self.void is None:
-            self._mean_(bucket, layout, scale, wait=wait)
+        with self._exchanging(self._name):
+            if self.void is None:
+                self._mean_(bucket, layout, scale, wait=wait)
         if self.void is not None:
             bucket.fill_(torch.nan)
         watch.stop()
         self.dense_bytes += self.comm.dense_sent(4 * layout.numel)
         return self.void is None
 
+    @property
+    def _name(self) -> str:
+        return f"the exchange of step {self.step}"
+
     def _mean_(self, flat: Tensor, layout: Layout, scale: float, *, wait: bool) -> None:
         turn = Turn(self.step, self.comm.rank, self.seed)
         bucket = Bucket(flat, layout, turn, scale, waits=wait and flat.is_cpu)
         parts = self._parts(layout)
-        given = self._clipped(flat, layout, 1 / scale)
+        given = 1 / scale
+        if self._clip is not None:
+            given *= self._clip.factor(flat, layout, given, self.step)
         if measures := self.noise.due(self.step):
             self.noise.local(flat, layout, given)
         self._changed += parts
@@ -159,16 +180,7 @@ class Exchange:
         if any(route.is_late(bucket) for route, _ in parts):
             self._unwritten.append(bucket)
         else:
-            for write in bucket.writes:
-                write()
-
-    def _clipped(self, grad: Tensor, layout: Layout, scale: float) -> float:
-        """The scale, times the factor that clips the gradient at this step."""
-        if self._clip is None:
-            return scale
-        limits = [limit for each in self._clipping if (limit := each.clip_at(self.step)) is not None]
-        limit = min(limits) / math.sqrt(self.comm.size) if limits else None
-        return scale * self._clip.factor(grad, layout, scale, limit)
+            bucket.write_mean()
 
     def _reduce(
         self, parts: Parts, inputs: Sequence[Tensor | None], bucket: Bucket, suspect: str | None
@@ -199,8 +211,8 @@ class Exchange:
     def sparse_mean(self, grad: Tensor) -> Tensor:
         """Return the mean over ranks of sparse COO `grad`, gathered unchanged; NaN if the step is skipped."""
         watch = Stopwatch(self.seconds, self.comm, grad.device, self.step)
-        with self.comm.phase("sparse gradients"):
-            before = self.comm.snapshot().network_sent
+        before = self.comm.snapshot().network_sent
+        with self._exchanging(self._name), self.comm.phase("sparse gradients"):
             mean = sparse_mean(grad, self.comm)
         if self.void is None and not bool(mean.values().isfinite().all()):
             self.cancel("a sparse gradient")
@@ -219,6 +231,29 @@ class Exchange:
         for route, part in self._changed:
             route.put_back(part)
         self._changed.clear()
+
+    def before_step(self, optimiser: OptimiserView) -> list[str]:
+        """Act before a step of this optimiser, and return the tensors that rules have updated in its place.
+
+        Raises:
+            NonFiniteError: The present step is skipped.
+        """
+        if self.void is not None:
+            raise NonFiniteError(
+                f"rank {self.comm.rank}: the gradients of step {self.step - 1} are not finite ({self.void}):"
+                " no parameter was changed, and every memory is as before the step. Skip the step with"
+                " optimizer.zero_grad(), or train with a GradScaler, which skips it by itself"
+            )
+        for each in self.observers:
+            each.before_step(optimiser, self.step - 1)
+        return self.rules.step_(optimiser, self.step - 1)
+
+    def stats(self, buckets: int = 0) -> Stats:
+        """Return bytes and seconds of this rank since the start."""
+        meter, noise = self.comm.snapshot(), self.noise.noise
+        return Stats.of(
+            meter, self.seconds, steps=self.step, dense=self.dense_bytes, buckets=buckets, noise=noise
+        )
 
     @property
     def holds_back(self) -> bool:
@@ -254,31 +289,12 @@ class Exchange:
         check_shapes(self.state_dict(), state, "method")
 
     def load_state_dict(self, state: Mapping[str, Tensor], step: int) -> None:
-        """Take memory and step count back. Raises `StateError`, with nothing changed, if a tensor differs."""
-        self._put_back()
+        """Restore memory and step count. Raises `StateError`, with nothing changed, if a tensor differs."""
         self.check_state(state)
         if self._clip is not None:
             self._clip.load_state_dict(state)
         for i, route in enumerate(self._routes):
-            prefix = f"route{i}/"
-            route.load_state_dict(
-                {key[len(prefix) :]: v for key, v in state.items() if key.startswith(prefix)}
-            )
+            at = f"route{i}/"
+            route.load_state_dict({key[len(at) :]: v for key, v in state.items() if key.startswith(at)})
         self.step = step
         self._reset()
-
-
-def parts_of(routes: Sequence[BoundRoute], bucket: Layout) -> Parts:
-    """Return the routes that have tensors in a bucket, with these tensors."""
-    parts = ((route, bucket.named(route.tensors.names)) for route in routes)
-    return tuple((route, part) for route, part in parts if len(part))
-
-
-def exactly_summed(method: Method, layout: Layout) -> Layout:
-    """The tensors whose mean is that of the ranks' gradients, but for rounding to fp16."""
-    parts = zip(method.routes, method.assign(layout), strict=True)
-    exact: set[str] = set()
-    for route, part in parts:
-        if isinstance(route.reducer, Sum) and isinstance(route.feedback, NoFeedback):
-            exact.update(part.names)
-    return layout.named(exact)

@@ -1,0 +1,94 @@
+"""BoundRules: the rules of a method at work on a model's optimisers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from laconic.comm.joint_calls import Exchanging
+from laconic.core.errors import AttachError
+from laconic.core.layout import Layout
+from laconic.core.mask import MaskWatch, cleared
+from laconic.exchange.method import Method
+from laconic.exchange.rule import BoundRule, OptimiserSide, OptimiserView, Site
+
+
+class BoundRules:
+    """Each rule, once for every optimiser, with the tensors that this may step.
+
+    Args:
+        method: The method whose rules are bound.
+        layout: The model's tensors.
+        optimisers: The model's optimisers.
+        site: The group, and the seed.
+        parameters: Parameters that may have masks, by name.
+        exchanging: Context around each rule's step, which takes its name.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        layout: Layout,
+        optimisers: OptimiserSide,
+        site: Site,
+        parameters: Mapping[str, Tensor],
+        exchanging: Exchanging,
+    ) -> None:
+        self._method = method
+        self._optimisers = optimisers
+        self._exchanging = exchanging
+        self._masks = MaskWatch(parameters)
+        self._bound: list[tuple[OptimiserView, BoundRule]] = []
+        self._apart: list[BoundRule] = []  # between whose rounds replicas differ
+        for view, own in optimisers.views(layout):
+            for rule, part in method.governed(layout):
+                bound = rule.bind(part.named(own.names), view, site)
+                self._bound.append((view, bound))
+                if not rule.keeps_equal:
+                    self._apart.append(bound)
+
+    def __iter__(self) -> Iterator[BoundRule]:
+        return (rule for _, rule in self._bound)
+
+    @property
+    def keep_equal(self) -> bool:
+        """Whether replicas are equal after every step."""
+        return not self._apart
+
+    def step_(self, optimiser: OptimiserView, step: int) -> list[str]:
+        """Update tensors in place of this optimiser, and return their names."""
+        self._follow_masks()
+        updated: list[str] = []
+        for view, rule in self._bound:
+            if view is optimiser:
+                with self._exchanging(f"optimizer.step() of step {step}"):
+                    updated += rule.step_(step)
+        return updated
+
+    def finish(self) -> None:
+        """Make replicas equal where they differ between rounds; called by all ranks."""
+        with self._optimisers.on_masters():
+            for rule in self._apart:
+                rule.close()
+
+    def close(self) -> None:
+        """Leave replicas equal before the rules are removed; called by all ranks."""
+        with self._optimisers.on_masters():
+            for rule in self:
+                rule.close()
+
+    def _follow_masks(self) -> None:
+        """Clear the rules' state of entries that are no longer in use."""
+        masks = self._masks.changed()
+        if not masks:
+            return
+        if any(rule.exchanges_in_step for rule in self._method.rules):
+            raise AttachError(
+                f"{self._method} exchanges inside optimizer.step(), and sparse training wants gradients that"
+                " are exchanged before it: take another method, such as 'dgc(density=0.01)' or 'cgx()'"
+            )
+        for rule in self:
+            state = cleared(rule.state_dict(), masks)
+            if state is not None:
+                rule.load_state_dict(state)
