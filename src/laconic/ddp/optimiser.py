@@ -25,6 +25,7 @@ from laconic.exchange.rule import Rule
 from laconic.optim.closure import evaluated
 from laconic.optim.entry import after_steps, before_steps, stepping, unwrap_all
 from laconic.optim.master_weights import masters_of
+from laconic.optim.masters import Masters
 
 
 class OptimiserHooks:
@@ -42,6 +43,7 @@ class OptimiserHooks:
         others: Sequence[Optimizer] = (),
     ) -> None:
         self.optimiser = stepping(optimiser)
+        self.masters: Masters | None = None  # as of the last step; outside of steps parameters stay in place
         self._names = names
         self._parameters = {name: parameter for parameter, name in names.items()}
         self._hidden: list[tuple[Tensor, Tensor]] = []
@@ -81,8 +83,8 @@ class OptimiserHooks:
 
     def parameter(self, name: str) -> Tensor:
         """The model's parameter of this name; inside a step, its float32 master if there is one."""
-        parameter, masters = self._parameters[name], masters_of(self.optimiser)
-        return parameter if masters is None else masters.now(parameter)
+        parameter = self._parameters[name]
+        return parameter if self.masters is None else self.masters.now(parameter)
 
     def settings(self, name: str) -> Mapping[str, Any]:
         """The current settings of this tensor's group, or the defaults if it is in none."""
@@ -149,6 +151,7 @@ class OptimiserHooks:
         kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of `step`; a closure has been called, and is replaced by its result."""
+        self.masters = masters_of(self.optimiser)  # before a closure runs backward
         args, kwargs = evaluated(optimiser, args, kwargs)
         if is_skipped(optimiser):
             return args, kwargs
@@ -228,9 +231,9 @@ class Optimisers:
         """Inside, masters stand in for their parameters, as in a step."""
         with ExitStack() as stack:
             for each in self.hooks:
-                masters = masters_of(each.optimiser)
-                if masters is not None:
-                    stack.enter_context(masters.inside())
+                each.masters = masters_of(each.optimiser)
+                if each.masters is not None:
+                    stack.enter_context(each.masters.inside())
             yield
 
     def settings(self, name: str) -> Mapping[str, Any]:
