@@ -36,6 +36,7 @@ def test_the_demo_trains_over_emulated_links_and_leaves_none(tmp_path: Path) -> 
     assert nothing_is_left_of(tmp_path)
 
 
+@pytest.mark.nightly
 def test_ctrl_c_ends_the_demo_cleanly(tmp_path: Path) -> None:
     demo = start(*LACONIC, "demo", "--out", tmp_path)
     events = tmp_path / "demo" / EVENTS

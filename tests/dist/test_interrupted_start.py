@@ -41,6 +41,7 @@ def test_while_torch_is_imported(tmp_path: Path, words: list[object]) -> None:
     check(command)
 
 
+@pytest.mark.nightly
 @LINUX
 def test_while_the_server_of_workers_begins(tmp_path: Path) -> None:
     command = begin(tmp_path, "train", "digits", "--with", "dense()", "--steps", "5000")
@@ -65,6 +66,7 @@ def test_a_rank_that_the_launcher_does_not_know_yet_ends_too(tmp_path: Path, ran
     check(command)
 
 
+@pytest.mark.nightly
 @LINUX
 def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     command = begin(tmp_path, *RUN, 2)

@@ -18,6 +18,7 @@ from tests.dist.pipelines import TESTED
 ANNOUNCED = HEADERS + PREAMBLE  # bytes of a receiver that is ready
 
 
+@pytest.mark.nightly
 @TESTED
 def test_the_forecast_of_bytes_equals_the_counters() -> None:
     if reason := missing():

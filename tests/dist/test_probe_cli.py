@@ -17,6 +17,7 @@ from laconic.plan.probe import Probe
 from tests.dist.commands import LACONIC, finish, laconic, start
 
 
+@pytest.mark.nightly
 def test_two_workers_probe_and_plan_and_a_terminal_is_told_every_three_seconds(tmp_path):
     ours, theirs = pty.openpty()
     heard: list[tuple[float, str]] = []

@@ -93,6 +93,7 @@ OTHERS = (
 )
 
 
+@pytest.mark.nightly
 @on_ranks(3, OTHERS)
 def test_other_sparsifiers_keep_masks_equal_too(sparsifier):
     keeps_masks_equal("masked(topk(density=0.2))", 30, sparsifier)

@@ -32,6 +32,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.nightly
 def test_contenders_are_timed_and_their_bytes_counted(file: Path) -> None:
     (workload,) = json.loads(file.read_text())["workloads"]
     rows: dict[str, dict[str, Any]] = {row["contender"]: row for row in workload["rows"]}
@@ -45,6 +46,7 @@ def test_contenders_are_timed_and_their_bytes_counted(file: Path) -> None:
     assert rows[DGC]["payload_sent"] < rows[DGC]["sent"]
 
 
+@pytest.mark.nightly
 def test_links_and_a_step_are_probed_on_the_same_hosts(file: Path) -> None:
     (workload,) = json.loads(file.read_text())["workloads"]
     rate = workload["networks"]["200mbit"]["bytes_a_second"]
@@ -54,6 +56,7 @@ def test_links_and_a_step_are_probed_on_the_same_hosts(file: Path) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_forecasts_stand_beside_what_was_measured(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "predictions.json"
     ran("benchmarks.predictions", "--quick", "--of", file, "--out", out)

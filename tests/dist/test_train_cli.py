@@ -68,6 +68,7 @@ def test_a_run_writes_all_that_it_promises(tmp_path: Path) -> None:
     assert "dgc(density=0.01)" in output and "step 6/6" in output
 
 
+@pytest.mark.nightly
 def test_on_a_terminal_it_trains_too(tmp_path: Path) -> None:
     """There a table is redrawn, where a pipe gets lines."""
     ours, theirs = os.openpty()
@@ -141,6 +142,7 @@ def test_a_killed_worker_is_named(tmp_path: Path) -> None:
     assert group_is_gone(process.pid), "a worker is left"
 
 
+@pytest.mark.nightly
 @LINUX
 def test_workers_end_with_a_killed_launcher_whatever_they_wait_for(tmp_path: Path) -> None:
     process = training(tmp_path)

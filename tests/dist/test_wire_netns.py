@@ -10,6 +10,7 @@ import pytest
 from tests.dist.commands import ROOT, run
 
 
+@pytest.mark.nightly
 def test_the_model_of_the_wire_equals_the_counters(tmp_path):
     out = tmp_path / "wire.json"
     code, told, complaint = run(sys.executable, "-m", "benchmarks.wire", "--quick", "--out", out, cwd=ROOT)

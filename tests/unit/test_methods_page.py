@@ -49,6 +49,7 @@ def test_every_registered_name_is_measured() -> None:
     assert set(figures()) == set(specs()), AGAIN
 
 
+@pytest.mark.nightly
 @for_each("spec", sorted(figures()))
 def test_figures_are_what_is_measured(spec: str) -> None:
     kept = figures()[spec]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import pytest
 import torch
 from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one_step
 from tests.unit.memory_world import STEPS, held, lost, reloaded, resumed, states, through_a_void_step
@@ -91,6 +92,7 @@ def test_a_resumed_run_ends_with_the_same_bits(spec: str) -> None:
     assert resumed(spec) == [[True] * 3] * 3
 
 
+@pytest.mark.nightly
 @for_each("spec", [BOTH, RING, FEW])
 def test_among_64_a_rank_sends_at_most_twice_what_it_sends_among_4(spec: str) -> None:
     """As messages, without headers, 2 (N - 1) / N of them; a gather would send 21 times as much."""

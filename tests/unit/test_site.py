@@ -82,18 +82,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Read]:
     return {path.relative_to(folder).as_posix(): Read(path.read_text("utf-8")) for path in pages}
 
 
+@pytest.mark.nightly
 def test_every_registered_name_has_a_page_that_the_list_leads_to(site: dict[str, Read]) -> None:
     pages = {f"names/{name}.html" for name in names()}
     assert pages <= site.keys()
     assert pages <= set(site["methods.html"].links)
 
 
+@pytest.mark.nightly
 def test_nothing_is_loaded_from_elsewhere(site: dict[str, Read]) -> None:
     for path, page in site.items():
         assert page.loads, path
         assert not [url for url in page.loads if urlsplit(url).netloc], path
 
 
+@pytest.mark.nightly
 def test_links_lead_to_places_that_are_there(site: dict[str, Read]) -> None:
     for path, page in site.items():
         for link in page.links:
@@ -149,6 +152,7 @@ def test_calls_on_pages_of_names_are_specs() -> None:
         assert laconic.parse(spec) is not None
 
 
+@pytest.mark.nightly
 def test_situations_are_places_of_their_page(site: dict[str, Read]) -> None:
     for situation in situations.SITUATIONS:
         assert situations.anchor(situation.title) in site["choosing.html"].ids

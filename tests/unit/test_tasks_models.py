@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from tests.unit.shared import for_each, same
 
@@ -45,6 +46,7 @@ def test_digits_leaves_room_for_a_ratio_of_50() -> None:
     assert 32 * (matrices + vectors) / bits > 60
 
 
+@pytest.mark.nightly
 def test_digits_reaches_97_percent() -> None:
     task = find("digits")
     recipe, tensors = task.recipe(), task.load(None)

@@ -38,6 +38,7 @@ def sent(spec: str, size: int, steps: int = 2) -> int:
     return max(Loopback.run(size, one, timeout_s=300.0))
 
 
+@pytest.mark.nightly
 @for_each("spec", SPECS)
 def test_64_ranks_send_at_most_twice_what_4_send(spec: str) -> None:
     """A gather sends 21 times as much."""
