@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
-from datetime import timedelta
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from tests.dist.runs import advance, distributed
 from tests.laws.strategy_ranks import fits
 from tests.laws.table import specs
 
-GROUP_S = 5.0  # timeout of a process group
+DETECTED_S = 15.0  # until every rank knows that another will not make the same call
 PATIENCE_S = 30.0  # a rank that waits for one that is done would run into it
 FEW = {
     2: ["sgp()", "lpdt()"],
@@ -129,19 +130,36 @@ def test_a_new_process_takes_the_place_of_one_that_died_before_the_end(pool, mon
         assert isinstance(second.error, PeerError) and first.value[0] == [0], second.error
 
 
-def ends_without_patience(spec):
-    """Rank 0 has fewer steps, and rank 1 waits for it; the error and the seconds."""
-    model, optimizer = distributed(spec, group=dist.new_group(timeout=timedelta(seconds=GROUP_S)))
-    start = time.monotonic()
-    with pytest.raises(PeerError) as raised:
-        advance(model, optimizer, 50 if dist.get_rank() else 5)
+def ends_without_patience(spec, counts):
+    """The seconds, the error if any, and the model."""
+    model, optimizer = distributed(spec)
+    start, text = time.monotonic(), ""
+    try:
+        advance(model, optimizer, counts[dist.get_rank()])
         optimizer.finish()
-    return time.monotonic() - start, str(raised.value)
+    except PeerError as error:
+        text = str(error)
+    found = time.monotonic() - start, text, flat(model)
+    with contextlib.suppress(PeerError):
+        optimizer.remove()
+    dist.barrier()
+    return found
 
 
-def test_without_patience_the_wait_ends_at_the_timeout_of_the_group(pool):
-    for spec, found in pool.each(2, ends_without_patience, ["sgp()", "local_sgd(every=2)"]):
-        assert all(seconds < 3 * GROUP_S for seconds, _ in found), (spec, found)
+def check_without_patience(pool, size, cases, timeout_s):
+    """Either no rank needed another after it was done, or every rank names the call and the rank."""
+    for (spec, counts), found in pool.each(size, ends_without_patience, cases, timeout_s=timeout_s):
+        case = f"{spec}, steps {counts}: {[each[:2] for each in found]}"
+        assert all(seconds < DETECTED_S + 0.05 * max(counts) for seconds, *_ in found), case
+        if any(text for _, text, _ in found):
+            assert all(re.search(r"rank \d is in finish\(\)", text) for _, text, _ in found), case
+        else:
+            assert all(torch.equal(found[0][2], model) for *_, model in found), case
+
+
+def test_without_patience_every_rank_soon_names_the_rank_that_is_done(pool):
+    cases = [("sgp()", (5, 50)), ("osgp()", (5, 50)), ("local_sgd(every=2)", (50, 5))]
+    check_without_patience(pool, 2, [*cases, ("diloco(every=100)", (5, 50))], timeout_s=120.0)
 
 
 @pytest.mark.nightly
@@ -151,6 +169,15 @@ def test_every_strategy_ends_at_any_step(pool, size):
     counts = {2: [(5, 50), (500, 5)], 3: [(5, 50, 500), (500, 50, 5)], 4: [(50, 5, 500, 500)]}[size]
     fitting = [spec for spec in specs(Strategy) if fits(spec, size)]
     check(pool, size, [(spec, each) for spec in fitting for each in counts], timeout_s=3000.0)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_strategy_without_patience_ends_or_names_the_rank_that_is_done(pool, size):
+    counts = {2: (500, 5), 3: (5, 50, 500), 4: (50, 5, 500, 500)}[size]
+    fitting = [spec for spec in specs(Strategy) if fits(spec, size)]
+    check_without_patience(pool, size, [(spec, counts) for spec in fitting], timeout_s=3000.0)
 
 
 def stopped(spec):

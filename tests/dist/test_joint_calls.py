@@ -101,6 +101,8 @@ ALONE = (
     ("optimizer.state_dict(gather=True)", "distribute", "local_sgd(every=2)",
      gather, GATHER),
     ("optimizer.averaged()", "distribute", "local_sgd(every=2)", show_average, "averaged()"),
+    ("optimizer.averaged()", "distribute", "sgp()", show_average, "averaged()"),
+    ("optimizer.averaged()", "distribute", "osgp()", show_average, "averaged()"),
     ("optimizer.averaged()", "distribute(scaler=)", SELDOM, show_average, "averaged()"),
     ("optimizer.state_dict(gather=True)", "distribute(scaler=)", SELDOM, gather, GATHER),
     ("optimizer.stats()", "distribute(scaler=)", SELDOM, lambda o: o.stats(), ""),

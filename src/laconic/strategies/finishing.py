@@ -8,8 +8,11 @@ With heartbeats a rank that has finished waits beside the others, and holds none
 4. When the last rank is there too, all form a group together, load their average, and take step 2.
 
 A rank that dies meanwhile is left out, as its heartbeats end, and one that begins no step within the timeout
-of the process group. Without heartbeats all ranks wait for each
-other in step 2, at most for the timeout of the process group.
+of the process group.
+
+Without heartbeats all ranks wait for each other in step 2. If one of them waits in a step for a rank that is
+there, all raise `PeerError` (`laconic.comm.joint_calls`); where strategies let ranks go at their own pace, and
+for a rank that is only slow, the wait lasts until the timeout of the process group.
 """
 
 from __future__ import annotations

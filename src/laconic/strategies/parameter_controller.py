@@ -103,8 +103,8 @@ class ParameterController(Controller):
             self._regroup(self.bound.steps + 1, error)
 
     def _step_bound(self, update: Update, loss: float | None) -> None:
-        calls, ordered = self.membership.joint_calls, self.strategy.meets and not self.strategy.clocked
-        with calls.exchange(f"step {self.bound.steps}") if calls and ordered else nullcontext():
+        calls = None if self.strategy.clocked else self.membership.joint_calls
+        with nullcontext() if calls is None else calls.exchange(f"step {self.bound.steps}"):
             self.bound.step(update, loss)
 
     def _collectively(self, call: str, act: Callable[[], object], last: bool = False) -> None:
