@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 
 import laconic
 from laconic.core.errors import AttachError, SpecError, StateError
@@ -345,6 +347,64 @@ def test_inf_on_one_rank_is_seen_on_all() -> None:
     optimizer.zero_grad()
     step_on(model, optimizer, 1)
     assert whole(model).isfinite().all()
+
+
+def checkpointed(reentrant: bool | None, replicated: bool = False) -> nn.Module:
+    """Four layers under `fully_shard`, with activation checkpointing around each but for None."""
+    torch.manual_seed(0)
+    names = ("machines", "shards")
+    mesh = init_device_mesh("cpu", (2, 1) if replicated else (1, 2), mesh_dim_names=names)
+    mesh = mesh if replicated else mesh["shards"]
+    layers = [fully_shard(nn.Linear(16, 16), mesh=mesh) for _ in range(4)]
+    return fully_shard(Checkpointed(layers, reentrant), mesh=mesh)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, layers: list[nn.Module], reentrant: bool | None) -> None:
+        super().__init__()
+        self.layers, self.reentrant = nn.ModuleList(layers), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x) if self.reentrant is None else checkpoint(layer, x, use_reentrant=self.reentrant)
+        return x * 1.0
+
+
+REENTRANT = [(None,), (False,), (True,)]
+
+
+@on_ranks(2, REENTRANT, timeout_s=LONG)
+def test_a_skipped_step_restores_the_residuals_of_checkpointed_layers(reentrant: bool | None) -> None:
+    """Reentrant checkpointing runs a backward pass per layer inside the outer one."""
+    model = checkpointed(reentrant)
+    handle = laconic.compress(model, torch.optim.SGD(model.parameters(), lr=0.1), FED)
+    x = torch.randn(8, 16, requires_grad=True)
+
+    def memory(spoilt: bool) -> dict[str, Tensor]:
+        hook = model.layers[0].register_full_backward_pre_hook(lambda _, grads: (grads[0] * math.inf,))
+        if not spoilt:
+            hook.remove()
+        model(x).square().sum().backward()
+        hook.remove()
+        assert not scatter._old, "freed once the step is decided"
+        return {key: wire.clone() for key, wire in handle.state_dict()["memory"].items()}
+
+    scatter = handle._gradients.memory
+    before = memory(False)
+    after = memory(True)
+    assert len(before) == 4 and before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert any(not torch.equal(before[key], wire) for key, wire in memory(False).items())
+
+
+@on_ranks(2, REENTRANT, timeout_s=LONG)
+def test_replicas_count_one_exchange_of_checkpointed_layers(reentrant: bool | None) -> None:
+    model = checkpointed(reentrant, replicated=True)
+    handle = laconic.compress(model, torch.optim.SGD(model.parameters(), lr=0.1), "topk(density=0.1)")
+    x = torch.randn(8, 16, requires_grad=True)
+    for _ in range(3):
+        model(x).sum().backward()
+    assert handle.state_dict()["exchanges"] == 3
 
 
 class Mine:

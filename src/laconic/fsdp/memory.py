@@ -35,7 +35,11 @@ class ShardMemory:
         self._old: dict[str, Tensor | None] = {}  # what the present backward pass has replaced
 
     def begin(self) -> None:
-        """Start a backward pass: the one before counts."""
+        """Start a backward pass: the one before counts, also where nothing has settled it."""
+        self._old.clear()
+
+    def settle(self) -> None:
+        """Free the residuals from before this backward pass: it is decided whether it counts."""
         self._old.clear()
 
     def put_back(self) -> None:

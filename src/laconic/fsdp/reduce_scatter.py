@@ -10,13 +10,12 @@ in one copy. It is the only time that autograd's thread waits for the GPU, if co
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Variable
 
 from laconic import kernels
 from laconic.comm.metered import Metered
@@ -29,6 +28,7 @@ from laconic.core.turn import Turn, mix
 from laconic.core.warning import warn
 from laconic.exchange.stopwatch import Seconds
 from laconic.fsdp.backward import BesideBackward
+from laconic.fsdp.backward_pass import BackwardPass
 from laconic.fsdp.chunks import Trained, chunks, factor, shown
 from laconic.fsdp.memory import ShardMemory, is_one_set
 from laconic.fsdp.models import own_of, param_group_of, scatter_of, scattering, trained_of
@@ -69,7 +69,8 @@ class Scatter:
         self.beside: BesideBackward | None = None
         self.skipped = False  # whether the present backward pass is, on all ranks
         self._overflows = False  # whether a mean does on this rank, of which others do not know yet
-        self._task = -1  # the present backward pass, as autograd counts them
+        self._pass = BackwardPass()
+        self._detach: list[Callable[[], None]] = []
         self._verdict = Verdict(shards.comm.comm)
         self._bound = reducer.bind(Layout(()), shards.comm)
         self._before = {
@@ -80,6 +81,7 @@ class Scatter:
     def attach(self, model: nn.Module) -> None:
         """In the place of the reduce-scatter of every module."""
         self.beside = BesideBackward(f"shards of rank {self.shards.comm.rank}")
+        self._detach.append(self._pass.watch(model).remove)
         for name, module in scattering(model):
             scatter = ScatterMean(self, name, self._before[name], param_group_of(module))
             module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # an interface that is private
@@ -89,6 +91,9 @@ class Scatter:
         for name, module in scattering(model):
             if isinstance(scatter_of(module), ScatterMean):
                 module.set_custom_reduce_scatter(self._before[name])
+        for detach in self._detach:
+            detach()
+        self._detach.clear()
         if self.beside is not None:
             self.beside.close()
 
@@ -118,12 +123,8 @@ class Scatter:
 
     def begins(self, group: Any) -> bool:
         """Return whether a module's gradient, of this param group, is the first of a backward pass."""
-        task = torch._C._current_graph_task_id()
-        first, self._task = task != self._task or task < 0, task
-        if first:
+        if first := self._pass.enter(self._end):
             self._verdict.begin()
-            if task >= 0:
-                Variable._execution_engine.queue_callback(self._end)
         if group is not None:
             self._verdict.add(group)
         return first
@@ -151,6 +152,8 @@ class Scatter:
         def agree() -> None:
             if not self.skipped and self._verdict.is_skipped(self._overflows):
                 self.skip()
+            if self.memory is not None:
+                self.memory.settle()
 
         if self._verdict.device.type == "cpu":
             assert self.beside is not None

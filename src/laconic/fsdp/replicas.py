@@ -14,12 +14,11 @@ model for one without replicas, so while a method is attached it is told that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
 
 from laconic.core.errors import AttachError, StateError
@@ -28,6 +27,7 @@ from laconic.exchange.attached import Attached
 from laconic.exchange.method import Method
 from laconic.exchange.no_optimiser import NoOptimiser, refuse_optimised
 from laconic.fsdp.backward import BesideBackward, may_wait
+from laconic.fsdp.backward_pass import BackwardPass
 from laconic.fsdp.models import param_group_of, scattering, trained_of
 from laconic.fsdp.reduce_scatter import Shards
 from laconic.fsdp.verdict import Verdict
@@ -52,12 +52,14 @@ class Replicas:
             method, Layout.of(pairs), shards.comm, NoOptimiser(), shards.seed, shards.seconds
         )
         self._verdict = Verdict(within.comm.comm)
-        self._task = -1  # the backward pass that has begun to exchange, as autograd counts them
+        self._pass = BackwardPass()
+        self._detach: list[Callable[[], None]] = []
         self._beside: BesideBackward | None = None
 
     def attach(self, model: nn.Module) -> None:
         """In the place of the all-reduce of every module."""
         self._beside = BesideBackward(f"replicas of rank {self.exchange.comm.rank}")
+        self._detach.append(self._pass.watch(model).remove)
         for name, module in scattering(model):
             describe(param_group_of(module), without_replicas(self._before[name]))
             module.set_all_reduce_hook(ReplicaMean(self, name, self._before[name], param_group_of(module)))
@@ -67,6 +69,9 @@ class Replicas:
         for name, module in scattering(model):
             describe(param_group_of(module), self._before[name])
             param_group_of(module)._all_reduce_hook = None
+        for detach in self._detach:
+            detach()
+        self._detach.clear()
         if self._beside is not None:
             self._beside.close()
 
@@ -122,8 +127,7 @@ class Replicas:
     def mean_(self, reduced: Tensor, module: str, group: Any) -> None:
         """A module's flat shard (n,) of the machine's mean gradient becomes that of all machines."""
         layout = self._layouts[module]
-        task = torch._C._current_graph_task_id()
-        first, self._task = task != self._task, task
+        first = self._pass.enter(self._end)
         wait = reduced.is_cpu and reduced.dtype == torch.float32 and may_wait(reduced, group)
 
         def job() -> None:
@@ -137,11 +141,9 @@ class Replicas:
                     self.exchange.cancel(f"the mean of {module or 'the model'} does not fit {reduced.dtype}")
 
         assert self._beside is not None
-        if first:
-            if self._verdict is not None:
-                self._verdict.begin()
-            Variable._execution_engine.queue_callback(self._end)
         if self._verdict is not None:
+            if first:
+                self._verdict.begin()
             self._verdict.add(group)
         self._beside.fill(reduced, job, group)
 

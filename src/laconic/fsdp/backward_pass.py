@@ -1,0 +1,64 @@
+"""The backward pass of a model under `fully_shard`: where it begins and ends.
+
+gradient of the model's output -> `enter` at each exchange -> `end`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
+
+
+class BackwardPass:
+    """The present backward pass of a model, which begins at the gradient of its output.
+
+    Reentrant activation checkpointing runs passes inside this one, which autograd counts apart: they belong
+    to it. For that `watch` has to see the model's forward pass.
+    """
+
+    def __init__(self) -> None:
+        self._end: Callable[[], object] | None = None  # only during a pass: no cycle keeps the model
+        self._task = -1  # the outermost pass, as autograd counts them
+        self._open = False  # whether it goes on
+
+    def watch(self, model: nn.Module) -> RemovableHandle:
+        """Return a forward hook of this model, which marks its output."""
+        return model.register_forward_hook(self._mark)
+
+    def enter(self, end: Callable[[], object]) -> bool:
+        """Note an exchange of this pass, at whose end `end` is called. Return whether it is the first one."""
+        task: int = torch._C._current_graph_task_id()
+        if task < 0:  # outside of a pass each exchange is one of its own, without an end
+            return True
+        if task != self._task and not self._open:
+            self._begin(task)
+        first, self._end = self._end is None, end
+        return first
+
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    def _mark(self, model: nn.Module, args: Any, output: Any) -> None:
+        for each in tree_leaves(output):
+            if isinstance(each, Tensor) and each.requires_grad:
+                each.register_hook(self._reached)  # type: ignore[no-untyped-call]
+
+    def _reached(self, gradient: Tensor) -> None:
+        task: int = torch._C._current_graph_task_id()
+        if task != self._task:  # also where an earlier pass has raised, and never ended
+            self._begin(task)
+
+    def _begin(self, task: int) -> None:
+        self._task, self._open, self._end = task, True, None
+        Variable._execution_engine.queue_callback(partial(self._close, task))
+
+    def _close(self, task: int) -> None:
+        if task == self._task:
+            end, self._end, self._open = self._end, None, False
+            if end is not None:
+                end()
