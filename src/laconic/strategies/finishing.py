@@ -11,8 +11,8 @@ A rank that dies meanwhile is left out, as its heartbeats end, and one that begi
 of the process group.
 
 Without heartbeats all ranks wait for each other in step 2. If one of them waits in a step for a rank that is
-there, all raise `PeerError` (`laconic.comm.joint_calls`); where strategies let ranks go at their own pace, and
-for a rank that is only slow, the wait lasts until the timeout of the process group.
+there, all raise `PeerError` (`laconic.comm.joint_calls`). Where a strategy lets ranks go at their own pace,
+and for a rank that is only slow, the wait lasts until the timeout of the process group.
 """
 
 from __future__ import annotations
