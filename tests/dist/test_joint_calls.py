@@ -207,6 +207,31 @@ def test_after_a_failed_call_no_thread_waits_and_later_calls_fail_at_once(pool):
         assert f"rank 0 is in {GATHER}" in text and seconds < 1.0 and not waiting, (text, seconds, waiting)
 
 
+def removed_before_another_looks():
+    """Rank 0 alone gathers, and removes its handle as soon as that fails; rank 1 looks for the reason late."""
+    with quick_reports():
+        model, optimizer, handle = compressed("topk(density=0.1)")
+        steps(model, optimizer, range(2))
+        if dist.get_rank() == 0:
+            found = outcome(lambda: gather(handle))
+            handle.remove()
+            dist.barrier()
+            return found
+        calls, plain = handle._joint_calls, handle._joint_calls._missed_call
+
+        def late():
+            dist.barrier()
+            return plain()
+
+        calls._missed_call = late
+        return outcome(lambda: steps(model, optimizer, range(2, 4)))
+
+
+def test_a_removed_handle_still_says_which_call_has_failed(pool):
+    for text, _ in pool.run(2, removed_before_another_looks):
+        assert f"rank 0 is in {GATHER}" in text, text
+
+
 def different_calls():
     model, optimizer, wrapped = distributed("local_sgd(every=2)")
     steps(model, optimizer, range(4))

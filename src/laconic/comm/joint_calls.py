@@ -91,7 +91,8 @@ class JointCalls:
         """End the thread and free the process group. Other ranks' joint calls fail from now on."""
         if not self._closed.is_set():
             self._closed.set()
-            self._report(self._store, "remove() or the end of its process", NEVER)
+            if not self._failure:  # otherwise other ranks may still look for the call that failed
+                self._report(self._store, "remove() or the end of its process", NEVER)
         self._meeting.close()
 
     def make(self, call: str) -> None:
