@@ -26,7 +26,7 @@ from laconic.core.errors import AttachError, StateError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.spec import parse
 from laconic.data.sample_ids import sample_ids
-from laconic.exchange.agreement import accepted_by_all, agree
+from laconic.exchange.agreement import Fingerprint, accepted_by_all, agree
 
 MISSING = (
     "mode='batch' stores activations and duals by sample, and needs the ids of a batch's samples: trainer"
@@ -94,12 +94,12 @@ class BlockTrainer:
         self.spec, self.model, self.samples, self._seed = spec, model, samples, seed
         self._own_comm = TorchComm.own(group) if comm is None else None
         self.comm: Comm = self._own_comm or comm  # type: ignore[assignment]
-        try:
+
+        def build() -> Fingerprint:
             self._build(model, example, loss, optimizer, None if folder is None else Path(folder))
-        except Exception as error:
-            agree(self.comm, None, error)
-            raise
-        agree(self.comm, self._fingerprint())
+            return self._fingerprint()
+
+        agree(self.comm, build)
 
     def _build(self, model: nn.Module, example: Tensor, loss: Loss, make: Make, folder: Path | None) -> None:
         spec, rank = self.spec, self.comm.rank

@@ -22,12 +22,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import asdict, dataclass
 from typing import NoReturn, TypeAlias
 
-import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch marks no re-export
 
 from laconic.comm import waiting
 from laconic.comm.at_exit import start_thread
+from laconic.comm.gather_text import gather_text
 from laconic.comm.naming import in_store
 from laconic.comm.torch_comm import TorchComm
 from laconic.comm.waiting import waiting_message
@@ -116,7 +116,7 @@ class JointCalls:
 
         def meet() -> None:
             try:
-                names.extend(self._gather_names(call))
+                names.extend(gather_text(self._meeting, call))
             except Exception as error:
                 failures.append(error)
             done.set()
@@ -156,10 +156,6 @@ class JointCalls:
             raise
         finally:
             self._exchange = None
-
-    def _gather_names(self, call: str) -> list[str]:
-        name = torch.frombuffer(bytearray(call.encode()), dtype=torch.uint8)
-        return [bytes(each.tolist()).decode() for each in self._meeting.all_gather(name)]
 
     def _watch(self) -> None:
         """Report an exchange that takes long."""

@@ -6,13 +6,11 @@ differ, or one rank has an error, every rank raises: nobody waits in a collectiv
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
-import torch
-
 from laconic.comm.comm import Comm
+from laconic.comm.gather_text import gather_json, gather_text
 from laconic.comm.waiting import ATTACHING, log_if_slow
 from laconic.core.errors import AttachError, StateError
 
@@ -36,42 +34,54 @@ T = TypeVar("T", bound=Attachable)
 
 
 def built_by_all(comm: Comm, build: Callable[[], T]) -> T:
-    """What `build` makes on this rank, if every rank makes the same.
+    """Return what `build` returns on this rank, if every rank builds the same.
 
     Raises:
         AttachError: On every rank, with nothing left behind, if the ranks differ or `build` failed on one.
     """
+    built: list[T] = []
+
+    def describe() -> Fingerprint:
+        built.append(build())
+        return built[0].fingerprint
+
     try:
-        built = build()
-    except Exception as error:
-        agree(comm, None, error)
-        raise
-    try:
-        agree(comm, built.fingerprint)
+        agree(comm, describe)
     except BaseException:
-        built.remove()
+        for each in built:
+            each.remove()
         raise
-    return built
+    return built[0]
 
 
-def agree(comm: Comm, mine: Fingerprint | None, error: Exception | None = None) -> None:
-    """Raise `error`, or `AttachError`, on every rank unless all have the same fingerprint and no error."""
-    text = json.dumps({"error": None if error is None else str(error), "fingerprint": dict(mine or {})})
+def agree(comm: Comm, describe: Callable[[], Fingerprint]) -> Fingerprint:
+    """Return the fingerprint that `describe` returns on this rank, if it is the same on every rank.
+
+    Raises:
+        AttachError: On every rank, if fingerprints differ or `describe` failed on one.
+    """
+    mine: Fingerprint = {}
+    error: Exception | None = None
+    try:
+        mine = describe()
+    except Exception as failed:
+        error = failed
+    said = {"error": None if error is None else str(error), "fingerprint": dict(mine)}
     with log_if_slow(comm.rank, ATTACHING):
-        texts = comm.all_gather(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
+        others = gather_json(comm, said)
     if error is not None:
         raise error
-    others = [json.loads(bytes(each.tolist())) for each in texts]
     for rank, other in enumerate(others):
         if other["error"] is not None:
             raise AttachError(f"nothing was attached: rank {rank}{QUOTES}{other['error']}")
-    for key, value in (mine or {}).items():
+    for key, value in mine.items():
         for rank, other in enumerate(others):
             if other["fingerprint"].get(key) != value:
                 raise AttachError(
                     f"nothing was attached: {key} differs: rank {comm.rank} has {value},"
                     f" rank {rank} has {other['fingerprint'].get(key)}; all ranks must make the same call"
                 )
+    return mine
 
 
 def accepted_by_all(comm: Comm, check: Callable[[], object]) -> None:
@@ -82,9 +92,9 @@ def accepted_by_all(comm: Comm, check: Callable[[], object]) -> None:
     except StateError as error:
         refused = error
     with log_if_slow(comm.rank, "load_state_dict"):
-        texts = comm.all_gather(torch.frombuffer(bytearray(f" {refused or ''}".encode()), dtype=torch.uint8))
+        texts = gather_text(comm, str(refused or ""))
     if refused is not None:
         raise refused
     for rank, text in enumerate(texts):
-        if said := bytes(text.tolist()).decode().strip():
-            raise StateError(f"nothing was loaded: rank {rank}{QUOTES}{said}")
+        if text:
+            raise StateError(f"nothing was loaded: rank {rank}{QUOTES}{text}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from laconic.comm.comm import Comm
+from laconic.comm.gather_text import gather_json
 from laconic.core.errors import StateError
 from laconic.pipeline.buffer import NEW, WAY_OUT, Saved
 from laconic.pipeline.changes import Changes
@@ -103,11 +103,9 @@ def agree_on(comm: Comm, step: Step, channels: Sequence[Changes], pipeline: int)
     step.end(comm)
     ids = b"" if step.ids is None else step.ids.numpy().tobytes()
     visited = sorted({digest(each.buffer.seen.numpy().tobytes()) for each in channels})
-    mine = json.dumps([pipeline, [step.number, digest(ids), visited]]).encode()
-    texts = comm.all_gather(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
+    mine = [pipeline, [step.number, digest(ids), visited]]
     known: dict[int, tuple[int, Any]] = {}
-    for rank, text in enumerate(texts):
-        which, said = json.loads(bytes(text.tolist()))
+    for rank, (which, said) in enumerate(gather_json(comm, mine)):
         first, other = known.setdefault(which, (rank, said))
         if said != other:
             raise StateError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from laconic.comm.comm import Comm
+from laconic.comm.gather_text import gather_json
 from laconic.core import errors
 from laconic.core.errors import LaconicError, PeerError
 from laconic.data.sample_ids import sample_ids
@@ -75,11 +75,9 @@ class Step:
         if not bool(flag):
             return
         kind, text = ("", "") if self.failure is None else (type(self.failure[0]).__name__, self.failure[1])
-        told = json.dumps([kind, text, self.short, self.number]).encode()
-        texts = comm.all_gather(torch.frombuffer(bytearray(told), dtype=torch.uint8))
+        said = gather_json(comm, [kind, text, self.short, self.number])
         cause = None if self.failure is None else self.failure[0]
         self.failure, self.heard = None, False
-        said = [json.loads(bytes(each.tolist())) for each in texts]
         self.number, self.short = max(number for *_, number in said), any(short for *_, short, _ in said)
         for rank, (kind, text, *_) in enumerate(said):
             if kind:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from laconic.comm.comm import Comm
+from laconic.comm.gather_text import gather_text
 from laconic.comm.torch_comm import TorchComm
 from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
@@ -79,7 +79,7 @@ def probe_script(
     found = Probe(comm.size, pairs, network, work, named)
     if comm.rank == 0:
         found = replace(found, methods=tuple(_rehearsed(asked, layout, tell)))
-    return Probe.read(_shared(found.json(), comm))
+    return Probe.read(gather_text(comm, found.json())[0])
 
 
 def _in_silence(what: str) -> None:
@@ -94,12 +94,6 @@ def _rehearsed(
     for number, each in enumerate(rehearse_all(asked, layout), 1):
         tell(f"encoding and decoding, {number} of {len(asked)} known: {each.spec}")
         yield each
-
-
-def _shared(text: str, comm: Comm) -> str:
-    """Rank 0's text, on every rank."""
-    wires = comm.all_gather(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
-    return bytes(wires[0].tolist()).decode()
 
 
 @contextmanager

@@ -92,7 +92,7 @@ def averaging(seat: Seat, optimizer: Optimizer, compressor: Any, name: str, seed
         return handle
 
     with seat.waiting():
-        agree(comm, {"the optimiser's name": name})
+        agree(comm, lambda: {"the optimiser's name": name})
         handle = built_by_all(comm, build)
         with torch.no_grad():
             for group in optimizer.param_groups:

@@ -9,54 +9,47 @@ from torch.optim import Optimizer
 
 from laconic.comm.metered import Metered
 from laconic.core import arguments
-from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
-from laconic.exchange.agreement import agree
-from laconic.exchange.state import model_digest
+from laconic.exchange.agreement import Fingerprint
 from laconic.replicator.deployment import Seat
+from laconic.strategies.distribute import bind
 from laconic.strategies.gossip.choco import CHOCO
 from laconic.strategies.gossip.sgp import SGP
 from laconic.strategies.gossip.topologies import Topology
 from laconic.strategies.membership import Membership
 from laconic.strategies.parameter_controller import ParameterController
-from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import Strategy
 
 
-class Together(Membership):
-    """The replicas of a group, which none of them leaves."""
+class FixedMembership(Membership):
+    """The replicas of a group, which none of them leaves. The deployment closes its groups."""
 
     def __init__(self, seat: Seat) -> None:  # not Membership's: the groups are the deployment's
-        self.comm, self.side_comm = Metered(seat.comm), seat.comm.split(0)
+        self.comm, side = Metered(seat.comm), seat.comm.split(0)
+        self.start_comm = self.side_comm = side
         self.heartbeats = self.joint_calls = None
 
+    def started(self) -> None:
+        """Keep the group of the start, which is the side group."""
+
     def close(self) -> None:
-        """The deployment closes its groups."""
+        """Leave the groups to the deployment."""
 
 
 def gossiping(
     seat: Seat, optimizer: Optimizer, topology: Any, compressor: Any, name: str, seed: int
 ) -> ParameterController:
-    """Bind it on this replica, from the first replica's parameters. Called by all replicas in sync.
+    """Bind a gossip strategy to this replica, as `distribute` does. Called by all replicas in sync.
 
     Stochastic gradient push (`sgp`); with a compressor CHOCO-SGD (`choco`), whose graph stays the same.
     Raises `AttachError` or `SpecError` on all replicas if one of them cannot.
     """
-    together = Together(seat)
-    error: Exception | None = None
-    told: dict[str, str] = {}
-    try:
-        strategy = strategy_of(topology, compressor)
-        replica = Replica(nn.Module(), optimizer)
-        strategy.check(seat.comm.size, optimizer)
-        told = {"the optimiser's name": name, "the spec": repr(strategy), "the seed": str(seed)}
-        told["the model"] = model_digest(replica.layout)
-    except (AttachError, SpecError) as refused:
-        error = refused
-    agree(together.side_comm, told, error)
-    replica.flatten()
-    replica.adopt(together.side_comm)
-    return ParameterController(strategy, replica, optimizer, together, seed=seed, statistics="keep")
+    strategy, membership = strategy_of(topology, compressor), FixedMembership(seat)
+
+    def describe() -> Fingerprint:
+        return {"the optimiser's name": name}
+
+    return bind(nn.Module(), [optimizer], strategy, membership, describe, seed=seed, statistics="keep")
 
 
 def strategy_of(topology: Any, compressor: Any) -> Strategy:

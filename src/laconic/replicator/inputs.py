@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from laconic.comm.comm import Comm
+from laconic.comm.gather_text import gather_text
 from laconic.core.errors import DataError, PeerError
 from laconic.replicator.deployment import Seat
 from laconic.replicator.nests import NUMBERS, Nest, Structure, flatten, told
@@ -82,7 +83,7 @@ def _shared(comm: Comm, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     batches: Iterator[Any] | None = None
     while True:
         parts: list[list[Tensor]] = []
-        said, failure = "", None
+        said, failure = '""', None
         if comm.rank == 0:
             try:
                 batches = begin() if batches is None else batches
@@ -93,10 +94,10 @@ def _shared(comm: Comm, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
             except Exception as error:
                 failure, text = error, f"{type(error).__name__}: {error}"
                 said = json.dumps(["data", str(error)] if isinstance(error, DataError) else ["error", text])
-        heard = comm.all_gather(torch.tensor([*said.encode()], dtype=torch.uint8, device="cpu"))[0]
+        heard = gather_text(comm, said)[0]
         if failure is not None:
             raise failure
-        message = json.loads(bytes(heard.tolist()))
+        message = json.loads(heard)
         if message[0] == "end":
             return
         if message[0] == "data":  # its batch: what a replica would say of its own

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from laconic.comm.comm import Comm
+from laconic.comm.gather_text import gather_text
 from laconic.core.errors import PeerError
 
 OURS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
@@ -66,10 +67,7 @@ class CheckedOrder(Order):
             ).tolist()
             if len(set(numbers)) == 1:
                 return
-            texts = [
-                bytes(each.tolist()).decode()
-                for each in comm.all_gather(torch.tensor([*note.encode()], dtype=torch.uint8, device="cpu"))
-            ]
+            texts = gather_text(comm, note)
         except PeerError as error:
             raise PeerError(f"{self._alone(note)}: {error}") from error
         raise PeerError(differing(self._count, texts))

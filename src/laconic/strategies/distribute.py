@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import torch
@@ -15,11 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from laconic.core import arguments
-from laconic.core.errors import AttachError, SpecError
+from laconic.core.errors import AttachError
 from laconic.core.spec import parse
 from laconic.ddp.compress import inside
 from laconic.ddp.hook import attach
-from laconic.exchange.agreement import agree
+from laconic.exchange.agreement import Fingerprint, agree
 from laconic.exchange.method import Method, lift
 from laconic.exchange.state import model_digest
 from laconic.optim.entry import check_is_scaler, is_ours, one_set_of_weights, unwrap_all
@@ -134,7 +134,7 @@ def distribute(
             raise AttachError(f"distribute has no option {option}=: did you mean {near[0]}=?")
         raise AttachError(f"{strategy!r} does not use DistributedDataParallel: leave {option}= out")
     scaler = scaler if scaler is not None and scaler.is_enabled() else None
-    return model, _bind(model, optimizers, strategy, group, seed, statistics, patience_s, quorum, scaler)
+    return model, _share(model, optimizers, strategy, group, seed, statistics, patience_s, quorum, scaler)
 
 
 def strategy_or_method(spec: Any) -> Strategy | Method:
@@ -147,7 +147,7 @@ def strategy_or_method(spec: Any) -> Strategy | Method:
     return found if isinstance(found, Strategy) else lift(found)
 
 
-def _bind(
+def _share(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
     strategy: Strategy,
@@ -159,31 +159,57 @@ def _bind(
     scaler: torch.amp.GradScaler | None,
 ) -> DistributedOptimizer:
     membership = Membership(group, patience_s, quorum)
+
+    def describe() -> Fingerprint:
+        if scaler is not None:
+            check_scaler(scaler, strategy, patience_s)
+        hint = "it counts ranks, and these are all there are"
+        arguments.whole("quorum", quorum or 1, 1, membership.comm.size, hint)
+        return {"the scaler": "none" if scaler is None else "given", "quorum=": str(quorum)}
+
+    controller = bind(
+        model, optimizers, strategy, membership, describe, seed=seed, statistics=statistics, scaler=scaler
+    )
+    _distributed[model] = controller
+    weakref.finalize(model, _abandon, controller).atexit = False
+    return DistributedOptimizer(controller.optimizer, controller, model, group)
+
+
+def bind(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    strategy: Strategy,
+    membership: Membership,
+    describe: Callable[[], Fingerprint],
+    *,
+    seed: int,
+    statistics: Statistics,
+    scaler: torch.amp.GradScaler | None = None,
+) -> ParameterController:
+    """Bind the strategy to this model on every rank of the membership, from the first rank's parameters.
+
+    Args:
+        describe: Raises an error if this rank cannot take part; returns what else all ranks must have alike.
+
+    Raises:
+        AttachError, SpecError: On every rank, with the membership closed and nothing changed.
+    """
+    optimizer: Optimizer
+    replica: Replica
+
+    def check() -> Fingerprint:
+        nonlocal optimizer, replica
+        arguments.whole("seed", seed)
+        optimizer = as_one(optimizers)
+        replica = Replica(model, optimizer)
+        for each in optimizers:
+            one_set_of_weights(each, repr(strategy))
+            strategy.check(membership.comm.size, each)
+        own = {"the spec": repr(strategy), "the seed": str(seed), "statistics=": statistics}
+        return {**describe(), **own, "the model": model_digest(replica.layout)}
+
     try:
-        error: AttachError | SpecError | None = None
-        try:
-            arguments.whole("seed", seed)
-            optimizer = as_one(optimizers)
-            replica = Replica(model, optimizer)
-            for each in optimizers:
-                one_set_of_weights(each, repr(strategy))
-                strategy.check(membership.comm.size, each)
-            if scaler is not None:
-                check_scaler(scaler, strategy, patience_s)
-            hint = "it counts ranks, and these are all there are"
-            arguments.whole("quorum", quorum or 1, 1, membership.comm.size, hint)
-        except (AttachError, SpecError) as refused:
-            error = refused
-        told = {"the scaler": "none" if scaler is None else "given"}
-        alike = (
-            {}
-            if error
-            else told | _fingerprint(strategy, seed, statistics, quorum, model_digest(replica.layout))
-        )
-        if not membership.rejoining:
-            agree(membership.start_comm, alike, error)  # raises `error` itself
-        elif error is not None:
-            raise error
+        alike = check() if membership.rejoining else agree(membership.start_comm, check)
         if membership.heartbeats is not None:
             membership.heartbeats.check_same_training(alike)
         replica.flatten()
@@ -191,7 +217,7 @@ def _bind(
             if not membership.rejoining:
                 replica.adopt(membership.start_comm)
             membership.started()
-            controller = ParameterController(
+            return ParameterController(
                 strategy, replica, optimizer, membership, seed=seed, statistics=statistics, scaler=scaler
             )
         except BaseException:
@@ -200,9 +226,6 @@ def _bind(
     except BaseException:
         membership.close()
         raise
-    _distributed[model] = controller
-    weakref.finalize(model, _abandon, controller).atexit = False
-    return DistributedOptimizer(optimizer, controller, model, group)
 
 
 def _abandon(controller: ParameterController) -> None:
@@ -212,11 +235,3 @@ def _abandon(controller: ParameterController) -> None:
         if controller.shared_scaler is not None:
             controller.shared_scaler.remove()
         controller.membership.abandon()
-
-
-def _fingerprint(
-    strategy: Strategy, seed: int, statistics: str, quorum: int | None, model: str
-) -> dict[str, str]:
-    """What must be equal on all ranks."""
-    told = {"the spec": repr(strategy), "the seed": str(seed), "statistics=": statistics}
-    return told | {"quorum=": str(quorum), "the model": model}

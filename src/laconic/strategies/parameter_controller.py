@@ -55,7 +55,7 @@ class ParameterController(Controller):
         self.mixes_scales = strategy.shares_gradients and scaler is None
         self.replica = replica
         self.membership = membership
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._seed = seed
         self._statistics = statistics
         self.removed = False
@@ -82,7 +82,7 @@ class ParameterController(Controller):
 
     def _rejoin(self) -> None:
         """Replace a process that died: load the others' average at their next step."""
-        self.bound = Alone().bind(self.replica, self._optimizer, self.membership.comm, self._seed)
+        self.bound = Alone().bind(self.replica, self.optimizer, self.membership.comm, self._seed)
         self._regroup(0, "a new process has taken the place of a lost one", trained=False)
         if self._nobody_trained:
             raise PeerError(
@@ -150,7 +150,7 @@ class ParameterController(Controller):
         dense_bytes, seconds, generation = self.bound.dense_bytes, self.bound.seconds, membership.generation
         self.bound.abandon()
         self.bound = Alone().bind(
-            self.replica, self._optimizer, membership.comm, self._seed
+            self.replica, self.optimizer, membership.comm, self._seed
         )  # lets go of the old group
         while True:
             membership.renew(why)
@@ -162,8 +162,8 @@ class ParameterController(Controller):
                     self.replica, model, stand, membership.side_comm, self._statistics == "keep"
                 )
                 own, fall_back = membership.comm, bool(membership.finishing)
-                chosen = or_alone(self.strategy, own.size, each_of(self._optimizer), fall_back)
-                self.bound = chosen.bind(self.replica, self._optimizer, own, self._seed)
+                chosen = or_alone(self.strategy, own.size, each_of(self.optimizer), fall_back)
+                self.bound = chosen.bind(self.replica, self.optimizer, own, self._seed)
                 break
         self._memory, self._furthest = agreed.memory, divmod(agreed.place, MOST_CALLS)
         self._nobody_trained = not agreed.trained

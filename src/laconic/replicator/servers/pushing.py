@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from laconic.comm.gather_text import gather_text
 from laconic.comm.metered import Metered
 from laconic.core.errors import AttachError, NonFiniteError, PeerError, StateError
 from laconic.core.layout import Layout
@@ -55,9 +56,8 @@ class Pushing(Controller):
         told["number"] = number
         self._links = self._linked(told)
         self.layout = Layout.of((name, tuple(each.shape)) for each, name in self._names.items())
-        agree(
-            seat.comm, {"the optimiser's name": name, "the model": model_digest(self.layout), **_alike(told)}
-        )
+        alike = {"the optimiser's name": name, "the model": model_digest(self.layout), **_alike(told)}
+        agree(seat.comm, lambda: alike)
         self._led(lambda link: link.open(told))
         self._load()
         self.comm.reset()
@@ -126,8 +126,7 @@ class Pushing(Controller):
             except Exception as error:
                 failure = error
         if self.comm.size > 1:
-            said = torch.frombuffer(bytearray(f" {failure or ''}".encode()), dtype=torch.uint8)
-            heard = bytes(self.comm.all_gather(said)[0].tolist()).decode().strip()
+            heard = gather_text(self.comm, str(failure or ""))[0]
             if heard and failure is None:
                 raise PeerError(f"replica 0 of this group says: {heard}")
         if failure is not None:

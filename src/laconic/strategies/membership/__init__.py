@@ -49,7 +49,8 @@ class Membership:
                 return comm
 
             timeout = None if patience_s is None else timedelta(seconds=patience_s)
-            self.start_comm, side, main = own(), own(timeout), own(timeout)
+            self._start, side, main = own(), own(timeout), own(timeout)
+            self.start_comm: Comm = self._start
             self.side_comm: Comm = side
             self._groups = [side, main]
             self.comm = Metered(main)
@@ -60,7 +61,7 @@ class Membership:
             else:
                 store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
                 self.heartbeats = Heartbeats.of(store, self._name, main.rank, main.size)
-                self.heartbeats.hung_after_s = self.start_comm.timeout.total_seconds()
+                self.heartbeats.hung_after_s = self._start.timeout.total_seconds()
             opened.pop_all()
 
     @property
@@ -95,7 +96,7 @@ class Membership:
 
     def started(self) -> None:
         """All ranks have begun: from now on `patience_s` holds."""
-        self.start_comm.close()
+        self._start.close()
 
     @property
     def living(self) -> list[int]:
@@ -168,7 +169,7 @@ class Membership:
         """Leave for good."""
         if self.heartbeats is not None:
             self.heartbeats.close()
-        self.start_comm.close()
+        self._start.close()
         if self.joint_calls is not None:
             self.joint_calls.close()
         self._leave()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from laconic.comm.comm import Comm
+from laconic.comm.gather_text import gather_json
 from laconic.strategies.replica import Replica
 
 
@@ -53,8 +53,7 @@ def average_(replica: Replica, model: Tensor, stand: Stand, comm: Comm, keep: bo
     """
     shapes = {key: list(value.shape) for key, value in stand.memory.items()}
     row = [stand.place, stand.present and stand.trained, stand.trained, True, shapes, stand.up_to_date]
-    texts = comm.all_gather(torch.frombuffer(bytearray(json.dumps(row).encode()), dtype=torch.uint8))
-    rows = [json.loads(bytes(text.tolist())) for text in texts]
+    rows = gather_json(comm, row)
     level = next(level for level in (1, 2, 3) if any(row[level] for row in rows))
     averaged = [rank for rank, row in enumerate(rows) if row[level]]
     root = max(averaged, key=lambda rank: (bool(rows[rank][4]), rows[rank][5], rows[rank][0], -rank))

@@ -1,0 +1,26 @@
+"""Text of every rank, as one all-gather of bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from laconic.comm.comm import Comm
+
+
+def gather_text(comm: Comm, text: str) -> list[str]:
+    """Return the text of every rank, in rank order. Called by all ranks.
+
+    >>> from laconic.comm.loopback import Loopback
+    >>> Loopback.run(2, lambda comm: gather_text(comm, "ab"[: comm.rank]))
+    [['', 'a'], ['', 'a']]
+    """
+    wire = torch.tensor([*text.encode()], dtype=torch.uint8, device="cpu")
+    return [bytes(each.tolist()).decode() for each in comm.all_gather(wire)]
+
+
+def gather_json(comm: Comm, value: Any) -> list[Any]:
+    """Return the value of every rank, in rank order and as JSON keeps it. Called by all ranks."""
+    return [json.loads(text) for text in gather_text(comm, json.dumps(value))]
