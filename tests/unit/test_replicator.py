@@ -125,7 +125,7 @@ def test_cross_replica_batchnorm_is_that_of_the_whole_batch() -> None:
     assert (alone - expected[:4].detach()).abs().max() > 0.1
 
 
-def test_collectives_on_nests_and_their_gradients() -> None:
+def test_collectives_on_pytrees_and_their_gradients() -> None:
     """Each loss weighs what it got by the replica's number + 1; gradients are those of the sum of losses."""
 
     def main(replicator: Replicator) -> None:
@@ -379,7 +379,7 @@ def test_what_cannot_be_wrapped_or_fed_is_refused() -> None:
         (SpecError, "got the strategy", wrapping("it", compressor="sgp()"), "single"),
         (SpecError, "topology must be a topology", wrapping("it", topology="dgc()"), "single"),
         (SpecError, "name must be a word", wrapping("a/b"), "single"),
-        (TypeError, "a nest is a tensor", lambda r: r.all_sum("text"), "single"),
+        (TypeError, "a leaf of a pytree is a tensor", lambda r: r.all_sum("text"), "single"),
         (SpecError, "in 0..0", lambda r: r.logical_device(1), "single"),
         (DataError, r"cut among 2 replicas .* got \(7, 2\)", seven("single"), LOCAL),
         (DataError, r"cut among 2 replicas .* got \(7, 2\)", seven("per_worker"), LOCAL),

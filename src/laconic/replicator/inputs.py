@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from laconic.comm.comm import Comm
 from laconic.comm.gather_text import gather_text
 from laconic.core.errors import DataError, PeerError
 from laconic.replicator.deployment import Seat
-from laconic.replicator.nests import NUMBERS, Nest, Structure, flatten, told
+from laconic.replicator.leaves import Pytree, Structure, flatten, with_plain_tuples
 from laconic.replicator.order import END
 
 Replication = Literal["single", "per_worker", "per_replica"]
@@ -104,19 +104,19 @@ def _shared(comm: Comm, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
             raise DataError(message[1])
         if message[0] == "error":
             raise PeerError(f"replica {comm.rank}: the input pipeline on replica 0 failed: {message[1]}")
-        structure = Structure.from_json(message)
-        yield structure.rebuilt(iter(_handed_out(comm, structure, parts)))
+        _, structure, leaves = message
+        yield Structure.from_json(structure).rebuilt(_handed_out(comm, leaves, parts))
 
 
-def cut(batch: Nest, size: int) -> tuple[list[list[Tensor]], str]:
-    """A part of each tensor for each replica, cut along its first dimension, on the host; and its structure.
+def cut(batch: Pytree, size: int) -> tuple[list[list[Tensor]], str]:
+    """Each tensor cut for the replicas along its first dimension, on the host; and the message about them.
 
     Numbers go to all replicas as they are. Raises `DataError` where a tensor does not divide.
     """
-    tensors, structure = flatten(batch, kept=True)
+    tensors, structure = flatten(with_plain_tuples(batch), exact=True)
     parts = []
-    for each, leaf in zip(tensors, numbered(structure), strict=True):
-        if leaf:
+    for each, kind in zip(tensors, (kind for kind in structure.kinds if kind != "none"), strict=True):
+        if kind != "tensor":
             parts.append([each] * size)
         elif not each.dim() or each.shape[0] % size:
             raise DataError(
@@ -126,26 +126,21 @@ def cut(batch: Nest, size: int) -> tuple[list[list[Tensor]], str]:
             )
         else:
             parts.append([part.contiguous().cpu() for part in each.chunk(size)])
-    one = structure.rebuilt(iter(part[0] for part in parts))
-    return parts, told(flatten(one, kept=True)[1])
+    leaves = [[str(part[0].dtype).removeprefix("torch."), list(part[0].shape)] for part in parts]
+    return parts, json.dumps(["batch", structure.to_json(), leaves])
 
 
-def numbered(structure: Structure) -> list[bool]:
-    """For each leaf, whether it is a number."""
-    if structure.kind == "tensor" or structure.kind in NUMBERS:
-        return [structure.kind in NUMBERS]
-    return [each for part in structure.parts for each in numbered(part)]
-
-
-def _handed_out(comm: Comm, structure: Structure, parts: list[list[Tensor]]) -> list[Tensor]:
+def _handed_out(
+    comm: Comm, leaves: Sequence[tuple[str, list[int]]], parts: list[list[Tensor]]
+) -> list[Tensor]:
     """This replica's part of each tensor, sent by replica 0."""
     mine = []
-    for i, leaf in enumerate(structure.leaves):
+    for i, (dtype, shape) in enumerate(leaves):
         if comm.rank == 0:
             comm.exchange({rank: parts[i][rank] for rank in range(1, comm.size)}, {})
             mine.append(parts[i][0])
         else:
-            room = torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu")
+            room = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
             comm.exchange({}, {0: room})
             mine.append(room)
     return mine

@@ -1,4 +1,4 @@
-"""Meetings: the collectives of a Replicator, on nests of tensors."""
+"""Meetings: the collectives of a Replicator, on pytrees of tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from laconic.core import arguments
 from laconic.replicator.collectives import Group
-from laconic.replicator.nests import Nest, flatten
+from laconic.replicator.leaves import Pytree, flatten
 
 Op = Literal["mean", "sum"]
 
@@ -33,33 +33,33 @@ class Meetings(ABC):
         """How many are in sync."""
         return self._meets.comm.size
 
-    def all_sum(self, nest: Nest) -> Nest:
-        """The sum over replicas of each tensor or number of a nest. One message a dtype; differentiable."""
-        tensors, structure = flatten(nest)
-        return structure.rebuilt(iter(self._meets.sums(tensors, "all_sum({})", structure)))
+    def all_sum(self, tree: Pytree) -> Pytree:
+        """The sum over replicas of each leaf of a pytree. One message a dtype; differentiable."""
+        tensors, structure = flatten(tree)
+        return structure.rebuilt(self._meets.sums(tensors, "all_sum({})", structure))
 
-    def all_mean(self, nest: Nest) -> Nest:
-        """The mean over replicas of each tensor or number of a nest. One message a dtype; differentiable."""
-        tensors, structure = flatten(nest)
+    def all_mean(self, tree: Pytree) -> Pytree:
+        """The mean over replicas of each leaf of a pytree. One message a dtype; differentiable."""
+        tensors, structure = flatten(tree)
         sums = self._meets.sums(tensors, "all_mean({})", structure)
-        return structure.rebuilt(iter([each / self.replicas for each in sums]))
+        return structure.rebuilt(each / self.replicas for each in sums)
 
-    def all_gather(self, nest: Nest) -> Nest:
-        """All replicas' rows of each tensor, in replica order; of a 0-dim one a vector. Differentiable.
+    def all_gather(self, tree: Pytree) -> Pytree:
+        """All replicas' rows of each leaf, in replica order; of a 0-dim one a vector. Differentiable.
 
         The first dimension may differ between replicas.
         """
-        tensors, structure = flatten(nest)
-        return structure.rebuilt(iter(self._meets.gathers(tensors, "all_gather({})", Kinds(tensors))))
+        tensors, structure = flatten(tree)
+        return structure.rebuilt(self._meets.gathers(tensors, "all_gather({})", Kinds(tensors)))
 
-    def broadcast(self, nest: Nest, root: int = 0) -> Nest:
+    def broadcast(self, tree: Pytree, root: int = 0) -> Pytree:
         """The root's tensors on every replica. Differentiable: the root gets the sum of all gradients."""
         arguments.whole("root", root, 0, self.replicas - 1)
-        tensors, structure = flatten(nest)
+        tensors, structure = flatten(tree)
         sent = self._meets.broadcasts(tensors, root, "broadcast({}, root={})", structure, root)
-        return structure.rebuilt(iter(sent))
+        return structure.rebuilt(sent)
 
-    def map_reduce(self, fn: Callable[..., Nest], *arguments_: Any, op: Op = "mean") -> Nest:
+    def map_reduce(self, fn: Callable[..., Pytree], *arguments_: Any, op: Op = "mean") -> Pytree:
         """`fn(*arguments_)` on every replica, and the "mean" (default) or "sum" of what they return."""
         arguments.choice("op", op, get_args(Op))
         made = fn(*arguments_)

@@ -213,7 +213,7 @@ class Replicator(Meetings):
 
         Args:
             input_fn: Called with an `InputContext`, which tells its share and the size of its batches.
-                Returns an iterable of batches: nests of tensors where they are cut, else anything.
+                Returns an iterable of batches: pytrees of tensors where they are cut, else anything.
             replication: "per_worker" (default): a pipeline a process, cut among its replicas; "single": one
                 for all replicas in sync, whose first one reads, cuts and sends; "per_replica".
 

@@ -1,0 +1,125 @@
+"""Leaves of pytrees: tensors and numbers in dicts, lists and tuples, in one order on every replica.
+
+A dict is read by its keys in sorted order, however it was filled: collectives then meet the same tensors
+everywhere. None stays None.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+Pytree = Any  # a tensor or a number, None, or a dict, list or tuple of pytrees
+NUMBERS: dict[str, tuple[torch.dtype, Callable[[Tensor], Any]]] = {
+    "float": (torch.float64, lambda x: float(x.detach())),
+    "int": (torch.int64, int),
+    "bool": (torch.int64, bool),
+}
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A pytree without its tensors; leaves are in sorted order of their paths.
+
+    Attributes:
+        spec: The containers, as torch describes them.
+        places: Place of each leaf in `spec`.
+        kinds: Kind of each leaf: "none", "tensor", or of `NUMBERS`.
+        text: All that replicas must have alike.
+    """
+
+    spec: pytree.TreeSpec
+    places: tuple[int, ...]
+    kinds: tuple[str, ...]
+    text: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+    def rebuilt(self, tensors: Iterable[Tensor]) -> Pytree:
+        """Return the pytree with these tensors as its leaves."""
+        left, leaves = iter(tensors), dict.fromkeys(self.places)
+        for place, kind in zip(self.places, self.kinds, strict=True):
+            if kind != "none":
+                leaves[place] = NUMBERS[kind][1](next(left)) if kind in NUMBERS else next(left)
+        return pytree.tree_unflatten([leaves[place] for place in sorted(leaves)], self.spec)
+
+    def to_json(self) -> str:
+        """Return the structure as JSON. Raises `TypeError` for keys other than strings and numbers."""
+        return json.dumps([pytree.treespec_dumps(self.spec), self.places, self.kinds])
+
+    @classmethod
+    def from_json(cls, text: str) -> Structure:
+        """Return the structure that `to_json` wrote."""
+        spec, places, kinds = json.loads(text)
+        return cls(pytree.treespec_loads(spec), tuple(places), tuple(kinds))
+
+
+def flatten(tree: Pytree, *, exact: bool = False) -> tuple[list[Tensor], Structure]:
+    """Return the tensors of a pytree in sorted order, and its structure.
+
+    Args:
+        exact: Whether whole numbers and flags stay what they are; else all numbers are floats, as for a mean.
+
+    Raises:
+        TypeError: A leaf is no tensor, number or None.
+
+    >>> tensors, structure = flatten({"b": 2.0, "a": [torch.ones(3), None]})
+    >>> [each.tolist() for each in tensors], str(structure)
+    ([[1.0, 1.0, 1.0], 2.0], "['a'][0] float32 (3,), ['a'][1] none, ['b'] float")
+    >>> structure.rebuilt(tensors)
+    {'b': 2.0, 'a': [tensor([1., 1., 1.]), None]}
+    """
+    leaves, spec = pytree.tree_flatten_with_path(tree)
+    places = sorted(range(len(leaves)), key=lambda i: [_key(entry) for entry in leaves[i][0]])
+    tensors, kinds, texts = list[Tensor](), [], []
+    for path, leaf in (leaves[i] for i in places):
+        kind = _kind(leaf, exact)
+        if kind in NUMBERS:
+            tensors.append(torch.tensor(leaf, dtype=NUMBERS[kind][0], device="cpu"))
+        elif kind == "tensor":
+            tensors.append(leaf)
+        shown = f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" if kind == "tensor" else kind
+        kinds.append(kind)
+        texts.append(f"{pytree.keystr(path)} {shown}".lstrip())
+    return tensors, Structure(spec, tuple(places), tuple(kinds), ", ".join(texts))
+
+
+def _kind(leaf: Any, exact: bool) -> str:
+    if leaf is None:
+        return "none"
+    if isinstance(leaf, Tensor):
+        return "tensor"
+    if isinstance(leaf, int | float):
+        if not exact or isinstance(leaf, float):
+            return "float"
+        return "bool" if isinstance(leaf, bool) else "int"
+    raise TypeError(
+        "a leaf of a pytree is a tensor, a number or None, in dicts, lists and tuples, got"
+        f" {type(leaf).__name__}: give its tensors alone"
+    )
+
+
+def _key(entry: Any) -> tuple[str, Any]:
+    """Return what orders an entry of a path among its siblings."""
+    if isinstance(entry, pytree.MappingKey):
+        return type(entry.key).__name__, str(entry.key)
+    return "", entry.idx if isinstance(entry, pytree.SequenceKey) else str(entry)
+
+
+def with_plain_tuples(tree: Pytree) -> Pytree:
+    """Return a pytree whose named tuples are tuples, as other processes may not know their classes."""
+
+    def is_named(node: Any) -> bool:
+        return isinstance(node, tuple) and hasattr(node, "_fields")
+
+    def plain(leaf: Any) -> Any:
+        return tuple(map(with_plain_tuples, leaf)) if is_named(leaf) else leaf
+
+    return pytree.tree_map(plain, tree, is_leaf=is_named)
