@@ -1,30 +1,45 @@
-"""A closure of `step`, called before the step: so that what acts before the optimiser sees the gradients."""
+"""Closures of `step`: evaluated once, and refused for LBFGS, which evaluates its own many times."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError
 
+T = TypeVar("T")
+
+
+def evaluate(closure: Callable[[], T] | None) -> T | None:
+    """Return the closure's result, computed with gradients; None without a closure."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
 
 def evaluated(
     optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of `step`, as a hook gets them; a closure has been called, and gives its result again.
+    """Return the arguments of `step`, as a hook gets them, with the closure replaced by its result.
 
-    Raises `AttachError` for LBFGS, which calls it many times.
+    What acts before the optimiser then sees the gradients. Raises `AttachError` for LBFGS.
     """
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:
         return args, kwargs
+    refuse_lbfgs(optimizer, "what exchanges or changes gradients")
+    loss = evaluate(closure)
+    return (args[0], lambda: loss), {key: kwargs[key] for key in kwargs if key != "closure"}
+
+
+def refuse_lbfgs(optimizer: Optimizer, feature: str) -> None:
+    """Raise `AttachError` for LBFGS. `feature`: what it is refused for, in the message."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise AttachError(
-            "LBFGS calls its closure many times in one step, and each call would be an exchange of"
-            " its own: use SGD, Adam or another optimiser with one gradient per step"
+            f"LBFGS evaluates the model many times in one step, and {feature} must act between gradient and"
+            " step: use SGD, Adam or another optimiser with one gradient per step"
         )
-    with torch.enable_grad():
-        loss = closure()
-    return (args[0], lambda: loss), {key: kwargs[key] for key in kwargs if key != "closure"}

@@ -25,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from laconic.core import arguments
 from laconic.core.errors import AttachError
+from laconic.optim.closure import refuse_lbfgs
 from laconic.optim.outside_state import kept_outside, second_weights
 
 
@@ -88,11 +89,7 @@ def whole(given: object, feature: str) -> Optimizer:
     if _known(optimizer, OURS) is not None:
         optimizer = unwrap(optimizer.optimizer)  # type: ignore[attr-defined]
     refuse_wrapper(optimizer, feature)
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise AttachError(
-            f"LBFGS computes many gradients in one step, between which {feature} would have to act: use SGD,"
-            " Adam or another optimiser with one gradient per step"
-        )
+    refuse_lbfgs(optimizer, feature)
     check_state(optimizer, feature)
     _check_hooks(optimizer)
     return optimizer

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from laconic.core import arguments
+from laconic.optim.closure import evaluate
 from laconic.optim.per_tensor import refuse_sparse
 
 Tensors = list[Tensor]
@@ -64,10 +65,7 @@ class Layerwise(Optimizer):
         Raises:
             AttachError: A gradient is a sparse tensor.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         for group in self.param_groups:
             kinds: dict[tuple[bool, torch.device, torch.dtype], Tensors] = {}
             for w in group["params"]:

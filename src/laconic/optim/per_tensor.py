@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError
+from laconic.optim.closure import evaluate
 
 
 class PerTensor(Optimizer):
@@ -42,10 +43,7 @@ class PerTensor(Optimizer):
         Raises:
             AttachError: A gradient is sparse or complex.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         for group in self.param_groups:
             for w in group["params"]:
                 if w.grad is not None:

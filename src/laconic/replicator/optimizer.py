@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError
+from laconic.optim.closure import evaluate
 from laconic.replicator.order import Order
 from laconic.replicator.stats import ReplicatorStats
 from laconic.strategies.controller import Controller
@@ -58,10 +58,7 @@ class ReplicatedOptimizer(DistributedOptimizer):
                 "a replicated optimiser takes no GradScaler: use bfloat16 under torch.autocast, which needs"
                 " none, or laconic.compress(model, optimizer, spec, scaler=scaler)"
             )
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         self._order.check(self._order.note("step of {!r}", self.name))
         super().step()
         return loss

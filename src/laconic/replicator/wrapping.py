@@ -6,10 +6,10 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError, SpecError
+from laconic.optim.closure import refuse_lbfgs
 from laconic.optim.entry import one_set_of_weights, refuse_wrapper
 from laconic.replicator.averaging import as_method, averaging
 from laconic.replicator.deployment import Seat
@@ -40,11 +40,7 @@ def controller_of(
     seat: Seat, optimizer: Optimizer, compressor: Any, topology: Any, name: str, seed: int, number: int
 ) -> Controller:
     """It reads both specs wherever the script runs, so that a wrong one shows on one device already."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise AttachError(
-            "LBFGS evaluates the model many times in one step, and each would be an exchange of its own: use"
-            " SGD, Adam or another optimiser with one gradient per step"
-        )
+    refuse_lbfgs(optimizer, "an exchange of gradients")
     if topology is not None:
         one_set_of_weights(optimizer, f"topology={topology!r}")
         strategy_of(topology, compressor)

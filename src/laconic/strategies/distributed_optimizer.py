@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from laconic.core.errors import AttachError, NonFiniteError, StateError
 from laconic.core.inference import outside_inference_mode
 from laconic.exchange.stats import Stats
+from laconic.optim.closure import evaluate
 from laconic.optim.entry import after_steps, before_steps, stepping
 from laconic.optim.master_weights import masters_of
 from laconic.strategies.controller import Controller, GradientController
@@ -101,13 +102,10 @@ class DistributedOptimizer(Optimizer, Joinable):
             NonFiniteError: A gradient is not finite, and no GradScaler skips the step. This rank's update was
                 skipped, and the round with the others taken: go on with the next batch.
         """
-        loss = None
         self._share()
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-            if loss is not None:
-                self.note_loss(loss)
+        loss = evaluate(closure)
+        if loss is not None:
+            self.note_loss(loss)
         noted_loss, self._loss = self._loss, None
         self._check_exchanged()
         scaled: Tensor | None = getattr(self, "found_inf", None)  # which a GradScaler sets

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from laconic.core.errors import AttachError, StateError
 from laconic.ddp.optimiser import held_by
+from laconic.optim.closure import evaluate
 from laconic.optim.entry import after_steps, before_steps
 
 KEY = "several"  # where the state holds those of all
@@ -50,10 +50,7 @@ class Several(Optimizer):
         return f"[{', '.join(map(repr, self.optimizers))}]"
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         for each in self.optimizers:
             each.step()
         self.share()

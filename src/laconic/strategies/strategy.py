@@ -12,16 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from laconic.comm.comm import Comm
 from laconic.comm.metered import Metered
-from laconic.core.errors import AttachError
 from laconic.core.spec import Spec
 from laconic.exchange.state import check_shapes
 from laconic.exchange.stopwatch import Seconds
+from laconic.optim.closure import refuse_lbfgs
 from laconic.strategies.replica import Replica
 
 Update = Callable[[], Any]  # the optimiser's own step
@@ -74,11 +73,7 @@ class Strategy(Spec):
 
     def check(self, size: int, optimizer: Optimizer) -> None:
         """Raise `SpecError` or `AttachError` if the number of ranks or the optimiser does not fit."""
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise AttachError(
-                f"{self!r} exchanges parameters between steps, but LBFGS evaluates the model many times in"
-                " one step: use SGD, Adam or another optimiser with one gradient per step"
-            )
+        refuse_lbfgs(optimizer, repr(self))
 
     def check_left(self, size: int, optimizer: Optimizer) -> None:
         """`check` after ranks were lost; machines may then have different numbers of ranks."""
