@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from laconic.codecs.cast import Cast
 from laconic.codecs.dense import Dense
 from laconic.core.codec import Codec
-from laconic.core.errors import SpecError, WireError
-from laconic.core.framing import counts_bytes, read_bytes, unsigned
+from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
+from laconic.core.layout_codec import LayoutCodec, Part
 from laconic.core.turn import Turn
 from laconic.exchange.method import Method, Route, lift
 from laconic.feedback import Feedback
@@ -35,28 +35,22 @@ LATE = (1 << 63) - 1  # a step after all warm-ups
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some tensors, their codec, and how much of what it lost is added to the next update.
+class UpdatePart(Part):
+    """A part of an update. `decay`: the share of its error that is added to the next one; None: no memory."""
 
-    decay: 1: all; None: nothing is remembered. gain: what is decoded is multiplied by it.
-    """
-
-    layout: Layout
-    codec: Codec
-    decay: float | None
-    gain: float
+    decay: float | None = 1.0
 
 
 @dataclass(frozen=True)
 class Coding:
     """What a spec does to flat float32 tensors of one layout.
 
-    Wire: with p parts that hold elements, their lengths uint32 (p,), then their messages.
+    Wire: that of a framed `LayoutCodec`, of the parts that hold elements.
     """
 
     text: str
     layout: Layout
-    parts: tuple[Part, ...]
+    parts: tuple[UpdatePart, ...]
     feedbacks: tuple[Feedback, ...] = ()
 
     @classmethod
@@ -106,7 +100,7 @@ class Coding:
             if part.numel:
                 decay = _decay(method, route)
                 gain = route.feedback.gain(codec, part) if check else 1.0
-                parts.append(Part(part, codec, decay, gain))
+                parts.append(UpdatePart(part, codec, gain, decay))
         return cls(method.text, layout, tuple(parts))
 
     @property
@@ -121,25 +115,11 @@ class Coding:
 
     def encode(self, x: Tensor, turn: Turn) -> Tensor:
         """The message, uint8 (m,), of flat x float32 (n,)."""
-        wires = [part.codec.at(turn.step).encode_layout(x, part.layout, turn) for part in self.parts]
-        return torch.cat(
-            [
-                counts_bytes(torch.tensor([wire.numel() for wire in wires], dtype=torch.int64, device="cpu")),
-                *wires,
-            ]
-        )
+        return self._wires.encode(x, turn)
 
     def decode_add_(self, wire: Tensor, out: Tensor, step: int, alpha: float = 1.0) -> Tensor:
-        """Add alpha times what a message says to flat `out` float32 (n,), in place.
-
-        Raises:
-            WireError: for bytes that no encoder can have made. Some parts may have been added by then: give
-                a buffer of zeros where that matters.
-        """
-        for part, piece in zip(self.parts, self._pieces(wire), strict=True):
-            codec = part.codec.at(step)
-            codec.decode_segments_add_(piece, part.layout.segments, out, alpha * part.gain)
-        return out
+        """out (n,) += alpha * the decoded message, in place, as `LayoutCodec.decode_add_`."""
+        return self._wires.decode_add_(wire, out, step, alpha)
 
     def limit_(self, update: Tensor, step: int) -> Tensor:
         """Scale an update float32 (n,) to the norm that `clip` allows, in place."""
@@ -167,21 +147,18 @@ class Coding:
 
     def most_nbytes(self) -> int:
         """The most bytes that a message can have, at a step without a schedule."""
-        return sum(4 + part.codec.message_nbytes(part.layout.segments) for part in self.parts)
+        return self._wires.most_nbytes
 
-    def _pieces(self, wire: Tensor) -> tuple[Tensor, ...]:
-        head, rest = read_bytes(wire, 4 * len(self.parts), "the lengths of the parts")
-        lengths = unsigned(head).tolist()
-        if sum(lengths) != rest.numel():
-            raise WireError(f"parts of {lengths} bytes do not fill {rest.numel()} bytes")
-        return torch.split(rest, lengths)
+    @cached_property
+    def _wires(self) -> LayoutCodec:
+        return LayoutCodec(self.parts, framed=True)
 
 
-def _answered(method: Method, parts: Sequence[Part]) -> tuple[Part, ...]:
+def _answered(method: Method, parts: Sequence[UpdatePart]) -> tuple[UpdatePart, ...]:
     """Parts as a server answers them: all is remembered, and damped where that would grow."""
     try:
         return tuple(
-            Part(part.layout, part.codec, 1.0, safe_gain(part.codec, part.layout, damped=True))
+            UpdatePart(part.layout, part.codec, safe_gain(part.codec, part.layout, damped=True))
             for part in parts
         )
     except SpecError as error:

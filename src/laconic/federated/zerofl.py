@@ -30,11 +30,12 @@ from laconic.codecs.selectors.topk import TopK
 from laconic.codecs.sparse import Sparse
 from laconic.core import arguments
 from laconic.core.errors import SpecError
-from laconic.core.framing import read_bytes
 from laconic.core.layout import Layout, Segments
+from laconic.core.layout_codec import LayoutCodec, Part
 from laconic.core.selector import kept
+from laconic.core.turn import Turn
 
-REST = Dense()
+NO_DRAWS = Turn(0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -154,22 +155,22 @@ class Uplink:
         if not sparse:
             raise SpecError("sparse: no tensor is masked; give the names of Swat.weights")
         self.mask, self.layout = mask, layout
-        self._masked = layout.named(sparse).segments
-        self._rest = layout.where(lambda entry: entry.name not in frozenset(sparse)).segments
+        masked = layout.named(sparse)
+        rest = layout.where(lambda entry: entry.name not in frozenset(sparse))
+        self._masked = masked.segments
+        self._wires = LayoutCodec((Part(rest, Dense()), Part(masked, mask.codec)))
 
     def encode(self, start: Tensor, end: Tensor) -> Tensor:
         """A client's message, uint8 (m,), from w_t and w_E, both float32 (n,) and finite."""
-        content = self.mask.content(start, end, self._masked)
-        rest = REST.encode_segments(self.mask.rest(start, end), self._rest, [0] * len(self._rest))
-        masked = self.mask.codec.encode_segments(content, self._masked, [0] * len(self._masked))
-        return torch.cat([rest, masked])
+        content, x = self.mask.content(start, end, self._masked), self.mask.rest(start, end).clone()
+        for own, sent in zip(self._masked.views(x), self._masked.views(content), strict=True):
+            own.copy_(sent)
+        return self._wires.encode(x, NO_DRAWS)
 
     def decode(self, wire: Tensor) -> Tensor:
         """What a message holds, float32 (n,), with zeros where nothing was sent. Raises `WireError`."""
         out = torch.zeros(self.layout.segments.end, dtype=torch.float32, device="cpu")
-        rest, masked = read_bytes(wire, REST.message_nbytes(self._rest), "the tensors that are not sparse")
-        REST.decode_segments_add_(rest, self._rest, out)
-        return self.mask.codec.decode_segments_add_(masked, self._masked, out)
+        return self._wires.decode_add_(wire, out, NO_DRAWS.step)
 
     def next_weights(self, start: Tensor, wires: Sequence[Tensor], examples: Sequence[int]) -> Tensor:
         """The server's weights w_{t+1}, float32 (n,), from w_t and one message a client.

@@ -13,13 +13,15 @@ from laconic.core.errors import AttachError, PeerError
 from laconic.core.framing import as_bytes
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
+from laconic.exchange.method import lift_codec
 from laconic.replicator.deployment import Seat
 from laconic.replicator.parameters import dense
 from laconic.replicator.servers.calls import Call, Kind, receive, send
 from laconic.replicator.servers.described import view
 from laconic.replicator.servers.pairs import SERVER
 from laconic.replicator.servers.serving import file_of
-from laconic.replicator.servers.share import read_floats, wires_of
+from laconic.replicator.servers.share import read_floats
+from laconic.strategies.gossip.mixing.coded import coded_matrices
 
 
 class Link:
@@ -42,8 +44,9 @@ class Link:
     ) -> None:
         self.server, self.pair, self.tensors, self._seat = server, pair, tensors, seat
         self.layout = Layout.of((name, tuple(each.shape)) for name, each in tensors.items())
-        self.wires = wires_of(compressor, self.layout)
-        self.keeps = self.wires.codec.needs_feedback
+        self.codec = lift_codec(compressor)
+        self.wires = coded_matrices(self.codec, self.layout, damped=False)
+        self.keeps = self.codec.needs_feedback
         self.flat, self.grad = (
             torch.zeros(self.layout.numel, dtype=torch.float32, device="cpu"),
             torch.zeros(self.layout.numel, dtype=torch.float32, device="cpu"),
@@ -93,7 +96,7 @@ class Link:
         self._take(answer)
         self.staleness = None if answer.kind == Kind.REFUSED else answer.number
         if self.keeps and self.staleness is not None:
-            self.wires.decode_add_(self._wire, self.residual, -1.0, step)
+            self.wires.decode_add_(self._wire, self.residual, step, -1.0)
 
     def pull(self) -> None:
         """Take the server's tensors as they are now."""

@@ -173,7 +173,7 @@ class Pushing(Controller):
     def _identity(self) -> Identity:
         return Identity(
             format=FORMAT,
-            spec=repr(self._links[0].wires.codec),
+            spec=repr(self._links[0].codec),
             model=model_digest(self.layout),
             rank=self._seat.group,
             size=self._seat.groups,

@@ -19,19 +19,9 @@ from laconic.core.framing import as_bytes, as_numbers
 from laconic.core.layout import Layout
 from laconic.exchange.method import lift_codec
 from laconic.replicator.servers.described import built, view
-from laconic.strategies.gossip.mixing.coded import Wires
+from laconic.strategies.gossip.mixing.coded import coded_matrices
 
 log = logging.getLogger("laconic")
-
-
-def wires_of(compressor: Any, layout: Layout) -> Wires:
-    """How gradients of these tensors travel: matrices in the codec, vectors in float32, nothing damped.
-
-    Raises `SpecError` for no codec, or for one whose residual would grow without bound.
-    """
-    wires = Wires(lift_codec(compressor), layout)
-    wires.gain = 1.0  # `Wires` damps unbiased codecs for gossip; a gradient needs that not
-    return wires
 
 
 class Share:
@@ -50,7 +40,7 @@ class Share:
             raise AttachError(f"{self.layout.numel} elements are described, {initial.numel()} came")
         self.flat = initial.clone()
         self.optimizer, self._parameters = built(told, self.layout, self.flat)
-        self.wires = wires_of(told["compressor"], self.layout)
+        self.wires = coded_matrices(lift_codec(told["compressor"]), self.layout, damped=False)
         self.limit, self.file, self.every = limit, file, every
         self.version, self.refused = 0, 0
         self.staleness: Counter[int] = Counter()
@@ -82,7 +72,7 @@ class Share:
         if staleness > self.limit:
             self.refused += 1
             return None
-        grad = self.wires.decode_add_(wire, torch.zeros_like(self.flat), 1.0, step)
+        grad = self.wires.decode_add_(wire, torch.zeros_like(self.flat), step)
         with torch.no_grad():
             for group, now in zip(self.optimizer.param_groups, groups, strict=True):
                 group.update(now)

@@ -13,8 +13,9 @@ from laconic.comm.comm import Comm
 from laconic.comm.metered import Metered
 from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.errors import SpecError, WireError
+from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
+from laconic.core.layout_codec import LayoutCodec, Part
 from laconic.core.turn import Turn
 from laconic.exchange.method import lift_codec
 from laconic.feedback.memory.contraction import safe_gain
@@ -56,37 +57,19 @@ class CodedGossip(Strategy):
                 f" {self.topology!r} change or do not answer: take ring(), torus(), complete() or a graph()"
             )
         shapes = [tuple(each.shape) for group in optimizer.param_groups for each in group["params"]]
-        Wires(self.codec, Layout.of((str(i), shape) for i, shape in enumerate(shapes)))
+        coded_matrices(self.codec, Layout.of((str(i), shape) for i, shape in enumerate(shapes)), damped=True)
 
 
-class Wires:
-    """Codes whole models: matrices by the codec, times `gain` where it needs that; vectors as they are."""
+def coded_matrices(codec: Codec, layout: Layout, *, damped: bool) -> LayoutCodec:
+    """Return the codec of whole models: matrices by this codec, vectors as they are.
 
-    def __init__(self, codec: Codec, layout: Layout) -> None:
-        self.codec = codec
-        self.coded = layout.where(lambda entry: len(entry.shape) > 1)
-        self.plain = layout.where(lambda entry: len(entry.shape) <= 1)
-        self.gain = safe_gain(codec, self.coded, damped=codec.unbiased)
-        self._tail = Dense().message_nbytes(self.plain.segments)
-
-    @property
-    def nbytes(self) -> int | None:
-        """Bytes of every message, or None where they vary."""
-        return self.codec.message_nbytes(self.coded.segments) + self._tail if self.codec.fixed_size else None
-
-    def encode(self, x: Tensor, turn: Turn) -> Tensor:
-        """One message uint8 (m,) of flat x (n,)."""
-        tail = Dense().encode_layout(x, self.plain, turn)
-        return torch.cat([self.codec.at(turn.step).encode_layout(x, self.coded, turn), tail])
-
-    def decode_add_(self, wire: Tensor, out: Tensor, alpha: float, step: int) -> Tensor:
-        """out (n,) += alpha * what the message says."""
-        if wire.numel() < self._tail:
-            raise WireError(f"a message has {self._tail} bytes of vectors at least, got {wire.numel()}")
-        cut = wire.numel() - self._tail
-        codec = self.codec.at(step)
-        codec.decode_segments_add_(wire[:cut], self.coded.segments, out, alpha * self.gain)
-        return Dense().decode_segments_add_(wire[cut:], self.plain.segments, out, alpha)
+    `damped`: whether an unbiased codec is damped where a difference to a copy would else grow. Raises
+    `SpecError` for a codec whose residual would grow without bound.
+    """
+    coded = layout.where(lambda entry: len(entry.shape) > 1)
+    plain = layout.where(lambda entry: len(entry.shape) <= 1)
+    gain = safe_gain(codec, coded, damped=codec.unbiased)
+    return LayoutCodec((Part(coded, codec, gain if damped else 1.0), Part(plain, Dense())))
 
 
 class BoundCodedGossip(BoundStrategy):
@@ -96,7 +79,7 @@ class BoundCodedGossip(BoundStrategy):
         super().__init__(replica, comm)
         self.config = config
         self.seed = seed
-        self.wires = Wires(config.codec, replica.layout)
+        self.wires = coded_matrices(config.codec, replica.layout, damped=True)
         mixing = uniform if is_regular(config.topology, comm.size) else metropolis
         self.shares: Weights = mixing(config.topology, comm.rank, comm.size, 0)
 
@@ -115,7 +98,7 @@ class BoundCodedGossip(BoundStrategy):
 
     def add_message_(self, wire: Tensor, out: Tensor, alpha: float) -> Tensor:
         """out (n,) += alpha * a message of this step."""
-        return self.wires.decode_add_(wire, out, alpha, self.steps)
+        return self.wires.decode_add_(wire, out, self.steps, alpha)
 
 
 def swap(comm: Comm, wire: Tensor, neighbours: list[int], nbytes: int | None) -> dict[int, Tensor]:
