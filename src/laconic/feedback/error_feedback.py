@@ -21,10 +21,8 @@ from laconic.core.codec import Codec
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
-from laconic.feedback.memory import Memory
+from laconic.feedback.memory import Memory, Pending, copied
 from laconic.feedback.memory.contraction import safe_gain
-from laconic.feedback.memory.old_values import copied
-from laconic.feedback.memory.pending import Pending
 
 
 @dataclass(frozen=True, repr=False)

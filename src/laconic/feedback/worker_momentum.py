@@ -22,8 +22,7 @@ from laconic import kernels
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
-from laconic.feedback.memory import Memory
-from laconic.feedback.memory.old_values import copied
+from laconic.feedback.memory import Memory, copied
 from laconic.feedback.memory.velocity import Velocity
 
 

@@ -40,8 +40,7 @@ from laconic.core import arguments, deferred
 from laconic.core.layout import Entry, Layout, PerLayout, Segments
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
-from laconic.feedback.memory import Memory
-from laconic.feedback.memory.pending import Pending
+from laconic.feedback.memory import Memory, Pending
 from laconic.kernels.lowrank.matrices import MOST
 from laconic.reducers import BoundReducer, Reducer
 from laconic.reducers.sum import DenseShare

@@ -6,13 +6,16 @@ by side. When DDP regroups its buckets, blocks are made anew and each tensor mov
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from laconic.core.errors import StateError
 from laconic.core.layout import Entry, Layout
+
+T = TypeVar("T")
 
 
 class Memory:
@@ -110,3 +113,54 @@ class Memory:
         self.check(state)
         for entry in self._layout:
             self.set(entry, state[f"{self.kind}/{entry.name}"].to(torch.float32).flatten())
+
+
+class Pending(Generic[T]):
+    """Shares sent in the present step, by layout; `finish` takes each from the memory when it is final.
+
+    A step can still be skipped after a bucket was sent: another rank may find Inf in a later bucket. So
+    nothing is subtracted before the next step begins, and a skipped step only drops its shares.
+    """
+
+    def __init__(self, finish: Callable[[T, Layout], None]) -> None:
+        self._finish = finish
+        self._step = -1  # of all the shares below
+        self._shares: dict[int, tuple[T, Layout]] = {}
+
+    def add(self, share: T, layout: Layout, step: int) -> None:
+        """Add the share that was sent of these tensors in this step."""
+        self._step = step
+        self._shares[id(layout)] = (share, layout)
+
+    def drop(self, layout: Layout) -> None:
+        """Drop the share of these tensors: the step is skipped."""
+        self._shares.pop(id(layout), None)
+
+    def clear(self) -> None:
+        """Forget all shares."""
+        self._shares.clear()
+
+    def finish_before(self, step: int) -> None:
+        """Make shares of earlier steps final: before a memory is used again, or moved to other buckets."""
+        if self._step != step:
+            self.finish_all()
+
+    def finish_all(self) -> None:
+        """Make every share final."""
+        for share, layout in self._shares.values():
+            self._finish(share, layout)
+        self._shares.clear()
+
+
+def copied(x: Tensor, layout: Layout) -> Tensor:
+    """Return a copy of these tensors of float32 x (n,), at the same places; other entries are undefined.
+
+    In float32 (r + g) - g is not r, so a skipped step can only be undone with the old values.
+
+    >>> copied(torch.ones(2), Layout.of([("a", (2,))]))
+    tensor([1., 1.])
+    """
+    copy, runs = torch.empty_like(x), layout.segments.merged
+    if runs.numel:
+        torch._foreach_copy_(runs.views(copy), runs.views(x))
+    return copy

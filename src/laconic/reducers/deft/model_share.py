@@ -10,7 +10,7 @@ from torch import Tensor
 
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
-from laconic.feedback.memory.pending import Pending
+from laconic.feedback.memory import Pending
 from laconic.reducers.deft.bins import Bins, allot
 
 KIND = "weight"

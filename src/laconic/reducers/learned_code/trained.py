@@ -14,7 +14,7 @@ from torch import Tensor
 from laconic.comm.comm import Comm
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
-from laconic.feedback.memory.pending import Pending
+from laconic.feedback.memory import Pending
 
 LR, BETAS, EPS = 1e-3, (0.9, 0.999), 1e-8
 PARTS = ("weights", "first_moment", "second_moment", "steps")

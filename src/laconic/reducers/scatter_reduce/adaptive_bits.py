@@ -37,7 +37,7 @@ from laconic.core.errors import StateError
 from laconic.core.layout import Layout
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
-from laconic.feedback.memory.pending import Pending
+from laconic.feedback.memory import Pending
 from laconic.reducers import BoundReducer, Reducer
 from laconic.reducers.scatter_reduce import Pattern, TwoHalves, most_nbytes
 from laconic.reducers.scatter_reduce.cuts import cuts

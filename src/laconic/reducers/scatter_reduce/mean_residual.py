@@ -11,8 +11,7 @@ from torch import Tensor
 from laconic.comm.comm import Comm
 from laconic.comm.partition import packed, piece
 from laconic.core.layout import Layout
-from laconic.feedback.memory import Memory
-from laconic.feedback.memory.pending import Pending
+from laconic.feedback.memory import Memory, Pending
 from laconic.reducers.scatter_reduce.cuts import cuts
 
 KIND = "once/mean"  # one rank holds each element for all: see `laconic.resize`

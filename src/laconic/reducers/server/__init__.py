@@ -29,9 +29,8 @@ from laconic.core.errors import SpecError
 from laconic.core.layout import Entry, Layout, PerLayout, Segments
 from laconic.core.spec import Status
 from laconic.core.turn import Turn, mix
-from laconic.feedback.memory import Memory
+from laconic.feedback.memory import Memory, Pending
 from laconic.feedback.memory.contraction import safe_gain
-from laconic.feedback.memory.pending import Pending
 from laconic.reducers import BoundReducer, Reducer
 from laconic.reducers.server.deal import SHORTEST, Share, deal, homes
 
