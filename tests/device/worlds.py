@@ -35,7 +35,6 @@ class Rank:
         names: Mapping[Any, str] = {each: name for name, each in self.parameters.items()}
         self.hooks = Optimisers(self.optimizer, names, method.rules)
         self.exchange = Attached(method, MODEL, self.comm, self.hooks, SEED)
-        self.rules = [*self.exchange.rules]
 
     def step(self, step: int) -> None:
         """One step by this rank's gradient, bucket by bucket."""
@@ -58,8 +57,6 @@ class Rank:
         """Parameters, and the memory of the method."""
         state = {name: each.detach().clone() for name, each in self.parameters.items()}
         state |= {f"exchange/{key}": value.clone() for key, value in self.exchange.state_dict().items()}
-        for i, rule in enumerate(self.rules):
-            state |= {f"rule{i}/{key}": value.clone() for key, value in rule.state_dict().items()}
         return state
 
 

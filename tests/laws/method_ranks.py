@@ -39,7 +39,6 @@ class Rank:
         self.hooks = Optimisers(self.optimizer, names, self.method.rules)
         self.exchange = Attached(self.method, MODEL, self.comm, self.hooks, SEED)
         self.exchange.step = begin
-        self.rules = [*self.exchange.rules]
 
     @property
     def flat(self) -> Tensor:
@@ -72,19 +71,11 @@ class Rank:
 
     def memory(self) -> dict[str, Tensor]:
         """All that the method keeps on this rank, copied."""
-        kept = dict(self.exchange.state_dict())
-        for i, rule in enumerate(self.rules):
-            kept |= {f"rule{i}/{key}": value for key, value in rule.state_dict().items()}
-        return {key: value.clone() for key, value in kept.items()}
+        return {key: value.clone() for key, value in self.exchange.state_dict().items()}
 
     def take_over(self, other: Rank) -> None:
         """Go on where the other is, by what a checkpoint holds."""
-        memory = other.memory()
-        for i, rule in enumerate(self.rules):
-            prefix = f"rule{i}/"
-            own = {key.removeprefix(prefix): memory.pop(key) for key in [*memory] if key.startswith(prefix)}
-            rule.load_state_dict(own)
-        self.exchange.load_state_dict(memory, step=other.exchange.step)
+        self.exchange.load_state_dict(other.memory(), step=other.exchange.step)
         self.optimizer.load_state_dict(other.optimizer.state_dict())
         with torch.no_grad():
             for name, each in self.parameters.items():

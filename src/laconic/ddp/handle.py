@@ -70,7 +70,7 @@ class Handle(Joinable):
         )
         self.buckets = Buckets(self.exchange, names, self._optimisers, scaler, keep_means=restore_unused)
         self.buckets.watch(dense.values())
-        self._memory = Memory(self.exchange, [*self.exchange.rules], self.buckets)
+        self._memory = Memory(self.exchange, self.buckets)
         self._uneven: UnevenInputs | None = None
         self._joined = joined
         if joined is not None and any(rule.exchanges_in_step for rule in method.rules):

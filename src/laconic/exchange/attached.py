@@ -39,7 +39,7 @@ from laconic.exchange.route import (
 )
 from laconic.exchange.rule import Observer, OptimiserSide, OptimiserView, Site
 from laconic.exchange.sparse_gradients import sparse_mean
-from laconic.exchange.state import check_shapes
+from laconic.exchange.state import check_shapes, under, without
 from laconic.exchange.stats import Stats
 from laconic.exchange.stopwatch import Seconds, Stopwatch
 
@@ -250,10 +250,8 @@ class Attached:
 
     def stats(self, buckets: int = 0) -> Stats:
         """Return bytes and seconds of this rank since the start."""
-        meter, noise = self.comm.snapshot(), self.noise.noise
-        return Stats.of(
-            meter, self.seconds, steps=self.step, dense=self.dense_bytes, buckets=buckets, noise=noise
-        )
+        counts = {"steps": self.step, "dense": self.dense_bytes, "buckets": buckets}
+        return Stats.of(self.comm.snapshot(), self.seconds, **counts, noise=self.noise.noise)
 
     @property
     def holds_back(self) -> bool:
@@ -275,18 +273,19 @@ class Attached:
         return self._owned[owners]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the memory of every route, "route<i>/<kind>/<tensor name>" to a tensor; norms to clip by."""
+        """Return the memory of this rank: "<part>/<kind>/<tensor name>" to a tensor."""
+        return self._memory() | self.rules.state_dict()
+
+    def _memory(self) -> dict[str, Tensor]:
         self._put_back()  # a step that an error has interrupted
         norms = {} if self._clip is None else self._clip.state_dict()
-        return norms | {
-            f"route{i}/{key}": value
-            for i, route in enumerate(self._routes)
-            for key, value in route.state_dict().items()
-        }
+        states = enumerate(route.state_dict() for route in self._routes)
+        return norms | {f"route{i}/{key}": value for i, state in states for key, value in state.items()}
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
         """Raise `StateError` unless the state has exactly the tensors of this method's memory."""
-        check_shapes(self.state_dict(), state, "method")
+        self.rules.check_state(state)
+        check_shapes(self._memory(), without(("rule",), state), "method")
 
     def load_state_dict(self, state: Mapping[str, Tensor], step: int) -> None:
         """Restore memory and step count. Raises `StateError`, with nothing changed, if a tensor differs."""
@@ -294,7 +293,7 @@ class Attached:
         if self._clip is not None:
             self._clip.load_state_dict(state)
         for i, route in enumerate(self._routes):
-            at = f"route{i}/"
-            route.load_state_dict({key[len(at) :]: v for key, v in state.items() if key.startswith(at)})
+            route.load_state_dict(under(f"route{i}/", state))
+        self.rules.load_state_dict(state)
         self.step = step
         self._reset()

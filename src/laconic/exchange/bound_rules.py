@@ -12,6 +12,7 @@ from laconic.core.layout import Layout
 from laconic.core.mask import MaskWatch, cleared
 from laconic.exchange.method import Method
 from laconic.exchange.rule import BoundRule, OptimiserSide, OptimiserView, Site
+from laconic.exchange.state import under
 
 
 class BoundRules:
@@ -77,6 +78,21 @@ class BoundRules:
         with self._optimisers.on_masters():
             for rule in self:
                 rule.close()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state of every rule, "rule<i>/<kind>/<tensor name>" to a tensor."""
+        states = enumerate(rule.state_dict() for rule in self)
+        return {f"rule{i}/{key}": value for i, state in states for key, value in state.items()}
+
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Raise `StateError` for a state that these rules did not make."""
+        for i, rule in enumerate(self):
+            rule.check_state(under(f"rule{i}/", state))
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the state of every rule."""
+        for i, rule in enumerate(self):
+            rule.load_state_dict(under(f"rule{i}/", state))
 
     def _follow_masks(self) -> None:
         """Clear the rules' state of entries that are no longer in use."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -89,6 +89,16 @@ def check_shapes(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: 
                 f"{key} has shape {other.get(key)} in the saved state, here {own.get(key)}: it is of"
                 f" another model or {what}"
             )
+
+
+def under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose keys have this prefix, by the rest of the key."""
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+
+
+def without(prefixes: Collection[str], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose keys have none of these prefixes."""
+    return {key: value for key, value in state.items() if not key.startswith(tuple(prefixes))}
 
 
 def resize(states: Sequence[Mapping[str, Any]] | Mapping[str, Any], size: int) -> list[RankState]:

@@ -17,9 +17,10 @@ from laconic.core.errors import StateError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
 from laconic.exchange.rule import BoundRule, OptimiserView, Site
+from laconic.exchange.state import under, without
 from laconic.optim.adam_rule import AdamRule
 from laconic.optim.adam_tensors import AdamTensors
-from laconic.optim.inner import Inner, both_ways, under, without
+from laconic.optim.inner import Inner, both_ways
 
 
 @dataclass(frozen=True)

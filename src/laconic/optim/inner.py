@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -49,13 +49,3 @@ class Inner:
                 " were: training has diverged; go back to a checkpoint and lower the learning rate"
             )
         return views
-
-
-def under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose keys have this prefix, by the rest of the key."""
-    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-
-
-def without(prefixes: Collection[str], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose keys have none of these prefixes."""
-    return {key: value for key, value in state.items() if not key.startswith(tuple(prefixes))}

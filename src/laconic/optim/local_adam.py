@@ -19,9 +19,10 @@ from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
 from laconic.exchange.method import Route, everything, routes
 from laconic.exchange.rule import BoundRule, OptimiserView, Site
+from laconic.exchange.state import under, without
 from laconic.optim.adam_rule import AdamRule
 from laconic.optim.adam_tensors import AdamTensors
-from laconic.optim.inner import Inner, both_ways, under, without
+from laconic.optim.inner import Inner, both_ways
 from laconic.optim.rounds import Rounds
 from laconic.reducers.sum import Sum
 
