@@ -9,8 +9,8 @@ from torch import nn
 
 from laconic.core.errors import AttachError
 from laconic.lowbit import admm, binarise, convert, quantise, straight_through
-from laconic.lowbit.kept import is_kept
 from laconic.sparsity import rigl, swat
+from laconic.transforms.keep import is_kept
 
 
 def net() -> nn.Sequential:

@@ -12,19 +12,22 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
+import torch
 from torch import nn
 
 from laconic.core import arguments
 from laconic.core.errors import AttachError
 from laconic.lowbit.few_bit_handle import FewBitHandle
+from laconic.lowbit.few_bit_layers import KINDS
 from laconic.lowbit.few_bits import FewBits, Rounding, Scale
-from laconic.lowbit.kept import is_kept
 from laconic.lowbit.shift_norm import ShiftBatchNorm
-from laconic.lowbit.treated import KINDS, candidates, known, refuse_unfit
+from laconic.transforms.keep import is_kept
+from laconic.transforms.selection import Layers, named_modules
 
 First = Literal["real", "weights", "binary"]
 Last = Literal["real", "binary"]
 Norm = Literal["float", "shift"]
+KIND_NAMES = "Linear, Conv2d, LSTMCell and GRUCell"
 FIRSTS, LASTS, NORMS = get_args(First), get_args(Last), get_args(Norm)
 
 
@@ -128,28 +131,45 @@ def _attach(
     arguments.choice("first", first, FIRSTS)
     arguments.choice("last", last, LASTS)
     arguments.choice("norm", norm, NORMS)
-    names = known(model, keep)
-    found = candidates(names, keep)
+    layers = Layers.of(named_modules(model), KINDS, keep, replaced=True)
+    found = [*layers.found]
+    if not layers.outside_keep(found):
+        raise AttachError(f"no layer to treat: the model has no {KIND_NAMES} outside of keep=")
     inner = found[1 if first == "real" else 0 : len(found) - 1 if last == "real" else None]
-    treated = [name for name in inner if not is_kept(name, keep)]
-    if not treated:
+    selected = layers.outside_keep(inner)
+    if not selected:
         raise AttachError(
             f"no layer to treat: of {len(found)} layers, first={first!r}, last={last!r} and keep="
             f"{tuple(keep)!r} leave none; give the model another one, or first='binary'"
         )
-    refuse_unfit(names, treated)
+    layers.refuse_parametrised(selected)
+    layers.refuse_unreplaceable(selected, "form in few bits")
+    for name, layer in selected.items():
+        _refuse_parameters(name, layer)
+    layers.refuse_shared(selected, "it cannot have few bits in one and 32 in the other")
     pairs: dict[str, tuple[nn.Module, Any]] = {}
-    for name in treated:
-        own = (
-            replace(bits, activations=None, stochastic=False)
-            if name == found[0] and first == "weights"
-            else bits
-        )
+    for name, layer in selected.items():
+        weights_alone = name == found[0] and first == "weights"
+        own = replace(bits, activations=None, stochastic=False) if weights_alone else bits
         try:
-            pairs[name] = (names[name], KINDS[type(names[name])].of(names[name], Rounding(own.at(name))))
+            pairs[name] = (layer, KINDS[type(layer)].of(layer, Rounding(own.at(name))))
         except AttachError as error:
             raise AttachError(f"{name!r}: {error}") from None
-    for name, module in names.items() if norm == "shift" else ():
+    for name, module in layers.modules.items() if norm == "shift" else ():
         if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)) and not is_kept(name, keep):
             pairs[name] = (module, ShiftBatchNorm.of(module))
     return FewBitHandle(model, pairs)
+
+
+def _refuse_parameters(name: str, layer: nn.Module) -> None:
+    """Raise `AttachError` unless the layer's parameters have values in float32."""
+    for key, part in layer.named_parameters(recurse=False):
+        if part.is_meta:
+            raise AttachError(
+                f"{name}.{key} is on meta, without values: model.to_empty(device=...) and load them first"
+            )
+        if part.dtype is not torch.float32:
+            raise AttachError(
+                f"{name}.{key} is {part.dtype}, but master weights are float32: model.float(), under"
+                " torch.autocast if the rest is to compute in 16 bits"
+            )

@@ -11,14 +11,14 @@ from torch import nn
 
 from laconic.core.errors import AttachError
 from laconic.lowbit.add import Add, QuantAdd
-from laconic.lowbit.called import Called
-from laconic.lowbit.computed import copied
 from laconic.lowbit.evonorm import EvoNormS0, RangeEvoNorm
 from laconic.lowbit.grid import Precision, Rounding
-from laconic.lowbit.hooked import has_hooks
-from laconic.lowbit.kept import check_kept
 from laconic.lowbit.layers import QuantConv2d, QuantLinear
 from laconic.lowbit.range_norm import RangeGroupNorm, RangeNorm
+from laconic.transforms.computed import copied
+from laconic.transforms.fast_path import FastPathOff
+from laconic.transforms.keep import check_keep
+from laconic.transforms.selection import named_modules, refuse_hooks
 
 LAYERS: dict[type, Callable[[Any, Precision], nn.Module]] = {
     nn.Conv2d: QuantConv2d.of,
@@ -65,10 +65,10 @@ def convert(
     ['QuantConv2d', 'RangeNorm', 'ReLU', 'Flatten', 'QuantLinear']
     """
     precision = Precision(bits, rounding, seed)
-    check_kept(dict(model.named_modules(remove_duplicate=False)), keep)
+    check_keep(named_modules(model), keep)
     with _device_of(model):  # also of layers without a parameter, such as Add
         made = _converted(copied(model), "", precision, keep, {})
-    Called(made, [module for module in made.modules() if isinstance(module, (QuantConv2d, QuantLinear))])
+    FastPathOff(made, [module for module in made.modules() if isinstance(module, (QuantConv2d, QuantLinear))])
     return made
 
 
@@ -102,8 +102,7 @@ def _converted(
 def _layer(
     make: Callable[[Any, Precision], nn.Module], module: nn.Module, name: str, precision: Precision
 ) -> nn.Module:
-    if has_hooks(module):
-        raise AttachError(f"{name!r} has hooks, which its low-bit form would lose: add them after convert()")
+    refuse_hooks(name, module, "low-bit form", "after convert()")
     tensors = [*chain(module.parameters(), module.buffers())]
     for each in module.parameters():
         if each.dtype is not torch.float32:

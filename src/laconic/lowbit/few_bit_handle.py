@@ -13,10 +13,10 @@ from laconic import kernels
 from laconic.core.errors import StateError
 from laconic.core.inference import outside_inference_mode
 from laconic.lowbit import clipping
-from laconic.lowbit.called import Called
 from laconic.lowbit.few_bit_layers import FEW
 from laconic.lowbit.pack import pack
-from laconic.lowbit.treated import place
+from laconic.transforms.fast_path import FastPathOff
+from laconic.transforms.selection import replace_layers
 
 ONES = torch.tensor(
     [byte.bit_count() for byte in range(256)], dtype=torch.int64, device="cpu"
@@ -31,8 +31,8 @@ class FewBitHandle:
         self._model = model
         self._before = {name: before for name, (before, _) in pairs.items()}
         self.layers: dict[str, Any] = {name: new for name, (_, new) in pairs.items() if isinstance(new, FEW)}
-        place(model, {name: new for name, (_, new) in pairs.items()})
-        self._called = Called(model, self.layers.values())
+        replace_layers(model, {name: new for name, (_, new) in pairs.items()})
+        self._called = FastPathOff(model, self.layers.values())
         for layer in self.layers.values():
             clipping.watch(layer)
         self._signs = self._packed()
@@ -104,7 +104,7 @@ class FewBitHandle:
             now = self._model.get_submodule(name)  # `to` and `load_state_dict(assign=True)` replace these
             before._buffers.update(now._buffers)
             before._parameters.update(now._parameters)
-        place(self._model, self._before)
+        replace_layers(self._model, self._before)
         self.layers, self._before, self._signs = {}, {}, []
 
     @torch.no_grad()

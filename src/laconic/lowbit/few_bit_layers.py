@@ -12,7 +12,7 @@ of their weight, under autocast too.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from laconic.core.errors import AttachError
 from laconic.lowbit import clipping
 from laconic.lowbit.few_bits import Rounding
+from laconic.transforms.transformed import TransformedLayer
 
 
-class _FewBits(nn.Module):
-    """What all have: `rounding`, and master weights that are clipped."""
+class _FewBits(TransformedLayer):
+    """Base with `rounding` and clipped master weights."""
 
+    state: ClassVar[str] = "has few bits already"
     rounding: Rounding
 
     @classmethod
@@ -139,6 +141,14 @@ class FewBitGRUCell(_FewBitCell, nn.GRUCell):
         back, training = self.rounding.back, self.training
         return gru(back(of_x, training), back(of_h, training, "gradient_hh"), hx)
 
+
+KINDS: dict[type, Any] = {
+    nn.Linear: FewBitLinear,
+    nn.Conv2d: FewBitConv2d,
+    nn.LSTMCell: FewBitLSTMCell,
+    nn.GRUCell: FewBitGRUCell,
+}
+"""The form in few bits of each kind of layer."""
 
 FEW = (FewBitConv2d, FewBitGRUCell, FewBitLinear, FewBitLSTMCell)
 """All layers with few bits."""

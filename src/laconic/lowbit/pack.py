@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from laconic.core.errors import AttachError, SpecError, StateError
-from laconic.lowbit.called import Called
-from laconic.lowbit.computed import copied
+from laconic.lowbit.few_bit_layers import KINDS
 from laconic.lowbit.few_bits import FewBits
-from laconic.lowbit.hooked import has_hooks
 from laconic.lowbit.packed_layers import FORMS, Packed
 from laconic.lowbit.shift_norm import ShiftBatchNorm
-from laconic.lowbit.treated import KINDS, place
+from laconic.transforms.computed import copied
+from laconic.transforms.fast_path import FastPathOff
+from laconic.transforms.selection import refuse_hooks, replace_layers
 
 FORMAT = "laconic packed model 2"
 BEFORE = "laconic packed model 1"  # which does not say what norms there are
@@ -52,8 +52,7 @@ def pack(model: nn.Module) -> nn.Module:
         )
     made = {}
     for name, layer in named.items():
-        if has_hooks(layer):
-            raise AttachError(f"{name!r} has hooks, which its packed form would lose: remove them first")
+        refuse_hooks(name, layer, "packed form")
         for key, part in layer.named_parameters():
             if not bool(part.isfinite().all()):
                 raise AttachError(
@@ -118,12 +117,12 @@ def load_packed(path: str | Path, model: nn.Module) -> nn.Module:
         raise StateError(f"{path} is not a packed model, or is damaged: {type(error).__name__}") from None
     layers, norms, state = _parts(found)
     made = copied(model)
-    place(made, {name: _empty(made, name, bits) for name, bits in layers.items()})
+    replace_layers(made, {name: _empty(made, name, bits) for name, bits in layers.items()})
     if norms is not None:
-        place(made, {name: _shifted(made, name) for name in norms})
+        replace_layers(made, {name: _shifted(made, name) for name in norms})
         if _shift_norms(made) != sorted(norms):
             raise StateError("saved without some ShiftBatchNorm that this model has: build it alike")
-    Called(made, packed_layers(made).values())
+    FastPathOff(made, packed_layers(made).values())
     _fill(made, state)
     return _for_use(made)
 

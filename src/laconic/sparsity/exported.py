@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from laconic.core import arguments
 from laconic.core.errors import AttachError
-from laconic.lowbit.called import Called, read
-from laconic.lowbit.computed import copied
 from laconic.sparsity.sparse_weight import SparseWeight, is_two_of_four, smaller_form
+from laconic.transforms.computed import copied
+from laconic.transforms.fast_path import FastPathOff, uncalled
+from laconic.transforms.selection import named_modules, replace_layers
 
 Form = Literal["csr", "2:4", "auto"]
 MOST = 0.5  # density above which CSR is larger than the dense weight
@@ -98,8 +99,8 @@ def export(model: nn.Module, form: Form = "auto") -> nn.Module:
     """
     arguments.choice("form", form, get_args(Form))
     made = copied(model)
-    names = dict(made.named_modules(remove_duplicate=False))
-    left, stored = read(names), dict[nn.Module, SparseLinear | SparseConv2d]()
+    names = named_modules(made)
+    left, stored = uncalled(names), dict[nn.Module, SparseLinear | SparseConv2d]()
     for name, layer in names.items():
         if layer not in stored and layer not in left and _is_sparse(layer):
             stored[layer] = _stored(name, layer, form)
@@ -111,10 +112,8 @@ def export(model: nn.Module, form: Form = "auto") -> nn.Module:
         )
     if "" in found:
         return found[""].eval()
-    for name, layer in found.items():
-        parent, _, key = name.rpartition(".")
-        setattr(made.get_submodule(parent), key, layer)
-    Called(made, found.values())
+    replace_layers(made, found)
+    FastPathOff(made, found.values())
     return made.eval()
 
 

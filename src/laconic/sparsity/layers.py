@@ -12,6 +12,8 @@ Both compute in the dtype of their weight, under autocast too.
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,29 +22,42 @@ from laconic.core.errors import AttachError
 from laconic.sparsity import products
 from laconic.sparsity.bitmask import largest
 from laconic.sparsity.thresholds import Thresholds
+from laconic.transforms.transformed import TransformedLayer
 
 
-class SwatConv2d(nn.Conv2d):
+class _Swat(TransformedLayer):
+    state: ClassVar[str] = "is sparse already, by swat()"
+    thresholds: Thresholds
+
+    @classmethod
+    def of(cls, layer: nn.Module, thresholds: Thresholds) -> Any:
+        """Return the sparse form of a layer, with the same parameters."""
+        made = cls.__new__(cls)
+        made.__dict__.update(layer.__dict__)
+        made.thresholds = thresholds
+        return made
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {self.thresholds}"  # type: ignore[no-untyped-call,unused-ignore]
+
+
+class SwatConv2d(_Swat, nn.Conv2d):
     """A convolution of x (n, c, h, w), or (c, h, w), padded with zeros, with sparse weights and kept inputs.
 
     Keeps n / 8 bytes and the k = density * n largest of the n entries of its input for backward: with float32
     and density 0.1, 13 % of what a dense layer keeps. Made by `swat`, or by `of`.
     """
 
-    thresholds: Thresholds
-
     @classmethod
-    def of(cls, layer: nn.Conv2d, thresholds: Thresholds) -> SwatConv2d:
-        """The sparse form of a layer, with the same parameters. Raises `AttachError` for other paddings."""
+    def of(cls, layer: nn.Module, thresholds: Thresholds) -> Any:
+        """Return the sparse form of a layer. Raises `AttachError` for other paddings."""
+        assert isinstance(layer, nn.Conv2d)
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise AttachError(
                 f"a sparse convolution pads with a number of zeros, got padding={layer.padding!r},"
                 f" padding_mode={layer.padding_mode!r}: pad in a layer before it, such as nn.ReflectionPad2d"
             )
-        made = cls.__new__(cls)
-        made.__dict__.update(layer.__dict__)
-        made.thresholds = thresholds
-        return made
+        return super().of(layer, thresholds)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 3:
@@ -56,22 +71,9 @@ class SwatConv2d(nn.Conv2d):
         least, kept = self.thresholds.batch(x, self.weight, self.training)
         return products.conv2d(x, self.weight, self.bias, least, kept, shape)
 
-    def extra_repr(self) -> str:
-        return f"{nn.Conv2d.extra_repr(self)}, {self.thresholds}"  # type: ignore[no-untyped-call]
 
-
-class SwatLinear(nn.Linear):
+class SwatLinear(_Swat, nn.Linear):
     """A dense layer of x (..., c) with sparse weights and kept inputs, as `SwatConv2d`."""
-
-    thresholds: Thresholds
-
-    @classmethod
-    def of(cls, layer: nn.Linear, thresholds: Thresholds) -> SwatLinear:
-        """The sparse form of a layer, with the same parameters."""
-        made = cls.__new__(cls)
-        made.__dict__.update(layer.__dict__)
-        made.thresholds = thresholds
-        return made
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(self.weight.dtype)
@@ -81,6 +83,3 @@ class SwatLinear(nn.Linear):
                 return F.linear(x, weight, self.bias)
         least, kept = self.thresholds.batch(x, self.weight, self.training)
         return products.linear(x, self.weight, self.bias, least, kept)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {self.thresholds}"

@@ -17,10 +17,10 @@ from laconic.core.spec import parse
 from laconic.exchange.agreement import built_by_all
 from laconic.optim.entry import whole
 from laconic.sparsity.densities import Layout, densities
+from laconic.sparsity.selection import masked_weights
 from laconic.sparsity.sparse_training import SparseTraining
 from laconic.sparsity.sparsifier import Sparsifier
 from laconic.sparsity.sparsifiers.rigl import Rigl
-from laconic.sparsity.treated import masked_weights
 
 
 def rigl(

@@ -15,14 +15,11 @@ from torch import nn
 from laconic.core import arguments
 from laconic.core.errors import AttachError, StateError
 from laconic.core.inference import outside_inference_mode
-from laconic.lowbit.called import Called, refuse_read
-from laconic.lowbit.hooked import has_hooks
-from laconic.lowbit.kept import check_kept, is_kept
-from laconic.lowbit.taken import refuse_taken
 from laconic.sparsity.densities import densities
 from laconic.sparsity.layers import SwatConv2d, SwatLinear
 from laconic.sparsity.thresholds import Thresholds
-from laconic.sparsity.treated import named, refuse_parametrised_among, refuse_tied
+from laconic.transforms.fast_path import FastPathOff
+from laconic.transforms.selection import Layers, named_modules, replace_layers
 
 LAYERS: dict[type, Callable[[Any, Thresholds], SwatConv2d | SwatLinear]] = {
     nn.Conv2d: SwatConv2d.of,
@@ -80,22 +77,19 @@ def swat(
     arguments.whole("refresh", refresh, 1)
     arguments.choice("first", first, FIRSTS)
     arguments.choice("layout", layout, LAYOUTS)
-    names = named(model)
-    check_kept(names, keep)
-    refuse_taken(names, keep)
-    treated = _treated(names, first, keep)
-    weights = {name: tuple(layer.weight.shape) for name, layer in treated.items()}
+    selected = _selected(model, first, keep)
+    weights = {name: tuple(layer.weight.shape) for name, layer in selected.items()}
     shares = densities(weights, round(1 - sparsity, 12), layout)
     made = {
         name: _made(name, layer, Thresholds(shares[name], refresh))
-        for name, layer in treated.items()
+        for name, layer in selected.items()
         if shares[name] < 1
     }
     if not made:
         raise AttachError(
             f"layout {layout!r} leaves every layer dense at sparsity {sparsity}: take a higher one"
         )
-    return Swat(model, {name: (treated[name], layer) for name, layer in made.items()})
+    return Swat(model, {name: (selected[name], layer) for name, layer in made.items()})
 
 
 @outside_inference_mode("state_dict", "load_state_dict", "remove")
@@ -106,8 +100,8 @@ class Swat:
         self._model = model
         self._dense = {name: dense for name, (dense, _) in pairs.items()}
         self.layers = {name: sparse for name, (_, sparse) in pairs.items()}
-        self._place(self.layers)
-        self._called = Called(model, self.layers.values())
+        replace_layers(model, self.layers)
+        self._fast_path = FastPathOff(model, self.layers.values())
 
     @property
     def densities(self) -> dict[str, float]:
@@ -143,52 +137,27 @@ class Swat:
 
     def remove(self) -> None:
         """Make the layers dense again, with the parameters they have now. A second call does nothing."""
-        self._called.remove()
-        self._place(self._dense)
+        self._fast_path.remove()
+        replace_layers(self._model, self._dense)
         self.layers = {}
 
-    def _place(self, layers: dict[str, Any]) -> None:
-        for name, layer in layers.items():
-            parent, _, key = name.rpartition(".")
-            layer.train(self._model.get_submodule(name).training)
-            setattr(self._model.get_submodule(parent), key, layer)
 
-
-def _treated(
-    names: dict[str, nn.Module], first: First, keep: Collection[str]
-) -> dict[str, nn.Conv2d | nn.Linear]:
-    """The layers to replace, by name."""
-    refuse_parametrised_among(names, LAYERS, keep)
-    found: dict[str, Any] = {}
-    for name, module in names.items():
-        if isinstance(module, (SwatConv2d, SwatLinear)):
-            raise AttachError(
-                f"{name!r} is sparse already: call the first handle's remove() before another swat()"
-            )
-        if type(module) in LAYERS:
-            found[name] = module
-    if "" in found:
+def _selected(model: nn.Module, first: First, keep: Collection[str]) -> dict[str, nn.Conv2d | nn.Linear]:
+    """Return the layers to replace, by name."""
+    layers = Layers.of(named_modules(model), LAYERS, keep, replaced=True)
+    layers.refuse_parametrised(layers.found)
+    selected = layers.outside_keep([*layers.found][1 if first == "dense" else 0 :])
+    if not selected:
         raise AttachError(
-            "the model is a single layer, which cannot be replaced in place: wrap it in nn.Sequential"
+            f"no layer to treat: of {len(layers.found)} Conv2d and Linear layers, first={first!r} and keep="
+            " leave none; give the model another one, or first='sparse'"
         )
-    treated = {
-        name: layer
-        for name, layer in list(found.items())[1 if first == "dense" else 0 :]
-        if not is_kept(name, keep)
-    }
-    if not treated:
-        raise AttachError(
-            f"no layer to treat: of {len(found)} Conv2d and Linear layers, first={first!r} and keep= leave"
-            " none; give the model another one, or first='sparse'"
-        )
-    refuse_read(names, treated)
-    refuse_tied(names, treated)
-    return treated
+    layers.refuse_unreplaceable(selected, "sparse form")
+    layers.refuse_shared(selected, "one threshold cannot serve both")
+    return selected
 
 
 def _made(name: str, layer: Any, thresholds: Thresholds) -> SwatConv2d | SwatLinear:
-    if has_hooks(layer):
-        raise AttachError(f"{name!r} has hooks, which its sparse form would lose: add them after swat()")
     try:
         return LAYERS[type(layer)](layer, thresholds)
     except AttachError as error:

@@ -17,13 +17,13 @@ from torch.utils.hooks import RemovableHandle
 from laconic.core.errors import StateError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.skipped import is_skipped
-from laconic.lowbit import taken
 from laconic.lowbit.admm.packing import Size, packed_copy, size_of
 from laconic.lowbit.admm.tables import Table
 from laconic.lowbit.admm.weights import Quantised, check_optimizer, dense, treated_layers, treated_weights
 from laconic.optim.closure import evaluated
 from laconic.optim.entry import after_steps, before_steps, whole
 from laconic.optim.step_watch import StepWatch
+from laconic.transforms.transformed import mark_drawn, unmark_drawn
 
 
 @outside_inference_mode("finish", "pack")
@@ -49,7 +49,7 @@ class Outcome(ABC):
             after_steps(self.optimizer, self._after_step),
         ]
         self._watch = StepWatch("training towards few bits", self.optimizer, self.weights.values())
-        taken.draw(self._layers.values())
+        mark_drawn(self._layers.values())
 
     @abstractmethod
     def solution(self) -> Quantised:
@@ -117,7 +117,7 @@ class Outcome(ABC):
             hook.remove()
         if self._watch is not None:
             self._watch.remove()
-        taken.leave(self._layers.values())
+        unmark_drawn(self._layers.values())
         self._ended = True
 
     def _found(self) -> Quantised:

@@ -13,8 +13,8 @@ from laconic.core.errors import StateError, WireError
 from laconic.lowbit.admm.layers import PACKED, PackedMatrix
 from laconic.lowbit.admm.tables import Table, table_with
 from laconic.lowbit.admm.weights import Quantised, layer_weights
-from laconic.lowbit.called import Called
-from laconic.lowbit.computed import copied
+from laconic.transforms.computed import copied
+from laconic.transforms.fast_path import FastPathOff
 
 PARTS = ("codes", "alpha", "values")
 
@@ -133,7 +133,7 @@ def _with_packed(model: nn.Module, matrices: Mapping[str, dict[str, PackedMatrix
         parent, _, key = name.rpartition(".")
         setattr(model.get_submodule(parent), key, packed)
         made.append(packed)
-    Called(model, made)
+    FastPathOff(model, made)
     return model
 
 

@@ -12,10 +12,9 @@ from torch.optim import Optimizer
 from laconic.core.errors import AttachError, NonFiniteError
 from laconic.lowbit.admm.projection import project
 from laconic.lowbit.admm.tables import Table
-from laconic.lowbit.called import refuse_read
-from laconic.lowbit.computed import plain_type, refuse_computed, refuse_parametrised
-from laconic.lowbit.kept import check_kept, is_kept
-from laconic.lowbit.taken import refuse_taken
+from laconic.transforms.computed import refuse_computed
+from laconic.transforms.fast_path import refuse_uncalled
+from laconic.transforms.selection import Layers, named_modules
 
 LAYERS = (nn.Embedding, nn.LSTM, nn.GRU, nn.Linear)
 KINDS = ", ".join(kind.__name__ for kind in LAYERS)
@@ -30,20 +29,15 @@ def layer_weights(layer: nn.Module) -> list[str]:
 
 def treated_layers(model: nn.Module, keep: Collection[str] = ()) -> dict[str, nn.Module]:
     """The layers to quantise, by name. Raises `AttachError` if there are none, or they cannot be treated."""
-    names = dict(model.named_modules(remove_duplicate=False))
-    check_kept(names, keep)
-    refuse_taken(names, keep)
-    found = {
-        name: layer
-        for name, layer in names.items()
-        if plain_type(layer) in LAYERS and not is_kept(name, keep)
-    }
+    layers = Layers.of(named_modules(model), LAYERS, keep)
+    found = layers.outside_keep(layers.found)
     if not found:
         left = "" if not keep else f" outside keep={tuple(keep)!r}"
         raise AttachError(f"no layer to quantise: this model has no {KINDS}{left}")
-    refuse_read(names, found)
+    refuse_uncalled(layers.modules, found)
+    layers.refuse_parametrised(found)
     _refuse_unfit(found)
-    _refuse_tied(names, found)
+    layers.refuse_shared(found, "packed layers hold their own")
     return found
 
 
@@ -107,7 +101,6 @@ def _flat(value: Tensor, table: Table, rounds: int) -> tuple[Tensor, Tensor]:
 
 def _refuse_unfit(layers: Mapping[str, nn.Module]) -> None:
     for name, layer in layers.items():
-        refuse_parametrised(name, layer)
         refuse_computed(name, layer)
         if isinstance(layer, nn.Embedding) and (layer.sparse or layer.max_norm is not None):
             raise AttachError(
@@ -123,20 +116,6 @@ def _refuse_unfit(layers: Mapping[str, nn.Module]) -> None:
             weight = layer.get_parameter(key)
             if weight.dtype != torch.float32:
                 raise AttachError(f"{name}.{key} is {weight.dtype}, but tables take float32: model.float()")
-
-
-def _refuse_tied(names: Mapping[str, nn.Module], layers: Mapping[str, nn.Module]) -> None:
-    owners: dict[int, tuple[str, str]] = {}
-    for name, module in names.items():
-        for key, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            owner, its_key = owners.setdefault(id(parameter), (name, key))
-            if (owner, its_key) != (name, key) and (name in layers or owner in layers):
-                raise AttachError(
-                    f"{owner + '.' + its_key!r} and {name + '.' + key!r} are one tensor, and packed layers"
-                    f" hold their own: untie them, or keep both in float32 with keep=({owner!r}, {name!r})"
-                )
 
 
 def dense(found: Quantised) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Which modules of a model a conversion leaves as they are: those that `keep=` names, and all inside them."""
+"""The argument `keep=`: names of modules that a transform leaves unchanged, with everything inside."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import nn
 from laconic.core.errors import AttachError
 
 
-def check_kept(names: Mapping[str, nn.Module], keep: Collection[str]) -> None:
-    """Raise `AttachError` if `keep` is a single string, or names none of these modules."""
+def check_keep(modules: Mapping[str, nn.Module], keep: Collection[str]) -> None:
+    """Raise `AttachError` if `keep` is a single string, or has a name that none of these modules has."""
     if isinstance(keep, str):
         raise AttachError(f"keep takes a collection of names, and got {keep!r} alone: keep=({keep!r},)")
     for name in keep:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
+        if name not in modules:
+            near = difflib.get_close_matches(name, modules, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "see model.named_modules()"
             raise AttachError(f"keep: this model has no module {name!r}: {hint}")
 
 
 def is_kept(name: str, keep: Collection[str]) -> bool:
-    """Whether the module of this name is one of these, or inside of one.
+    """Return whether `keep` has this module's name, or that of a module around it.
 
     >>> is_kept("head.0", ("head",)), is_kept("header", ("head",))
     (True, False)

@@ -1,6 +1,6 @@
 """Weights that torch.nn.utils computes: weight_norm, spectral_norm and pruning.
 
-Hooks compute them before each call, or parametrizations, which give their layer a class of its own.
+Hooks compute them before each call, or parametrizations, which change the class of their layer.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch.nn.utils import parametrize
 from laconic.core.errors import AttachError
 
 Model = TypeVar("Model", bound=nn.Module)
-WAY = "remove weight_norm, spectral_norm or pruning of torch.nn.utils first"
+FIX = "remove weight_norm, spectral_norm or pruning of torch.nn.utils first"
 
 
 def plain_type(layer: nn.Module) -> type:
-    """The class of a layer without parametrizations.
+    """Return the class of a layer without parametrizations.
 
     >>> plain_type(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
     <class 'torch.nn.modules.linear.Linear'>
@@ -40,18 +40,18 @@ def refuse_computed(name: str, layer: nn.Module) -> None:
     for key, part in vars(layer).items():
         if isinstance(part, Tensor) and key.startswith(("weight", "bias")):
             raise AttachError(
-                f"{_of(name, key)} is computed by a hook: {WAY}, or keep its layer with keep=({name!r},)"
+                f"{_of(name, key)} is computed by a hook: {FIX}, or keep its layer with keep=({name!r},)"
             )
 
 
 def copied(model: Model, memo: dict[int, Any] | None = None) -> Model:
-    """A deep copy. Raises `AttachError` if a module holds what was computed from parameters."""
+    """Return a deep copy. Raises `AttachError` if a module stores a tensor computed from parameters."""
     for name, module in model.named_modules():
         for key, part in vars(module).items():
             if isinstance(part, Tensor) and not part.is_leaf:
                 raise AttachError(
                     f"{_of(name, key)} is computed from parameters, and such a tensor cannot be copied:"
-                    f" {WAY}; a result that your own module holds, set to None"
+                    f" {FIX}; a result that your own module holds, set to None"
                 )
     return copy.deepcopy(model, memo)
 

@@ -1,0 +1,117 @@
+"""Protocol of the transforms: low-bit layers, tables, masks, sparse layers and coded activations.
+
+A `Transform` is the configuration, parsed from a spec such as "rigl(density=0.1)". `attach` returns the
+`TransformHandle`, which owns the state:
+
+    transform = parse("rigl(density=0.1)")
+    handle = transform.attach(model, optimizer, Run(steps=1000))
+    with handle.training():
+        for batch in loader:
+            handle.before_step(evaluated=False)
+            ...                                      forward, backward, optimizer.step()
+    handle.finish()                                  the model that the training was for
+
+A new transform is one file in `lowbit`, `sparsity` or `activations`, with a subclass of `Transform` that has
+the name of the file. `laconic train` accepts it under its `option`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from laconic.core.spec import Spec
+
+Option = Literal["lowbit", "sparsity", "activations"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Facts about a training that its transforms depend on.
+
+    Attributes:
+        steps: Steps of the whole training.
+        seed: Seed that all ranks share.
+        scaled: Whether a GradScaler scales the loss.
+    """
+
+    steps: int = 1
+    seed: int = 0
+    scaled: bool = False
+
+
+class TransformHandle(ABC):
+    """A transform at work on one model. `model`: the transformed model."""
+
+    model: nn.Module
+
+    @abstractmethod
+    def stats(self) -> Any:
+        """Return figures of this rank, as a frozen dataclass."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that a checkpoint needs beside those of the model and the optimiser."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a saved state, after the model and the optimiser have loaded theirs."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Detach from the model and the optimiser. A second call does nothing."""
+
+    def finish(self) -> nn.Module:
+        """Return the model that the training was for."""
+        return self.model
+
+    def save_packed(self, path: Path) -> Mapping[str, Tensor] | None:
+        """Write the model in its small form; return its tensors, or None if there is no such form."""
+        return None
+
+    def training(self) -> AbstractContextManager[Any]:
+        """Return the context of all training steps."""
+        return nullcontext()
+
+    def before_step(self, *, evaluated: bool) -> None:  # noqa: B027  # most do nothing
+        """Prepare a step. `evaluated`: whether the model is evaluated after it."""
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the events to log after a step. Called on rank 0."""
+        return []
+
+    def evaluating(self) -> AbstractContextManager[Any]:
+        """Return the context of an evaluation."""
+        return nullcontext()
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures to log with an evaluation. Called once after each, on every rank."""
+        return {}
+
+
+class Transform(Spec):
+    """Configuration of a transform: a frozen dataclass.
+
+    Attributes:
+        option: The option of `laconic train` that takes it.
+        replicas_equal: Whether it needs replicas that are equal after every step.
+        after_distribute: Whether to attach after the model is distributed, instead of before.
+    """
+
+    option: ClassVar[Option]
+    replicas_equal: ClassVar[bool] = False
+    after_distribute: ClassVar[bool] = False
+
+    @abstractmethod
+    def attach(self, model: nn.Module, optimizer: Optimizer, run: Run) -> TransformHandle:
+        """Start on a model and the optimiser that trains it.
+
+        Raises `AttachError`, with nothing changed, if the model or the optimiser does not fit.
+        """

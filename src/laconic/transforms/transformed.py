@@ -1,0 +1,50 @@
+"""One transform at a time: layers that are masked, drawn to a table or have few bits take no second one.
+
+A second one would undo the first: signs have no zeros for a mask to keep, and a mask has no place in a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import ClassVar
+from weakref import WeakSet
+
+from torch import nn
+
+from laconic.core.errors import AttachError
+from laconic.core.mask import mask_of
+from laconic.transforms.keep import is_kept
+
+_drawn: WeakSet[nn.Module] = WeakSet()
+
+
+class TransformedLayer(nn.Module):
+    """Base of the layers that a transform puts in a model. `state`: for errors, such as "has few bits"."""
+
+    state: ClassVar[str]
+
+
+def mark_drawn(layers: Iterable[nn.Module]) -> None:
+    """Note that a training draws these layers to a table."""
+    _drawn.update(layers)
+
+
+def unmark_drawn(layers: Iterable[nn.Module]) -> None:
+    """Note that no training draws these layers to a table."""
+    _drawn.difference_update([*layers])
+
+
+def refuse_transformed(modules: Mapping[str, nn.Module], keep: Collection[str] = ()) -> None:
+    """Raise `AttachError` if one of these modules outside `keep` is transformed already."""
+    for name, module in modules.items():
+        if is_kept(name, keep):
+            continue
+        if isinstance(module, TransformedLayer):
+            state = module.state
+        elif module in _drawn:
+            state = "is drawn to a table already"
+        elif any(each is not None and mask_of(each) is not None for each in module._parameters.values()):
+            state = "is masked already"
+        else:
+            continue
+        raise AttachError(f"{name!r} {state}: call the first handle's remove() before another")
