@@ -32,7 +32,7 @@ from torch import nn
 from benchmarks.machine import machine
 from laconic import compress
 from laconic.sparsity import export, nbytes, sparsify
-from laconic.sparsity.sparsifiers.static_masks import StaticMasks
+from laconic.sparsity.static_masks import StaticMasks
 from laconic.tasks.cifar10 import Block, inputs, load, resnet20
 from laconic.tasks.shard import Shard
 from laconic.tasks.task import Recipe, cross_entropy, right_answers

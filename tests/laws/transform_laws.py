@@ -33,7 +33,7 @@ from laconic.optim import LAMB, LARS, AMSGrad, QCMDAdaGrad, QRDAAdaGrad, ShiftAd
 from laconic.plan.rehearsal import play
 from laconic.plan.stage import Gradients
 from laconic.recipes import Accumulation, Copies, large_batch
-from laconic.sparsity.sparsifier import Sparsifier
+from laconic.sparsity import Sparsifier
 
 from .table import specs
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -167,6 +168,17 @@ def test_a_name_means_one_thing() -> None:
                 if each.stem != "__init__":
                     homes.setdefault(each.stem, []).append(each)
     assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
+
+
+@pytest.mark.parametrize("where", spec.LIBRARIES)
+def test_every_spec_of_a_library_is_found_by_its_file(where: str) -> None:
+    folder = SOURCE / Path(*where.split(".")[1:])
+    for path in folder.rglob("*.py"):
+        home = ".".join(["laconic", *path.relative_to(SOURCE).with_suffix("").parts])
+        for value in vars(importlib.import_module(home.removesuffix(".__init__"))).values():
+            is_spec = isinstance(value, type) and issubclass(value, spec.Spec)
+            if is_spec and value.__module__ == home and not inspect.isabstract(value):
+                assert spec.find(value.name) is value and value.name == path.stem
 
 
 def test_every_public_name_is_there() -> None:

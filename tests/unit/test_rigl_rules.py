@@ -15,7 +15,7 @@ from laconic.core.spec import parse
 from laconic.sparsity import schedule
 from laconic.sparsity.densities import densities, entries
 from laconic.sparsity.drop_and_grow import drop_and_grow, largest
-from laconic.sparsity.sparsifier import Moment
+from laconic.sparsity.mask_rule import Moment
 
 # pixels of the output's side, by stage of ResNet-50 (He et al. 2015)
 SIDES = {"stem": 112, "0": 56, "1": 28, "2": 14, "3": 7}

@@ -36,8 +36,8 @@ from laconic.plan.growth import Growth
 from laconic.reducers import Reducer
 from laconic.reducers.sum import Sum
 from laconic.replicator.deployment import Deployment
-from laconic.sparsity.sparsifier import Sparsifier
-from laconic.sparsity.sparsifiers.swat import SwatTraining
+from laconic.sparsity import Sparsifier
+from laconic.sparsity.swat import SwatTraining
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.gossip.topologies import Topology
 from laconic.strategies.strategy import Strategy

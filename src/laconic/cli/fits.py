@@ -13,7 +13,7 @@ from laconic.core.errors import AttachError, LaconicError, SpecError
 from laconic.core.spec import parse
 from laconic.pipeline.crossing import for_stages
 from laconic.sparsity import Sparsifier, sparsify
-from laconic.sparsity.sparsifiers.swat import SwatTraining
+from laconic.sparsity.swat import SwatTraining
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy
 from laconic.tasks.blockwise import is_blockwise

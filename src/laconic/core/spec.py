@@ -39,13 +39,15 @@ ROOMS = (
     "laconic.federated.samplings",
     "laconic.federated.schemes",
     "laconic.methods",
-    "laconic.activations.codings",
     "laconic.pipeline.codings",
+    "laconic.activations.codings",
     "laconic.lowbit.trainings",
-    "laconic.sparsity.sparsifiers",
     "laconic.admm.trainings",
     "laconic.replicator.deployments",
 )
+LIBRARIES = ("laconic.sparsity",)
+"""Packages whose files are names or helpers: a transform of a model is one file there."""
+
 READING = threading.Lock()  # ast.parse in several threads at once can fail, seen on CPython 3.11
 LONGEST = 10_000  # characters of a spec string
 
@@ -252,12 +254,12 @@ def names() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def modules() -> dict[str, str]:
-    """Module path of every module and package in the rooms, and in their packages, by its last name.
+    """Module path of every module and package in rooms, libraries and their packages, by its last name.
 
-    Only the rooms themselves are imported.
+    Only the rooms and libraries themselves are imported.
     """
     homes: dict[str, str] = {}
-    for room in ROOMS:
+    for room in (*ROOMS, *LIBRARIES):
         for folder in importlib.import_module(room).__path__:
             for name, is_package in _inside(room, folder):
                 homes.setdefault(name, f"{room}.{name}")

@@ -7,9 +7,9 @@ from laconic.sparsity.exported import nbytes as nbytes
 from laconic.sparsity.layers import SwatConv2d as SwatConv2d
 from laconic.sparsity.layers import SwatLinear as SwatLinear
 from laconic.sparsity.masked_average import MaskedAverage as MaskedAverage
+from laconic.sparsity.rigl import rigl as rigl
 from laconic.sparsity.sparse_training import SparseTraining as SparseTraining
-from laconic.sparsity.sparsifier import Sparsifier as Sparsifier
-from laconic.sparsity.sparsify import rigl as rigl
+from laconic.sparsity.sparsify import Sparsifier as Sparsifier
 from laconic.sparsity.sparsify import sparsify as sparsify
 from laconic.sparsity.swat import Swat as Swat
 from laconic.sparsity.swat import swat as swat

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.core.errors import StateError
-from laconic.sparsity.densities import Layout
+from laconic.sparsity.densities import Layout, entries
 
 ALIKE = ("format", "sparsifier", "steps", "seed")
 
@@ -64,6 +64,14 @@ def read_state(
         {name: _mask(name, bits, weights[name], limits[name], layout) for name, bits in masks.items()},
         {name: _score(name, score, weights[name]) for name, score in scores.items()},
     )
+
+
+def limits(
+    weights: Mapping[str, Tensor], last: Mapping[str, float], first: Mapping[str, float]
+) -> dict[str, tuple[int, int]]:
+    """Return the fewest and the most entries in use of each weight, from its densities at end and start."""
+    sizes = {name: weights[name].numel() for name in last}
+    return {name: (entries(last[name], n), entries(first[name], n)) for name, n in sizes.items()}
 
 
 def refuse_lost(

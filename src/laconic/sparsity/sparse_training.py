@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -30,27 +30,28 @@ from laconic.optim.master_weights import masters_of
 from laconic.optim.step_watch import StepWatch
 from laconic.sparsity.agreed import refuse_other_masks
 from laconic.sparsity.dense_gradients import DenseGradients
-from laconic.sparsity.densities import entries
+from laconic.sparsity.mask_rule import MaskRule, Moment
 from laconic.sparsity.returned_watch import ReturnedWatch
-from laconic.sparsity.saved import read_state, refuse_lost
+from laconic.sparsity.saved import limits, read_state, refuse_lost
 from laconic.sparsity.slots import clear_
-from laconic.sparsity.sparsifier import Moment, Sparsifier
 from laconic.sparsity.stats import SparsityStats
+from laconic.transforms.transform import TransformHandle
 
 START = -1  # in the place of the turn, in the keys of the first masks
 FORMAT = 2  # 1 has no "nonzero"
 
 
 @outside_inference_mode("stats", "remove", "state_dict", "load_state_dict")
-class SparseTraining:
-    """What `laconic.sparsity.sparsify` did to a model.
+class SparseTraining(TransformHandle):
+    """Masks at work on one model. Made by `laconic.sparsity.sparsify`.
 
     `weights`: the masked weights, by parameter name; `masks`: their entries in use, bool, likewise.
     """
 
     def __init__(
         self,
-        sparsifier: Sparsifier,
+        model: nn.Module,
+        sparsifier: MaskRule,
         weights: Mapping[str, Tensor],
         shares: Mapping[str, float],
         optimizer: Optimizer,
@@ -59,7 +60,7 @@ class SparseTraining:
         seed: int,
         comm: Metered | None,
     ) -> None:
-        self.sparsifier = sparsifier
+        self.model, self.sparsifier = model, sparsifier
         self.steps, self.seed = steps, seed
         self.turn = self.updates = 0
         self.masks: dict[str, Tensor] = {}
@@ -70,6 +71,7 @@ class SparseTraining:
         self._comm = comm
         self._changed = 0.0
         self._warned = False
+        self._logged = -1  # updates in the last event; the first event has the first masks
         self._begun = False  # whether the present step has passed the hook before it
         self._dense_gradients = DenseGradients(self.weights)
         self._hidden: list[tuple[Tensor, Tensor]] = []
@@ -79,7 +81,7 @@ class SparseTraining:
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """What all ranks must have alike."""
+        """Settings that must be equal on all ranks."""
         return {
             "the sparsifier": repr(self.sparsifier),
             "steps=": str(self.steps),
@@ -89,19 +91,26 @@ class SparseTraining:
 
     @property
     def densities(self) -> dict[str, float]:
-        """Share of each masked weight's entries that are in use now."""
+        """Share of each masked weight's entries in use."""
         return {name: float(mask.sum()) / mask.numel() for name, mask in self.masks.items()}
 
     def stats(self) -> SparsityStats:
-        """Figures of this rank since the start."""
+        """Return figures of this rank since the start."""
         whole = self._dense + sum(mask.numel() for mask in self.masks.values())
         used = self._dense + sum(int(mask.sum()) for mask in self.masks.values())
         sent = 0 if self._comm is None else self._comm.snapshot().payload_sent
         density = used / whole if whole else 1.0
         return SparsityStats(self.turn, self.updates, density, self._changed, sent)
 
+    def events(self) -> list[dict[str, Any]]:
+        """Return the density and the change of new masks."""
+        if self.updates == self._logged:
+            return []
+        self._logged, figures = self.updates, self.stats()
+        return [{"kind": "masks", "density": figures.density, "changed": figures.changed}]
+
     def start(self) -> None:
-        """Draw the first masks, and keep them from now on."""
+        """Draw the first masks and apply them from now on."""
         for name, weight in self.weights.items():
             used = self.sparsifier.first_mask(weight.numel(), self._shares[name], self._key(name, START))
             self._use(name, used.view(weight.shape).to(weight.device))
@@ -161,26 +170,19 @@ class SparseTraining:
         """
         if self.weights and not self._hooks:
             raise StateError("remove() has ended this training: make the model sparse again, then load")
-        masks, scores = read_state(
-            state, self.state_dict(), self.weights, self._limits(), self.sparsifier.layout
-        )
+        most = {name: self.sparsifier.first_density(share) for name, share in self._shares.items()}
+        counts = limits(self.weights, self._shares, most)
+        masks, scores = read_state(state, self.state_dict(), self.weights, counts, self.sparsifier.layout)
         if self.turn == 0 and "nonzero" in state:
             refuse_lost(self.weights, self.masks, masks, state["nonzero"])
         self.masks.clear()  # the first masks do not count: a saved entry keeps its value
         for name, used in masks.items():
             self._use(name, used)
         self.turn, self.updates, self._changed = state["turn"], state["updates"], state["changed"]
+        self._logged = self.updates
         self._dense_gradients.forget()
         self._dense_gradients.turns.update(scores)
         self._returned = ReturnedWatch()
-
-    def _limits(self) -> dict[str, tuple[int, int]]:
-        """The fewest and the most entries that each weight can have in use, at the end and at the start."""
-        return {
-            name: (entries(share, n), entries(self.sparsifier.first_density(share), n))
-            for name, share in self._shares.items()
-            for n in (self.weights[name].numel(),)
-        }
 
     def _key(self, name: str, turn: int) -> int:
         return Turn(turn, seed=self.seed).common(name)

@@ -1,8 +1,9 @@
-"""`sparsify` and `rigl`: a model that trains with few of its weights from the first step to the last."""
+"""`sparsify`: a model that trains with few of its weights from the first step to the last."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import ClassVar
 
 import torch.distributed as dist
 from torch import nn
@@ -16,44 +17,29 @@ from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
 from laconic.exchange.agreement import built_by_all
 from laconic.optim.entry import whole
-from laconic.sparsity.densities import Layout, densities
+from laconic.sparsity.densities import densities
+from laconic.sparsity.mask_rule import MaskRule
 from laconic.sparsity.selection import masked_weights
 from laconic.sparsity.sparse_training import SparseTraining
-from laconic.sparsity.sparsifier import Sparsifier
-from laconic.sparsity.sparsifiers.rigl import Rigl
+from laconic.transforms.transform import DEFAULT_RUN, Option, Run, Transform
 
 
-def rigl(
-    model: nn.Module,
-    optimizer: Optimizer,
-    density: float = 0.1,
-    *,
-    steps: int,
-    every: int = 100,
-    drop: float = 0.3,
-    until: float = 0.75,
-    layout: Layout = "erk",
-    accumulate: int = 1,
-    keep: Collection[str] = (),
-    seed: int = 0,
-    group: dist.ProcessGroup | None = None,
-) -> SparseTraining:
-    """`sparsify` with RigL (Evci et al. 2020), whose arguments these are: see `sparsifiers.rigl`.
+class Sparsifier(MaskRule, Transform):
+    """Configuration of masks on a model's weights: a frozen dataclass."""
 
-    >>> import torch
-    >>> net = nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))
-    >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    >>> sparse = rigl(net, optimizer, density=0.1, steps=1000)
-    >>> {name: round(share, 2) for name, share in sparse.densities.items()}
-    {'0.weight': 0.07, '2.weight': 0.39}
-    """
-    spec = Rigl(density, every, drop, until, layout, accumulate)
-    return sparsify(model, optimizer, spec, steps=steps, keep=keep, seed=seed, group=group)
+    option: ClassVar[Option] = "sparsity"
+    replicas_equal: ClassVar[bool] = True
+    after_distribute: ClassVar[bool] = True
+
+    def attach(
+        self, model: nn.Module, optimizer: Optimizer | None = None, run: Run = DEFAULT_RUN
+    ) -> SparseTraining:
+        return sparsify(model, optimizer, self, steps=run.steps, seed=run.seed)
 
 
 def sparsify(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | None,
     spec: str | Sparsifier,
     *,
     steps: int,
@@ -118,7 +104,9 @@ def sparsify(
             {name: tuple(each.shape) for name, each in weights.items()}, made.density, made.layout
         )
         metered = None if comm is None else Metered(comm)
-        return SparseTraining(made, weights, shares, plain_optimizer, steps=steps, seed=seed, comm=metered)
+        return SparseTraining(
+            plain, made, weights, shares, plain_optimizer, steps=steps, seed=seed, comm=metered
+        )
 
     if comm is None:
         training = build()

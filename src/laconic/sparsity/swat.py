@@ -1,4 +1,4 @@
-"""`swat`: a model that trains with sparse weights and sparse kept inputs (SWAT).
+"""SWAT: the largest weights compute, and the largest inputs are kept for backward; no masks.
 
 Raihan and Aamodt 2020, arXiv:2001.01969: per layer the largest weights compute, forward and for the gradient
 of the inputs; the largest inputs are kept for the gradient of the weights, which is dense. Thresholds are
@@ -7,19 +7,23 @@ computed every tenth batch and reused in between. The equations are in `layers`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
 
 from torch import nn
+from torch.optim import Optimizer
 
 from laconic.core import arguments
 from laconic.core.errors import AttachError, StateError
 from laconic.core.inference import outside_inference_mode
+from laconic.core.spec import Status
 from laconic.sparsity.densities import densities
 from laconic.sparsity.layers import SwatConv2d, SwatLinear
 from laconic.sparsity.thresholds import Thresholds
 from laconic.transforms.fast_path import FastPathOff
 from laconic.transforms.selection import Layers, named_modules, replace_layers
+from laconic.transforms.transform import DEFAULT_RUN, Option, Run, StoredInputs, Transform, TransformHandle
 
 LAYERS: dict[type, Callable[[Any, Thresholds], SwatConv2d | SwatLinear]] = {
     nn.Conv2d: SwatConv2d.of,
@@ -29,6 +33,37 @@ First = Literal["dense", "sparse"]
 FIRSTS: tuple[First, ...] = ("dense", "sparse")
 Layout = Literal["uniform", "erk"]
 LAYOUTS: tuple[Layout, ...] = ("uniform", "erk")
+
+
+@dataclass(frozen=True, repr=False)
+class SwatTraining(Transform):
+    """The arguments of `laconic.sparsity.swat`.
+
+    >>> SwatTraining(sparsity=0.8)
+    swat(sparsity=0.8)
+    """
+
+    paper: ClassVar[str] = "Raihan and Aamodt 2020, arXiv:2001.01969"
+    status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "AamirRaihan/SWAT"
+    examples: ClassVar[tuple[str, ...]] = ("swat(sparsity=0.9)",)
+    option: ClassVar[Option] = "sparsity"
+
+    sparsity: float = 0.9
+    refresh: int = 10
+    first: First = "dense"
+    layout: Layout = "uniform"
+    keep: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        arguments.number("sparsity", self.sparsity, above=0, below=1)
+        arguments.whole("refresh", self.refresh, 1)
+        arguments.choice("first", self.first, FIRSTS)
+        arguments.choice("layout", self.layout, LAYOUTS)
+        arguments.names("keep", self.keep, "head")
+
+    def attach(self, model: nn.Module, optimizer: Optimizer | None = None, run: Run = DEFAULT_RUN) -> Swat:
+        return _attached(model, self, self.keep)
 
 
 def swat(
@@ -73,31 +108,15 @@ def swat(
     >>> [type(layer).__name__ for layer in net]
     ['Conv2d', 'ReLU', 'Flatten', 'SwatLinear']
     """
-    arguments.number("sparsity", sparsity, above=0, below=1)
-    arguments.whole("refresh", refresh, 1)
-    arguments.choice("first", first, FIRSTS)
-    arguments.choice("layout", layout, LAYOUTS)
-    selected = _selected(model, first, keep)
-    weights = {name: tuple(layer.weight.shape) for name, layer in selected.items()}
-    shares = densities(weights, round(1 - sparsity, 12), layout)
-    made = {
-        name: _made(name, layer, Thresholds(shares[name], refresh))
-        for name, layer in selected.items()
-        if shares[name] < 1
-    }
-    if not made:
-        raise AttachError(
-            f"layout {layout!r} leaves every layer dense at sparsity {sparsity}: take a higher one"
-        )
-    return Swat(model, {name: (selected[name], layer) for name, layer in made.items()})
+    return _attached(model, SwatTraining(sparsity, refresh, first, layout), keep)
 
 
 @outside_inference_mode("state_dict", "load_state_dict", "remove")
-class Swat:
-    """What `swat` did to a model. `layers`: the sparse layers by name; `densities`: their shares."""
+class Swat(TransformHandle):
+    """SWAT at work on one model. `layers`: the sparse layers by name; `densities`: their shares."""
 
     def __init__(self, model: nn.Module, pairs: dict[str, tuple[nn.Module, SwatConv2d | SwatLinear]]) -> None:
-        self._model = model
+        self.model = model
         self._dense = {name: dense for name, (dense, _) in pairs.items()}
         self.layers = {name: sparse for name, (_, sparse) in pairs.items()}
         replace_layers(model, self.layers)
@@ -113,22 +132,30 @@ class Swat:
         """Names of the sparse layers' weights, as in `model.named_parameters()`."""
         return tuple(f"{name}.weight" for name in self.layers)
 
+    def stats(self) -> StoredInputs:
+        """Return bytes of the last batch that went backward."""
+        return StoredInputs(self.kept_bytes(), self.dense_bytes())
+
+    def figures(self) -> dict[str, Any]:
+        """Return the bytes of `stats`."""
+        return asdict(self.stats())
+
     def kept_bytes(self) -> int:
-        """Bytes that the sparse layers kept of their inputs in the last batch that went backward."""
+        """Return the bytes of inputs that the sparse layers kept in the last batch that went backward."""
         return sum(layer.thresholds.kept_bytes for layer in self.layers.values())
 
     def dense_bytes(self) -> int:
-        """Bytes that dense layers would have kept in that batch."""
+        """Return the bytes that dense layers would have kept in that batch."""
         return sum(layer.thresholds.dense_bytes for layer in self.layers.values())
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Thresholds and batches of each layer, by its name: this rank's own, beside the model's state."""
         return {name: layer.thresholds.state_dict() for name, layer in self.layers.items()}
 
-    def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, with the same bits. Raises `StateError`, unchanged, for another one."""
-        if not isinstance(state, dict) or state.keys() != self.layers.keys():
-            other = sorted(map(str, state.keys() ^ self.layers.keys())) if isinstance(state, dict) else []
+        if not isinstance(state, Mapping) or state.keys() != self.layers.keys():
+            other = sorted(map(str, state.keys() ^ self.layers.keys())) if isinstance(state, Mapping) else []
             raise StateError(f"saved for other sparse layers ({', '.join(other[:3])} differ): convert alike")
         for name, layer in self.layers.items():
             layer.thresholds.check(state[name])
@@ -138,8 +165,24 @@ class Swat:
     def remove(self) -> None:
         """Make the layers dense again, with the parameters they have now. A second call does nothing."""
         self._fast_path.remove()
-        replace_layers(self._model, self._dense)
+        replace_layers(self.model, self._dense)
         self.layers = {}
+
+
+def _attached(model: nn.Module, spec: SwatTraining, keep: Collection[str]) -> Swat:
+    selected = _selected(model, spec.first, keep)
+    weights = {name: tuple(layer.weight.shape) for name, layer in selected.items()}
+    shares = densities(weights, round(1 - spec.sparsity, 12), spec.layout)
+    made = {
+        name: _made(name, layer, Thresholds(shares[name], spec.refresh))
+        for name, layer in selected.items()
+        if shares[name] < 1
+    }
+    if not made:
+        raise AttachError(
+            f"layout {spec.layout!r} leaves every layer dense at sparsity {spec.sparsity}: take a higher one"
+        )
+    return Swat(model, {name: (selected[name], layer) for name, layer in made.items()})
 
 
 def _selected(model: nn.Module, first: First, keep: Collection[str]) -> dict[str, nn.Conv2d | nn.Linear]:

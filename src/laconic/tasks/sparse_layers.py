@@ -10,7 +10,7 @@ from torch import nn
 from laconic.core.errors import AttachError
 from laconic.core.spec import parse
 from laconic.sparsity import Swat
-from laconic.sparsity.sparsifiers.swat import SwatTraining
+from laconic.sparsity.swat import SwatTraining
 from laconic.tasks.companion import Companion
 from laconic.tasks.settings import Event, TrainingSettings
 

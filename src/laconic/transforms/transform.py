@@ -47,6 +47,17 @@ class Run:
     scaled: bool = False
 
 
+DEFAULT_RUN = Run()
+
+
+@dataclass(frozen=True)
+class StoredInputs:
+    """Bytes that layers store for backward, as they are stored and as they would be dense."""
+
+    kept: int
+    kept_dense: int
+
+
 class TransformHandle(ABC):
     """A transform at work on one model. `model`: the transformed model."""
 
@@ -110,8 +121,10 @@ class Transform(Spec):
     after_distribute: ClassVar[bool] = False
 
     @abstractmethod
-    def attach(self, model: nn.Module, optimizer: Optimizer, run: Run) -> TransformHandle:
-        """Start on a model and the optimiser that trains it.
+    def attach(
+        self, model: nn.Module, optimizer: Optimizer | None = None, run: Run = DEFAULT_RUN
+    ) -> TransformHandle:
+        """Start on a model and the optimiser that trains it. Some transforms need neither optimiser nor run.
 
         Raises `AttachError`, with nothing changed, if the model or the optimiser does not fit.
         """

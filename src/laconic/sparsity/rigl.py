@@ -15,17 +15,22 @@ their norm, over all weights and ranks.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from laconic.core import arguments
 from laconic.core.spec import Status
 from laconic.sparsity import schedule
 from laconic.sparsity.densities import Layout, check_density
 from laconic.sparsity.drop_and_grow import drop_and_grow
-from laconic.sparsity.sparsifier import Moment, Sparsifier
+from laconic.sparsity.mask_rule import Moment
+from laconic.sparsity.sparse_training import SparseTraining
+from laconic.sparsity.sparsify import Sparsifier, sparsify
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,3 +81,31 @@ class Rigl(Sparsifier):
         assert score is not None
         count = int(schedule.fraction(at.turn, at.steps, self.drop, self.until) * int(used.sum()))
         return drop_and_grow(weight.abs(), used, score.abs(), count, at.key, self.layout)
+
+
+def rigl(
+    model: nn.Module,
+    optimizer: Optimizer,
+    density: float = 0.1,
+    *,
+    steps: int,
+    every: int = 100,
+    drop: float = 0.3,
+    until: float = 0.75,
+    layout: Layout = "erk",
+    accumulate: int = 1,
+    keep: Collection[str] = (),
+    seed: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> SparseTraining:
+    """Call `sparsify` with RigL (Evci et al. 2020) and these arguments: see `Rigl`.
+
+    >>> import torch
+    >>> net = nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))
+    >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    >>> sparse = rigl(net, optimizer, density=0.1, steps=1000)
+    >>> {name: round(share, 2) for name, share in sparse.densities.items()}
+    {'0.weight': 0.07, '2.weight': 0.39}
+    """
+    spec = Rigl(density, every, drop, until, layout, accumulate)
+    return sparsify(model, optimizer, spec, steps=steps, keep=keep, seed=seed, group=group)

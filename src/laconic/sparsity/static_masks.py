@@ -8,7 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic.sparsity.densities import Layout, check_density
-from laconic.sparsity.sparsifier import Moment, Sparsifier
+from laconic.sparsity.mask_rule import Moment
+from laconic.sparsity.sparsify import Sparsifier
 
 
 @dataclass(frozen=True, repr=False)

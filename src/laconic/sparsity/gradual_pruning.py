@@ -22,7 +22,8 @@ from laconic.core.spec import Status
 from laconic.sparsity import fours, schedule
 from laconic.sparsity.densities import Layout, check_density, entries
 from laconic.sparsity.drop_and_grow import largest
-from laconic.sparsity.sparsifier import Moment, Sparsifier
+from laconic.sparsity.mask_rule import Moment
+from laconic.sparsity.sparsify import Sparsifier
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,4 +1,4 @@
-"""Sparsifier: which weights are in use at the start, and how that changes in training."""
+"""Rule of masks: the weights in use at the start, and how they change in training."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from laconic.sparsity.draws import drawn
 
 @dataclass(frozen=True)
 class Moment:
-    """When a mask changes. `turn`: steps so far; `steps`: in all; `key`: of one weight, on all ranks."""
+    """Time of an update. `turn`: steps so far; `steps`: in all; `key`: of one weight, equal on all ranks."""
 
     turn: int
     steps: int
     key: int
 
 
-class Sparsifier(Spec):
-    """What `laconic.sparsity.sparsify` takes: a frozen dataclass.
+class MaskRule(Spec):
+    """Base of the sparsifiers, without their handle.
 
-    `replaces_step`: an update of the masks stands in the place of the optimiser's step; otherwise it follows.
+    `replaces_step`: an update of the masks replaces the optimiser's step; otherwise it follows the step.
     """
 
     density: float
@@ -35,11 +35,11 @@ class Sparsifier(Spec):
     replaces_step: ClassVar[bool] = False
 
     def first_density(self, share: float) -> float:
-        """The density at the start of a weight that has `share` at the end."""
+        """Return the density at the start of a weight that has `share` at the end."""
         return share
 
     def first_mask(self, n: int, share: float, key: int) -> Tensor:
-        """The mask of the start of a weight that has `share` at the end, bool (n,), on the host."""
+        """Return the first mask of a weight that has `share` at the end, bool (n,), on the host."""
         share = self.first_density(share)
         if self.layout == "2:4" and share < 1:
             return fours.drawn(n, key)
@@ -47,15 +47,15 @@ class Sparsifier(Spec):
 
     @abstractmethod
     def due(self, turn: int, steps: int) -> bool:
-        """Whether this turn updates the masks."""
+        """Return whether this turn updates the masks."""
 
     def counts(self, turn: int, steps: int) -> bool:
-        """Whether the dense gradient of this turn is part of the next update's score."""
+        """Return whether the dense gradient of this turn is part of the next update's score."""
         return False
 
     @abstractmethod
     def updated(self, weight: Tensor, used: Tensor, score: Tensor | None, share: float, at: Moment) -> Tensor:
-        """The next mask of one weight.
+        """Return the next mask of one weight.
 
         Args:
             weight: float (n,), zero where not in use.

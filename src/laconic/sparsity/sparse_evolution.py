@@ -18,7 +18,8 @@ from laconic.sparsity import schedule
 from laconic.sparsity.densities import Layout, check_density
 from laconic.sparsity.draws import generator
 from laconic.sparsity.drop_and_grow import drop_and_grow
-from laconic.sparsity.sparsifier import Moment, Sparsifier
+from laconic.sparsity.mask_rule import Moment
+from laconic.sparsity.sparsify import Sparsifier
 
 
 @dataclass(frozen=True, repr=False)

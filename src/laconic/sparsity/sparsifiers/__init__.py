@@ -1,1 +1,0 @@
-"""Sparsifiers by name: one file a paper."""
