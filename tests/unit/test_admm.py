@@ -16,8 +16,8 @@ from torch.nn.utils import prune, spectral_norm
 from laconic.core.errors import AttachError, NonFiniteError, SpecError, StateError
 from laconic.core.spec import parse
 from laconic.lowbit import admm, straight_through
-from laconic.lowbit.admm.projection import project
-from laconic.lowbit.admm.tables import TABLES
+from laconic.lowbit.tables.projection import project
+from laconic.lowbit.tables.tables import TABLES
 
 LETTERS = 12
 

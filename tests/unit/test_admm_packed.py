@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 
 from laconic.core.errors import AttachError, StateError
 from laconic.lowbit import admm, load_tables
-from laconic.lowbit.admm.tables import TABLES
+from laconic.lowbit.tables.tables import TABLES
 
 SHAPES = [
     {},

@@ -10,9 +10,9 @@ from tests.unit.shared import for_each, refuses
 from torch import Tensor
 
 from laconic.core.errors import NonFiniteError, SpecError, StateError, WireError
-from laconic.lowbit.admm.projection import nearest, project
-from laconic.lowbit.admm.tables import TABLES, Table, table_of, table_with
-from laconic.lowbit.admm.weights import project_all
+from laconic.lowbit.tables.projection import nearest, project
+from laconic.lowbit.tables.tables import TABLES, Table, table_of, table_with
+from laconic.lowbit.tables.weights import project_all
 
 
 def least_error(v: Tensor, table: Table) -> float:

@@ -41,11 +41,10 @@ ROOMS = (
     "laconic.methods",
     "laconic.pipeline.codings",
     "laconic.activations.codings",
-    "laconic.lowbit.trainings",
     "laconic.admm.trainings",
     "laconic.replicator.deployments",
 )
-LIBRARIES = ("laconic.sparsity",)
+LIBRARIES = ("laconic.lowbit", "laconic.sparsity")
 """Packages whose files are names or helpers: a transform of a model is one file there."""
 
 READING = threading.Lock()  # ast.parse in several threads at once can fail, seen on CPython 3.11

@@ -4,13 +4,7 @@ use.
 
 from laconic.lowbit.add import Add as Add
 from laconic.lowbit.add import QuantAdd as QuantAdd
-from laconic.lowbit.admm import Admm as Admm
-from laconic.lowbit.admm import StraightThrough as StraightThrough
-from laconic.lowbit.admm import admm as admm
-from laconic.lowbit.admm import load_tables as load_tables
-from laconic.lowbit.admm import straight_through as straight_through
 from laconic.lowbit.binarise import binarise as binarise
-from laconic.lowbit.binarise import quantise as quantise
 from laconic.lowbit.convert import convert as convert
 from laconic.lowbit.evonorm import EvoNormS0 as EvoNormS0
 from laconic.lowbit.evonorm import RangeEvoNorm as RangeEvoNorm
@@ -29,9 +23,15 @@ from laconic.lowbit.packed_layers import PackedConv2d as PackedConv2d
 from laconic.lowbit.packed_layers import PackedGRUCell as PackedGRUCell
 from laconic.lowbit.packed_layers import PackedLinear as PackedLinear
 from laconic.lowbit.packed_layers import PackedLSTMCell as PackedLSTMCell
+from laconic.lowbit.quantise import quantise as quantise
 from laconic.lowbit.range_norm import RangeGroupNorm as RangeGroupNorm
 from laconic.lowbit.range_norm import RangeNorm as RangeNorm
 from laconic.lowbit.shift_norm import ShiftBatchNorm as ShiftBatchNorm
+from laconic.lowbit.tables import Admm as Admm
+from laconic.lowbit.tables import StraightThrough as StraightThrough
+from laconic.lowbit.tables import admm as admm
+from laconic.lowbit.tables import load_tables as load_tables
+from laconic.lowbit.tables import straight_through as straight_through
 
 __all__ = [
     "Add",

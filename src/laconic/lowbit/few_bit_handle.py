@@ -1,9 +1,10 @@
-"""What `binarise` and `quantise` did to a model: its treated layers, their flips, and the way back."""
+"""The handle of `binarise` and `quantise`: the layers in few bits, their flips, and the way back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from laconic.core.errors import StateError
 from laconic.core.inference import outside_inference_mode
 from laconic.lowbit import clipping
 from laconic.lowbit.few_bit_layers import FEW
-from laconic.lowbit.pack import pack
+from laconic.lowbit.pack import pack, save_packed
+from laconic.lowbit.training import LowBitHandle
 from laconic.transforms.fast_path import FastPathOff
 from laconic.transforms.selection import replace_layers
 
@@ -23,16 +25,16 @@ ONES = torch.tensor(
 )  # bits that are set in a byte
 
 
-@outside_inference_mode("finish", "state_dict", "load_state_dict", "remove")
-class FewBitHandle:
-    """What was done to a model. `layers`: the layers in few bits, by name."""
+@outside_inference_mode("state_dict", "load_state_dict", "remove")
+class FewBitHandle(LowBitHandle):
+    """Few bits at work on one model. `layers`: the layers in few bits, by name."""
 
     def __init__(self, model: nn.Module, pairs: dict[str, tuple[nn.Module, Any]]) -> None:
-        self._model = model
+        self.model = model
         self._before = {name: before for name, (before, _) in pairs.items()}
         self.layers: dict[str, Any] = {name: new for name, (_, new) in pairs.items() if isinstance(new, FEW)}
         replace_layers(model, {name: new for name, (_, new) in pairs.items()})
-        self._called = FastPathOff(model, self.layers.values())
+        self._fast_path = FastPathOff(model, self.layers.values())
         for layer in self.layers.values():
             clipping.watch(layer)
         self._signs = self._packed()
@@ -40,7 +42,7 @@ class FewBitHandle:
     @property
     def weights(self) -> tuple[str, ...]:
         """Names of the weights in few bits, as in `model.named_parameters()`."""
-        parts = {id(part): name for name, part in self._model.named_parameters()}
+        parts = {id(part): name for name, part in self.model.named_parameters()}
         return tuple(parts[id(part)] for layer in self.layers.values() for part in layer.masters())
 
     def flips(self) -> float:
@@ -54,21 +56,28 @@ class FewBitHandle:
         total = sum(part.numel() for layer in self.layers.values() for part in layer.masters())
         return changed / total if total else 0.0
 
+    def figures(self) -> dict[str, Any]:
+        """Return the residual, and the flips since the last call."""
+        return super().figures() | {"flips": self.flips()}
+
     def residual(self) -> float:
-        """0: the model always computes with its few bits."""
+        """Return 0: the model always computes with its few bits."""
         return 0.0
 
     def quantised(self) -> AbstractContextManager[None]:
-        """A block in which the model has its few bits, as it always has."""
+        """Return a block in which the model has its few bits, as always."""
         return nullcontext()
 
-    def finish(self) -> nn.Module:
-        """The model, whose products have few bits as before."""
-        return self._model
-
     def pack(self) -> nn.Module:
-        """What `laconic.lowbit.pack` makes of the model."""
-        return pack(self._model)
+        """Return the result of `laconic.lowbit.pack`."""
+        return pack(self.model)
+
+    def save_packed(self, path: Path) -> Mapping[str, Tensor]:
+        """Write the packed model for `laconic.lowbit.load_packed`, and return its tensors."""
+        packed = self.pack()
+        save_packed(packed, path)
+        state: dict[str, Tensor] = packed.state_dict()
+        return state
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """What random rounding depends on, by layer: this rank's own, beside the model's and the optimiser's
@@ -99,12 +108,12 @@ class FewBitHandle:
         """
         for layer in self.layers.values():
             clipping.leave(layer)
-        self._called.remove()
+        self._fast_path.remove()
         for name, before in self._before.items():
-            now = self._model.get_submodule(name)  # `to` and `load_state_dict(assign=True)` replace these
+            now = self.model.get_submodule(name)  # `to` and `load_state_dict(assign=True)` replace these
             before._buffers.update(now._buffers)
             before._parameters.update(now._parameters)
-        replace_layers(self._model, self._before)
+        replace_layers(self.model, self._before)
         self.layers, self._before, self._signs = {}, {}, []
 
     @torch.no_grad()

@@ -1,43 +1,63 @@
-"""LowBitTraining: what trains a model's weights towards few bits, as a spec; and what it does to a model."""
+"""Low-bit training: a transform whose model ends in few bits."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
-from torch import nn
-from torch.optim import Optimizer
+import torch
+from torch import Tensor, nn
 
-from laconic.core.spec import Spec
-
-
-class Trained(Protocol):
-    """The handle on one model."""
-
-    def residual(self) -> float:
-        """How far the weights are from few bits, relative to their norm."""
-
-    def quantised(self) -> AbstractContextManager[None]:
-        """A block in which the model has its few bits."""
-
-    def finish(self) -> nn.Module:
-        """Give the model its few bits for good."""
-
-    def pack(self) -> nn.Module:
-        """A copy of the model that holds them packed."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the model and the optimiser."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, after model and optimiser have loaded theirs."""
+from laconic.transforms.transform import Option, Transform, TransformHandle
 
 
-class LowBitTraining(Spec):
-    """Configuration; a frozen dataclass."""
+@dataclass(frozen=True)
+class LowBitStats:
+    """Figures of a low-bit training. `residual`: distance of the weights from few bits, relative to them."""
+
+    residual: float
+
+
+class LowBitHandle(TransformHandle):
+    """Low-bit training at work on one model."""
 
     @abstractmethod
-    def attach(self, model: nn.Module, optimizer: Optimizer) -> Trained:
-        """Begin with a model and the optimiser that trains it, before they are distributed."""
+    def residual(self) -> float:
+        """Return the distance of the weights from few bits, relative to their norm."""
+
+    @abstractmethod
+    def quantised(self) -> AbstractContextManager[None]:
+        """Return a block in which the model has its few bits."""
+
+    @abstractmethod
+    def pack(self) -> nn.Module:
+        """Return a copy of the model with packed weights."""
+
+    def stats(self) -> LowBitStats:
+        """Return figures of the model as it is now."""
+        return LowBitStats(self.residual())
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Return `quantised()`."""
+        return self.quantised()
+
+    def figures(self) -> dict[str, Any]:
+        """Return the residual."""
+        return {"residual": self.residual()}
+
+    def save_packed(self, path: Path) -> Mapping[str, Tensor]:
+        """Write the tensors of `pack()`, and return them."""
+        state: dict[str, Tensor] = self.pack().state_dict()
+        torch.save(state, path)
+        return state
+
+
+class LowBitTraining(Transform):
+    """Configuration of a low-bit training: a frozen dataclass."""
+
+    option: ClassVar[Option] = "lowbit"
+    replicas_equal: ClassVar[bool] = True

@@ -13,7 +13,8 @@ from torch import nn
 from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
 from laconic.lowbit import FewBitHandle, save_packed
-from laconic.lowbit.training import LowBitTraining, Trained
+from laconic.lowbit.training import LowBitHandle as Trained
+from laconic.lowbit.training import LowBitTraining
 from laconic.tasks.companion import Companion
 from laconic.tasks.settings import Event, TrainingSettings
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError, NonFiniteError
-from laconic.lowbit.admm.projection import project
-from laconic.lowbit.admm.tables import Table
+from laconic.lowbit.tables.projection import project
+from laconic.lowbit.tables.tables import Table
 from laconic.transforms.computed import refuse_computed
 from laconic.transforms.fast_path import refuse_uncalled
 from laconic.transforms.selection import Layers, named_modules

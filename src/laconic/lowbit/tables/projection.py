@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from laconic.lowbit.admm.tables import Table
+from laconic.lowbit.tables.tables import Table
 
 STARTS = (1.0, 2.0)  # first scales, of the mean |v| over the table's mean |entry|
 
@@ -23,7 +23,7 @@ def project(v: Tensor, table: Table, rounds: int = 5) -> tuple[Tensor, Tensor]:
 
     Scales are not negative; a row of zeros has scale 0. Zero counts as positive where the table lacks it.
 
-    >>> from laconic.lowbit.admm.tables import TABLES
+    >>> from laconic.lowbit.tables.tables import TABLES
     >>> alpha, q = project(torch.tensor([[0.5, -0.7, 0.01, 0.6]]), TABLES["ternary"])
     >>> round(alpha.item(), 3), q.tolist()
     (0.6, [[1, -1, 0, 1]])

@@ -1,9 +1,9 @@
-"""What every training towards a table shares: the model at its quantised weights, and the way out."""
+"""Training towards a table: the model at its quantised weights, and the way out."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -17,9 +17,10 @@ from torch.utils.hooks import RemovableHandle
 from laconic.core.errors import StateError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.skipped import is_skipped
-from laconic.lowbit.admm.packing import Size, packed_copy, size_of
-from laconic.lowbit.admm.tables import Table
-from laconic.lowbit.admm.weights import Quantised, check_optimizer, dense, treated_layers, treated_weights
+from laconic.lowbit.tables.packing import Size, packed_copy, size_of
+from laconic.lowbit.tables.tables import Table
+from laconic.lowbit.tables.weights import Quantised, check_optimizer, dense, treated_layers, treated_weights
+from laconic.lowbit.training import LowBitHandle
 from laconic.optim.closure import evaluated
 from laconic.optim.entry import after_steps, before_steps, whole
 from laconic.optim.step_watch import StepWatch
@@ -27,10 +28,12 @@ from laconic.transforms.transformed import mark_drawn, unmark_drawn
 
 
 @outside_inference_mode("finish", "pack")
-class Outcome(ABC):
-    """A model that trains towards a table. `weights`: the matrices that are quantised, by name."""
+class TableTraining(LowBitHandle):
+    """Base of the handles. `weights`: the matrices that are quantised, by name."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, table: Table, keep: Collection[str]) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer | None, table: Table, keep: Collection[str]
+    ) -> None:
         self.model = model.module if isinstance(model, DistributedDataParallel) else model
         self.table = table
         self._layers = treated_layers(self.model, keep)
@@ -68,7 +71,7 @@ class Outcome(ABC):
         return self.weights
 
     def residual(self) -> float:
-        """|Theta - G| / |Theta| over all quantised matrices, now: the primal residual, relative."""
+        """Return |Theta - G| / |Theta| over all quantised matrices: the relative primal residual."""
         masters = self.masters()
         apart = sum(
             float((masters[name] - g).detach().square().sum()) for name, g in dense(self.solution()).items()
@@ -77,7 +80,7 @@ class Outcome(ABC):
 
     @contextmanager
     def quantised(self) -> Iterator[None]:
-        """A block in which the model has its quantised weights: for a test, not for a step."""
+        """Return a block in which the model has its quantised weights: for an evaluation, not for a step."""
         before = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self._write(dense(self._found()))
         try:
@@ -102,11 +105,11 @@ class Outcome(ABC):
         return self.model
 
     def pack(self) -> nn.Module:
-        """A copy of the model with packed layers, at its quantised weights; the model does not change."""
+        """Return a copy of the model with packed layers, at its quantised weights."""
         return packed_copy(self.model, self._found(), self.table)
 
     def size(self) -> Size:
-        """Bytes of all that the packed model's `state_dict` holds, and of the same model in float32."""
+        """Return the bytes of the packed model's `state_dict`, and of the same model in float32."""
         return size_of(self.pack(), self.model)
 
     def remove(self) -> None:

@@ -1,4 +1,4 @@
-"""Straight-through training towards a table: the baseline that ADMM is compared with.
+"""Straight-through training towards a table of few bits: the baseline that ADMM is compared with.
 
     y = f(G),  G the nearest to Theta;  Theta <- step of the optimiser with the gradient at G
 
@@ -10,7 +10,8 @@ between steps; during the optimiser's step it holds Theta.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,9 +19,37 @@ from torch.optim import Optimizer
 from laconic.core import arguments
 from laconic.core.errors import NonFiniteError, StateError
 from laconic.core.inference import outside_inference_mode
-from laconic.lowbit.admm.outcome import Outcome
-from laconic.lowbit.admm.tables import Name, table_of
-from laconic.lowbit.admm.weights import Quantised, Tie, dense, project_all, refuse_moved_padding
+from laconic.core.spec import Status
+from laconic.lowbit.tables.table_training import TableTraining
+from laconic.lowbit.tables.tables import Name, table_of
+from laconic.lowbit.tables.weights import Quantised, Tie, dense, project_all, refuse_moved_padding
+from laconic.lowbit.training import LowBitTraining
+from laconic.transforms.transform import DEFAULT_RUN, Run
+
+
+@dataclass(frozen=True, repr=False)
+class StraightThroughTraining(LowBitTraining):
+    """The arguments of `laconic.lowbit.straight_through`: a table, and what shares a scale."""
+
+    paper: ClassVar[str] = "Bengio et al. 2013, arXiv:1308.3432"
+    status: ClassVar[Status] = "recalled"
+    examples: ClassVar[tuple[str, ...]] = ("straight_through()", "straight_through(table='binary')")
+
+    table: Name = "ternary"
+    tie: Tie = "row"
+    rounds: int = 5
+    keep: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        arguments.names("keep", self.keep, "head")
+        table_of(self.table)
+        arguments.choice("tie", self.tie, ("model", "layer", "row"))
+        arguments.whole("rounds", self.rounds, 1)
+
+    def attach(
+        self, model: nn.Module, optimizer: Optimizer | None = None, run: Run = DEFAULT_RUN
+    ) -> StraightThrough:
+        return StraightThrough(model, optimizer, self, self.keep)
 
 
 def straight_through(
@@ -57,27 +86,23 @@ def straight_through(
     >>> net[0].weight.abs().unique().numel()
     1
     """
-    arguments.choice("tie", tie, ("model", "layer", "row"))
-    arguments.whole("rounds", rounds, 1)
-    return StraightThrough(model, optimizer, table, tie, rounds, keep)
+    return StraightThrough(model, optimizer, StraightThroughTraining(table, tie, rounds), keep)
 
 
 @outside_inference_mode("remove", "state_dict", "load_state_dict")
-class StraightThrough(Outcome):
+class StraightThrough(TableTraining):
     """Straight-through training of one model. Made by `laconic.lowbit.straight_through`."""
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
-        table: Name,
-        tie: Tie,
-        rounds: int,
+        optimizer: Optimizer | None,
+        settings: StraightThroughTraining,
         keep: Collection[str],
     ) -> None:
-        super().__init__(model, optimizer, table_of(table), keep)
-        refuse_moved_padding(self._layers, self.table, tie)
-        self._tie, self._rounds = tie, rounds
+        super().__init__(model, optimizer, table_of(settings.table), keep)
+        refuse_moved_padding(self._layers, self.table, settings.tie)
+        self._settings = settings
         self.after()
         self.begin()
 
@@ -129,6 +154,6 @@ class StraightThrough(Outcome):
             raise StateError(f"the state is damaged: {error}") from None
 
     def _keep(self, masters: dict[str, Tensor]) -> None:
-        near = project_all(masters, self.table, self._tie, self._rounds)
+        near = project_all(masters, self.table, self._settings.tie, self._settings.rounds)
         self._masters, self._near = masters, near
         self._write(dense(near))

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from laconic.lowbit.admm.tables import Table, table_with
+from laconic.lowbit.tables.tables import Table, table_with
 
 
 class PackedMatrix(nn.Module):

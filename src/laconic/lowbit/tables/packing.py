@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from laconic.core.errors import StateError, WireError
-from laconic.lowbit.admm.layers import PACKED, PackedMatrix
-from laconic.lowbit.admm.tables import Table, table_with
-from laconic.lowbit.admm.weights import Quantised, layer_weights
+from laconic.lowbit.tables.layers import PACKED, PackedMatrix
+from laconic.lowbit.tables.tables import Table, table_with
+from laconic.lowbit.tables.weights import Quantised, layer_weights
 from laconic.transforms.computed import copied
 from laconic.transforms.fast_path import FastPathOff
 

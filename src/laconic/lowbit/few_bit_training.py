@@ -1,0 +1,102 @@
+"""Few-bit training: the layers of a model that get few bits in their products.
+
+Base of `binarise` and `quantise`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from laconic.core import arguments
+from laconic.core.errors import AttachError
+from laconic.lowbit.few_bit_handle import FewBitHandle
+from laconic.lowbit.few_bit_layers import KINDS
+from laconic.lowbit.few_bits import FewBits, Rounding
+from laconic.lowbit.shift_norm import ShiftBatchNorm
+from laconic.lowbit.training import LowBitTraining
+from laconic.transforms.keep import is_kept
+from laconic.transforms.selection import Layers, named_modules
+from laconic.transforms.transform import DEFAULT_RUN, Run
+
+First = Literal["real", "weights", "binary"]
+Last = Literal["real", "binary"]
+Norm = Literal["float", "shift"]
+KIND_NAMES = "Linear, Conv2d, LSTMCell and GRUCell"
+
+
+class FewBitTraining(LowBitTraining):
+    """Configuration of few bits in some layers, with arguments of `binarise`: a frozen dataclass."""
+
+    first: First
+    last: Last
+    norm: Norm
+    keep: tuple[str, ...]
+
+    @property
+    @abstractmethod
+    def bits(self) -> FewBits:
+        """Bits of the layers."""
+
+    def __post_init__(self) -> None:
+        arguments.names("keep", self.keep, "head")
+        arguments.choice("first", self.first, get_args(First))
+        arguments.choice("last", self.last, get_args(Last))
+        arguments.choice("norm", self.norm, get_args(Norm))
+        assert self.bits  # it checks its own arguments
+
+    def attach(
+        self, model: nn.Module, optimizer: Optimizer | None = None, run: Run = DEFAULT_RUN
+    ) -> FewBitHandle:
+        return self.attached(model, self.keep)
+
+    def attached(self, model: nn.Module, keep: Collection[str]) -> FewBitHandle:
+        """Start on a model whose modules of these names do not change."""
+        layers = Layers.of(named_modules(model), KINDS, keep, replaced=True)
+        found = [*layers.found]
+        if not layers.outside_keep(found):
+            raise AttachError(f"no layer to treat: the model has no {KIND_NAMES} outside of keep=")
+        inner = found[1 if self.first == "real" else 0 : len(found) - 1 if self.last == "real" else None]
+        selected = layers.outside_keep(inner)
+        if not selected:
+            raise AttachError(
+                f"no layer to treat: of {len(found)} layers, first={self.first!r}, last={self.last!r} and"
+                f" keep={tuple(keep)!r} leave none; give the model another one, or first='binary'"
+            )
+        layers.refuse_parametrised(selected)
+        layers.refuse_unreplaceable(selected, "form in few bits")
+        for name, layer in selected.items():
+            _refuse_parameters(name, layer)
+        layers.refuse_shared(selected, "it cannot have few bits in one and 32 in the other")
+        pairs: dict[str, tuple[nn.Module, Any]] = {}
+        for name, layer in selected.items():
+            weights_alone = name == found[0] and self.first == "weights"
+            own = replace(self.bits, activations=None, stochastic=False) if weights_alone else self.bits
+            try:
+                pairs[name] = (layer, KINDS[type(layer)].of(layer, Rounding(own.at(name))))
+            except AttachError as error:
+                raise AttachError(f"{name!r}: {error}") from None
+        for name, module in layers.modules.items() if self.norm == "shift" else ():
+            if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)) and not is_kept(name, keep):
+                pairs[name] = (module, ShiftBatchNorm.of(module))
+        return FewBitHandle(model, pairs)
+
+
+def _refuse_parameters(name: str, layer: nn.Module) -> None:
+    """Raise `AttachError` unless the layer's parameters have values in float32."""
+    for key, part in layer.named_parameters(recurse=False):
+        if part.is_meta:
+            raise AttachError(
+                f"{name}.{key} is on meta, without values: model.to_empty(device=...) and load them first"
+            )
+        if part.dtype is not torch.float32:
+            raise AttachError(
+                f"{name}.{key} is {part.dtype}, but master weights are float32: model.float(), under"
+                " torch.autocast if the rest is to compute in 16 bits"
+            )

@@ -1,0 +1,86 @@
+"""Training with few bits in weights, inputs and gradients (Hubara et al. 2016, arXiv:1609.07061).
+
+As `binarise`, with more levels. The equations are in `few_bit_layers` and `levels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from laconic.core.spec import Status
+from laconic.lowbit.few_bit_handle import FewBitHandle
+from laconic.lowbit.few_bit_training import FewBitTraining, First, Last, Norm
+from laconic.lowbit.few_bits import FewBits, Scale
+
+
+@dataclass(frozen=True, repr=False)
+class QuantiseTraining(FewBitTraining):
+    """The arguments of `laconic.lowbit.quantise`."""
+
+    paper: ClassVar[str] = "Hubara et al. 2016, arXiv:1609.07061"
+    status: ClassVar[Status] = "reconstruction"
+    examples: ClassVar[tuple[str, ...]] = ("quantise()", "quantise(activations=4, gradients=None)")
+
+    weights: int = 1
+    activations: int | None = 2
+    gradients: int | None = 6
+    scale: Scale = "linear"
+    first: First = "real"
+    last: Last = "real"
+    stochastic: bool = False
+    norm: Norm = "float"
+    keep: tuple[str, ...] = ()
+    seed: int = 0
+
+    @property
+    def bits(self) -> FewBits:
+        return FewBits(self.weights, self.activations, self.gradients, self.scale, self.stochastic, self.seed)
+
+
+def quantise(
+    model: nn.Module,
+    weights: int = 1,
+    activations: int | None = 2,
+    gradients: int | None = 6,
+    *,
+    scale: Scale = "linear",
+    first: First = "real",
+    last: Last = "real",
+    stochastic: bool = False,
+    norm: Norm = "float",
+    keep: Collection[str] = (),
+    seed: int = 0,
+) -> FewBitHandle:
+    """Train a model with few bits in the weights, the inputs and the gradients of its layers, from now on.
+
+    As `binarise`, which is one bit in weights and inputs and float32 gradients.
+
+    Args:
+        model: Its Linear, Conv2d, LSTMCell and GRUCell layers are replaced.
+        weights: Bits of weights, 1 to 8; default: 1.
+        activations: Bits of inputs, 1 to 8, or None for float32; default: 2.
+        gradients: Bits of the gradients of results, 3 to 8, or None for float32: powers of two, rounded at
+            random. Default: 6.
+        scale: "linear" (default), evenly spaced levels from -1 to 1, or "log", powers of two. Only linear
+            models can be packed.
+        first: As for `binarise`: "binary" treats the layer as the others.
+        last: As for `binarise`.
+        stochastic: Round inputs at random in training; default: no. Activation checkpointing repeats the
+            bits of a layer's last 512 calls.
+        norm: As for `binarise`.
+        keep: Names of modules that do not change, with everything inside; default: none.
+        seed: Of all random rounding; give each rank its own. Default: 0.
+
+    Returns:
+        The handle, as of `binarise`.
+
+    Raises:
+        SpecError: As of `binarise`.
+        AttachError: As of `binarise`.
+    """
+    spec = QuantiseTraining(weights, activations, gradients, scale, first, last, stochastic, norm, seed=seed)
+    return spec.attached(model, keep)

@@ -1,1 +1,0 @@
-"""What `laconic train --lowbit` takes: each file is a registered name."""
