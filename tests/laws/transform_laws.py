@@ -18,7 +18,7 @@ from torch.optim import SGD, Optimizer
 
 from laconic import activations, admm, lowbit, sparsity
 from laconic.activations.coding import Coding
-from laconic.admm.trainings.block_admm import BlockAdmm
+from laconic.admm.block_admm import BlockAdmm
 from laconic.comm.loopback import Loopback
 from laconic.core.layout import Layout
 from laconic.core.spec import parse

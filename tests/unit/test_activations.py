@@ -118,7 +118,7 @@ def test_the_law_of_the_error_holds_on_real_layers() -> None:
 
 def layer_of(conv: nn.Conv2d, x: Tensor, g: Tensor) -> float:
     """sigma for a bound of 1, as the session computes it."""
-    from laconic.activations.codings.comet import Comet
+    from laconic.activations.comet import Comet
     from laconic.activations.layer import Layer, terms
 
     layer = Layer("", conv.weight, Comet(), lambda weight: None)

@@ -13,7 +13,7 @@ Norms = Literal["bounded", "exact"]
 
 
 class Coding(Spec):
-    """What `laconic.activations.compress` takes. `norms`: whether inputs of batch norms are coded too."""
+    """Base of the codings, without their handle. `norms`: whether inputs of batch norms are coded too."""
 
     adaptive: ClassVar[bool]  # whether it asks each layer for a bound
     every: int = 0
@@ -23,11 +23,11 @@ class Coding(Spec):
 
     @abstractmethod
     def encode(self, x: Tensor, bound: float, signs: bool, key: int) -> Tensor:
-        """Wire uint8 (m,) of x float32 (n,). `signs`: with exact zeros and signs, if it can."""
+        """Return wire uint8 (m,) of x float32 (n,). `signs`: with exact zeros and signs, if it can."""
 
     @abstractmethod
     def decode(self, wire: Tensor, n: int) -> Tensor:
-        """The float32 (n,) of a wire."""
+        """Return the float32 (n,) of a wire."""
 
     @property
     @abstractmethod

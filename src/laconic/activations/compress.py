@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import torch
+from typing import ClassVar
+
 from torch import nn
+from torch.optim import Optimizer
 
 from laconic.activations import compiled
 from laconic.activations.calls import FLOATS
@@ -11,11 +13,19 @@ from laconic.activations.coding import Coding
 from laconic.activations.session import Session
 from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
+from laconic.transforms.transform import DEFAULT_RUN, Option, Run, Transform
 
 
-def compress(
-    model: nn.Module, spec: str | Coding = "comet()", optimizer: torch.optim.Optimizer | None = None
-) -> Session:
+class CodedActivations(Coding, Transform):
+    """Configuration of coded activations: a frozen dataclass."""
+
+    option: ClassVar[Option] = "activations"
+
+    def attach(self, model: nn.Module, optimizer: Optimizer | None = None, run: Run = DEFAULT_RUN) -> Session:
+        return compress(model, self, None if run.scaled else optimizer)  # momentum is not scaled
+
+
+def compress(model: nn.Module, spec: str | Coding = "comet()", optimizer: Optimizer | None = None) -> Session:
     """Keep inputs of layers as coded bytes from forward to backward, within a `with` block.
 
         with laconic.activations.compress(model, "comet(share=0.01)", optimizer):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
@@ -18,8 +19,9 @@ from laconic.activations.calls import Call
 from laconic.activations.coding import Coding
 from laconic.activations.kept import Coded, Exact, Input, Kept, Order, Shape, TwoValued
 from laconic.activations.later import Later
-from laconic.activations.layer import Layer, terms
+from laconic.activations.layer import Layer
 from laconic.activations.ledger import Ledger
+from laconic.activations.statistics import statistics
 from laconic.activations.twins import Key, Twins, elements
 from laconic.activations.windows import Places, Windows
 from laconic.core.errors import AttachError, NonFiniteError
@@ -27,22 +29,22 @@ from laconic.core.inference import outside_inference_mode
 from laconic.core.step_listeners import after_each_step
 from laconic.core.warning import warn
 from laconic.optim.entry import stepping, unwrap
+from laconic.transforms.transform import StoredInputs, TransformHandle
 
-Watched = Callable[[Tensor], None]
 _sessions: WeakSet[Session] = WeakSet()  # that are told of steps
 _lock = threading.Lock()  # ranks can be threads
 
 
 @outside_inference_mode("state_dict", "load_state_dict")
-class Session(TorchFunctionMode):
-    """What `compress` returns. Open for forward passes; backward passes need nothing of it."""
+class Session(TorchFunctionMode, TransformHandle):
+    """Coded activations of one model: the result of `compress`. Open it for forward passes."""
 
     def __init__(self, model: nn.Module, coding: Coding, optimizer: torch.optim.Optimizer | None) -> None:
         super().__init__()
         self.coding = coding
         self.ledger: Ledger | None = None
         self._optimizer = None if optimizer is None else stepping(unwrap(optimizer))
-        self._model = model
+        self.model = model
         self._layers = {
             id(weight): Layer(name, weight, coding, self._momentum)
             for name, weight in model.named_parameters()
@@ -82,6 +84,32 @@ class Session(TorchFunctionMode):
         for layer in self._layers.values():
             layer.load(saved["layers"][layer.name], alike)
 
+    def stats(self) -> StoredInputs:
+        """Return the bytes in the ledger; 0 without one."""
+        rows = [] if self.ledger is None else [*self.ledger.rows.values()]
+        return StoredInputs(sum(kept for _, kept in rows), sum(dense for dense, _ in rows))
+
+    def training(self) -> Session:
+        """Return the session, which is open for all steps."""
+        return self
+
+    def before_step(self, *, evaluated: bool) -> None:
+        """Count the bytes that the forward pass before an evaluation keeps."""
+        if evaluated:
+            self.ledger = Ledger()
+
+    def figures(self) -> dict[str, Any]:
+        """Return the bytes since `before_step`; none if a loss of a rank skipped the evaluated step."""
+        found = {} if self.ledger is None else asdict(self.stats())
+        self.ledger = None
+        return found
+
+    def remove(self) -> None:
+        """Forget the layers: activations are saved as they are from now on."""
+        with _lock:
+            _sessions.discard(self)
+        self._layers = {}
+
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """A block after which nothing has been learned in it."""
@@ -105,7 +133,7 @@ class Session(TorchFunctionMode):
                     " compress for each thread"
                 )
             self._open = True
-        own = [*self._model.parameters(), *self._model.buffers()]
+        own = [*self.model.parameters(), *self.model.buffers()]
         self._own = {each._cdata: each for each in (tensor.untyped_storage() for tensor in own)}
         super().__enter__()  # type: ignore[no-untyped-call]
         self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
@@ -136,7 +164,7 @@ class Session(TorchFunctionMode):
         if call.layer is not None and compiled.inside():
             raise compiled.refuse(f"{call.layer.label or 'the model'} runs in a function that is")
         due = call.layer is not None and self.coding.adaptive and call.layer.begin(call.input)
-        watched = _statistics(call) if due else None
+        watched = statistics(call) if due else None
         outer, self._call = self._call, call
         try:
             out = func(*args, **kwargs)
@@ -267,27 +295,3 @@ def opened() -> bool:
     """Whether a session is open in this thread."""
     modes = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return any(isinstance(mode, Session) for mode in modes)
-
-
-def _statistics(call: Call) -> Callable[[Tensor], Watched]:
-    """What makes, of the call's output, the function that takes its gradient's statistics."""
-    layer, x = call.layer, call.input
-    assert layer is not None
-    if call.products:
-        shape, options = _batched(x.shape, layer.weight), call.geometry(layer.weight)
-        support = layer.support
-
-        def products(out: Tensor) -> Watched:
-            count = terms(shape, _batched(out.shape, layer.weight), layer.weight.shape, options)
-            return lambda grad: layer.see_products(grad, count, shape[0], support)
-
-        return products
-    dims = [d for d in range(x.dim()) if d != 1]
-    variance = x.detach().float().var(dims, unbiased=False) + call.given.get("eps", 1e-5)
-    inverse = float((1 / variance).mean().sqrt())
-    return lambda out: lambda grad: layer.see_norm(grad, inverse)
-
-
-def _batched(shape: torch.Size, weight: Tensor) -> torch.Size:
-    """The shape of a layer's input or output with a batch of 1 where it has none."""
-    return torch.Size([1] * (weight.dim() - len(shape))) + shape

@@ -1,10 +1,10 @@
 """Block-wise training by ADMM: a model's blocks train at the same time, with no backward pass across them."""
 
+from laconic.admm.block_admm import BlockAdmm as BlockAdmm
 from laconic.admm.cutting import cut_into as cut_into
 from laconic.admm.deep_facto import DeepFacto as DeepFacto
 from laconic.admm.proximal import Proximal as Proximal
 from laconic.admm.stats import Stats as Stats
 from laconic.admm.trainer import BlockTrainer as BlockTrainer
-from laconic.admm.trainings.block_admm import BlockAdmm as BlockAdmm
 
 __all__ = ["BlockAdmm", "BlockTrainer", "DeepFacto", "Proximal", "Stats", "cut_into"]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from laconic.admm.block_admm import BlockAdmm
 from laconic.admm.proximal import Proximal
-from laconic.admm.trainings.block_admm import BlockAdmm
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs and targets to the mean over samples
 

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from laconic.admm.block_admm import BlockAdmm
 from laconic.admm.cutting import cut_into, shapes
 from laconic.admm.kept import Kept
 from laconic.admm.neighbours import Neighbours
 from laconic.admm.stats import Span, Stats
 from laconic.admm.sub_problem import Loss, SubProblem
-from laconic.admm.trainings.block_admm import BlockAdmm
 from laconic.admm.worker import Fed, Worker
 from laconic.comm.comm import Comm
 from laconic.comm.torch_comm import TorchComm

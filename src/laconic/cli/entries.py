@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from laconic.activations import Coding
-from laconic.admm.training import BlockTraining
+from laconic.admm import BlockAdmm
 from laconic.codecs.dense import Dense
 from laconic.comm.wire_model import all_reduce_bytes
 from laconic.core.codec import Codec
@@ -68,7 +68,7 @@ PIECES: dict[str, type[Spec]] = {
     "Low-bit trainings: models whose weights end in a few bits": LowBitTraining,
     "Sparsifiers: which weights are in use": Sparsifier,
     "Sparse computing: a share of weights computes, and of inputs is kept": SwatTraining,
-    "Block trainings: a model whose blocks train side by side": BlockTraining,
+    "Block trainings: a model whose blocks train side by side": BlockAdmm,
     "Deployments: where the replicas of a script run": Deployment,
 }
 

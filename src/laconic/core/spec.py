@@ -40,11 +40,9 @@ ROOMS = (
     "laconic.federated.schemes",
     "laconic.methods",
     "laconic.pipeline.codings",
-    "laconic.activations.codings",
-    "laconic.admm.trainings",
     "laconic.replicator.deployments",
 )
-LIBRARIES = ("laconic.lowbit", "laconic.sparsity")
+LIBRARIES = ("laconic.lowbit", "laconic.sparsity", "laconic.activations", "laconic.admm")
 """Packages whose files are names or helpers: a transform of a model is one file there."""
 
 READING = threading.Lock()  # ast.parse in several threads at once can fail, seen on CPython 3.11

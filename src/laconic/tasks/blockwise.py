@@ -15,9 +15,8 @@ import torch
 import torch.distributed as dist
 
 from laconic.admm import BlockTrainer, Stats
+from laconic.admm.block_admm import BlockAdmm
 from laconic.admm.stats import Messages
-from laconic.admm.training import BlockTraining
-from laconic.admm.trainings.block_admm import BlockAdmm
 from laconic.comm.wire_model import PacketModel
 from laconic.core.spec import parse
 from laconic.tasks import checkpoint
@@ -37,7 +36,7 @@ LR = 1e-3  # of Adam: a block's targets have other scales than the loss that a t
 
 def is_blockwise(spec: str) -> bool:
     """Whether a spec trains blocks side by side."""
-    return isinstance(parse(spec), BlockTraining)
+    return isinstance(parse(spec), BlockAdmm)
 
 
 def train_blocks(settings: TrainingSettings, emit: Emit) -> list[int]:

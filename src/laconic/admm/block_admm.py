@@ -26,21 +26,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
-from laconic.admm.training import BlockTraining
 from laconic.codecs.dense import Dense
 from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.selector import Selector
-from laconic.core.spec import Status
+from laconic.core.spec import Spec, Status
 from laconic.exchange.method import lift_codec
 
 Mode = Literal["online", "batch"]
 
 
 @dataclass(frozen=True, repr=False)
-class BlockAdmm(BlockTraining):
-    """Blocks of one model, one on each worker, that train at the same time.
+class BlockAdmm(Spec):
+    """Blocks of one model, one on each worker, that train at the same time: no method of `compress`.
 
     Wire, for each sample and boundary: f_n forward by `activations`, X_n + U_n back by `targets`: as float32
     4 bytes an element each, what a pipeline sends; and 8 bytes a message.

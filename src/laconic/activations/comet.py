@@ -8,13 +8,14 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from laconic import kernels
-from laconic.activations.coding import Coding, Norms
+from laconic.activations.coding import Norms
+from laconic.activations.compress import CodedActivations
 from laconic.core import arguments
 from laconic.core.spec import Status
 
 
 @dataclass(frozen=True, repr=False)
-class Comet(Coding):
+class Comet(CodedActivations):
     """Error-bounded inputs of layers, with sigma of the weight gradient's error <= share * mean |momentum|.
 
         law     sigma = rms(g) sqrt(n R) eb / sqrt(3)        ours, from independent errors uniform in +-eb
@@ -36,7 +37,6 @@ class Comet(Coding):
     over channels: by more in a channel whose gradient follows its input.
     """
 
-    name: ClassVar[str] = "comet"
     paper: ClassVar[str] = "Jin et al. 2021, arXiv:2111.09562"
     status: ClassVar[Status] = "reconstruction"
     examples: ClassVar[tuple[str, ...]] = ("comet(share=0.05)", "comet(mode='paper', norms='exact')")

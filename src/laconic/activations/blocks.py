@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.activations.coding import Coding, Norms
+from laconic.activations.coding import Norms
+from laconic.activations.compress import CodedActivations
 from laconic.core import arguments
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 
 
 @dataclass(frozen=True, repr=False)
-class Blocks(Coding):
+class Blocks(CodedActivations):
     """Each block of 256 elements as its range and `bits` an element, rounded at random without bias.
 
     32 / (bits + 0.25) times smaller whatever the values; ReLUs keep a mask of one bit beside it. The cheap
     baseline: the same bits for every layer, where ActNN and GACT choose them by sensitivity.
     """
 
-    name: ClassVar[str] = "blocks"
     paper: ClassVar[str] = "Chen et al. 2021, arXiv:2104.14129"
     status: ClassVar[Status] = "recalled"
     examples: ClassVar[tuple[str, ...]] = ("blocks(bits=2)",)

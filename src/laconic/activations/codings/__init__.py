@@ -1,1 +1,0 @@
-"""What an activation becomes while it waits for backward: a file a name."""

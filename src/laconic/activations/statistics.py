@@ -1,0 +1,37 @@
+"""Statistics of the gradients that reach a layer's output, from which its bound follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from laconic.activations.calls import Call
+from laconic.activations.layer import terms
+
+Watched = Callable[[Tensor], None]
+
+
+def statistics(call: Call) -> Callable[[Tensor], Watched]:
+    """Return a function from the call's output to the one that reads the statistics of its gradient."""
+    layer, x = call.layer, call.input
+    assert layer is not None
+    if call.products:
+        shape, options = _batched(x.shape, layer.weight), call.geometry(layer.weight)
+        support = layer.support
+
+        def products(out: Tensor) -> Watched:
+            count = terms(shape, _batched(out.shape, layer.weight), layer.weight.shape, options)
+            return lambda grad: layer.see_products(grad, count, shape[0], support)
+
+        return products
+    dims = [d for d in range(x.dim()) if d != 1]
+    variance = x.detach().float().var(dims, unbiased=False) + call.given.get("eps", 1e-5)
+    inverse = float((1 / variance).mean().sqrt())
+    return lambda out: lambda grad: layer.see_norm(grad, inverse)
+
+
+def _batched(shape: torch.Size, weight: Tensor) -> torch.Size:
+    """Return the shape of a layer's input or output, with a batch of 1 if it has none."""
+    return torch.Size([1] * (weight.dim() - len(shape))) + shape

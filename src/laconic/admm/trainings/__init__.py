@@ -1,1 +1,0 @@
-"""Ways to train a model's blocks side by side: each file is a registered name."""
