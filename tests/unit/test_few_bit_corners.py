@@ -19,7 +19,7 @@ from laconic.lowbit import admm, binarise, convert, load_packed, load_tables, pa
 from laconic.lowbit.levels import places
 from laconic.optim import QCMDAdaGrad, QRDAAdaGrad
 from laconic.sparsity import rigl, swat
-from laconic.tasks.few_bits import PACKED, FewBits, lowbit_attached
+from laconic.tasks.transforms import PACKED, Transforms, attached
 
 
 def layers(*, norm: bool = False) -> nn.Sequential:
@@ -227,10 +227,10 @@ def build() -> nn.Sequential:
 def test_a_training_leaves_a_packed_model_that_loads(spec, load, tmp_path: Path) -> None:
     model, x = build(), torch.randn(8, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    companion = FewBits(model, lowbit_attached(spec, model, optimizer))
+    transforms = Transforms({"lowbit": attached("lowbit", spec, model, optimizer)})
     model(x).square().mean().backward()
     optimizer.step()
-    (event,) = companion.finish(tmp_path, rank=0)
+    (event,) = transforms.finish(tmp_path, rank=0)
     assert "times smaller" in event["message"]
     with torch.no_grad():
         assert torch.equal(load(tmp_path / PACKED)(x), model.eval()(x))

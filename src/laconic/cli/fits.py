@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
 
-from laconic import activations
 from laconic.core import arguments
 from laconic.core.errors import AttachError, LaconicError, SpecError
 from laconic.core.spec import parse
 from laconic.pipeline.crossing import for_stages
-from laconic.sparsity import Sparsifier, sparsify
+from laconic.sparsity import Sparsifier
 from laconic.sparsity.swat import SwatTraining
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy
 from laconic.tasks.blockwise import is_blockwise
 from laconic.tasks.enlarged import Enlarged
-from laconic.tasks.few_bits import lowbit_attached
 from laconic.tasks.group_model import built
-from laconic.tasks.sparse_layers import swat_attached
 from laconic.tasks.task import Recipe
+from laconic.tasks.transforms import attached, transform_of
+from laconic.transforms.transform import Option, Run, Transform
 
 
 def normal(text: str) -> str:
@@ -75,79 +74,48 @@ def check_bits(bits: int, recipe: Recipe) -> None:
         raise SpecError(f"{error}; use cifar10, mnist or digits, or convert the model in a script") from error
 
 
-def check_lowbit(text: str, recipe: Recipe, bits: int | None, specs: Iterable[str]) -> None:
-    """Raise `SpecError` unless this low-bit training takes the model, and its replicas stay equal."""
-    for spec in specs:
-        made = strategy_or_method(spec)
-        if isinstance(made, Strategy):
+def normal_sparsity(text: str) -> str:
+    """Return the spec of --sparsity in the spelling of its `repr`. Raises `SpecError` for another one."""
+    return repr(transform_of("sparsity", text))
+
+
+def check_transforms(
+    given: Mapping[Option, str | None], specs: Sequence[str], bits: int | None, recipe: Recipe, steps: int
+) -> None:
+    """Raise `SpecError` or `AttachError` unless transforms fit each other, the methods and the model."""
+    chosen = {option: transform_of(option, text) for option, text in given.items() if text is not None}
+    _check_pairs(chosen, bits)
+    for option, transform in chosen.items():
+        for spec in specs if transform.replicas_equal else ():
+            if isinstance(strategy_or_method(spec), Strategy):
+                raise SpecError(
+                    f"--{option} {transform} needs replicas that are equal after every step, and those of"
+                    f" {spec} differ: take a method that exchanges gradients, such as --with"
+                    ' "dgc(density=0.01)"'
+                )
+        masked = [spec for spec in specs if spec.startswith("masked(")]
+        if masked and option == "sparsity" and not isinstance(transform, Sparsifier):
             raise SpecError(
-                f"--lowbit needs replicas that are equal after every step, and those of {spec} differ: take a"
-                ' method that exchanges gradients, such as --with "dgc(density=0.01)"'
+                f"{masked[0]} sends what masks say is in use, and {transform} has none: take the method"
+                " inside"
             )
         model = built(recipe, bits)
-        lowbit_attached(text, model, recipe.optimizer(model, by=made))
+        attached(option, str(given[option]), model, recipe.optimizer(model), Run(steps)).remove()
 
 
-def check_activations(spec: str, bits: int | None, recipe: Recipe) -> None:
-    """Raise `SpecError` unless these activations can be kept as coded bytes for this model."""
-    if bits is not None:
+def _check_pairs(chosen: Mapping[Option, Transform], bits: int | None) -> None:
+    if "activations" in chosen and bits is not None:
         raise SpecError(
             "--activations and --bits cannot be combined: low-bit layers keep what they have rounded; give"
             " one of the two"
         )
-    try:
-        activations.compress(recipe.build(), spec)
-    except LaconicError as error:
-        raise SpecError(f"--activations: {error}") from error
-
-
-def normal_sparsity(text: str) -> str:
-    """A sparsifier in the spelling of its `repr`. Raises `SpecError`, naming --sparsity, if it is none."""
-    found = parse(text)
-    if not isinstance(found, Sparsifier | SwatTraining):
-        raise SpecError(f"--sparsity takes a sparsifier, such as rigl(density=0.1), or swat(), got {found!r}")
-    return repr(found)
-
-
-def check_sparsity(
-    text: str,
-    specs: Iterable[str],
-    bits: int | None,
-    beside: Mapping[str, str | None],
-    steps: int,
-    recipe: Recipe,
-) -> None:
-    """Raise `SpecError` unless all methods exchange gradients, and the model can be made sparse.
-
-    SWAT has no masks: it goes with strategies too, and not with what sends by masks. `beside`: what --lowbit
-    and --activations are given, if anything.
-    """
-    if beside["--lowbit"] is not None:
+    if "sparsity" in chosen and "lowbit" in chosen:
         raise SpecError(
             "--sparsity and --lowbit cannot be combined: each would undo what the other does to the weights;"
             " give one of the two"
         )
-    made = parse(text)
-    if isinstance(made, SwatTraining):
-        if masked := [spec for spec in specs if spec.startswith("masked(")]:
-            raise SpecError(
-                f"{masked[0]} sends what masks say is in use, and {made} has none: take the method inside"
-            )
-        if beside["--activations"] is not None:
-            raise SpecError(
-                f"{made} and --activations cannot be combined: both say what the same layers keep for"
-                " backward; give one of the two"
-            )
-        swat_attached(made, built(recipe, bits))
-        return
-    for spec in specs:
-        if isinstance(strategy_or_method(spec), Strategy):
-            raise SpecError(
-                f"--sparsity needs replicas that are equal at every step, and with the strategy {spec} they"
-                ' are not: take a method, such as "masked(dense())" or "cgx()"'
-            )
-    model = built(recipe, bits)
-    try:
-        sparsify(model, recipe.optimizer(model), text, steps=steps).remove()
-    except AttachError as error:
-        raise SpecError(f"--sparsity {text} does not work with this model: {error}") from error
+    if "activations" in chosen and isinstance(chosen.get("sparsity"), SwatTraining):
+        raise SpecError(
+            f"{chosen['sparsity']} and --activations cannot be combined: both say what the same layers keep"
+            " for backward; give one of the two"
+        )

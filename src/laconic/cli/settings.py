@@ -15,12 +15,10 @@ import torch
 from laconic.cli.blocks import check_blocks
 from laconic.cli.files import check_free, check_name, default_name, fresh_folder
 from laconic.cli.fits import (
-    check_activations,
     check_bits,
     check_fit,
-    check_lowbit,
     check_patience,
-    check_sparsity,
+    check_transforms,
     normal,
     normal_sparsity,
 )
@@ -40,6 +38,7 @@ from laconic.tasks.enlarged import Enlarged
 from laconic.tasks.settings import Pipeline
 from laconic.tasks.skew import check_skew
 from laconic.tasks.task import Recipe
+from laconic.transforms.transform import Option
 
 FIXED_ON_RESUME = (  # a different value would give different bits
     *("task", "model", "workers", "steps", "batch", "lr", "skew", "bits", "precision", "lowbit"),
@@ -166,12 +165,13 @@ class Settings:
             check_skew(self.skew)
         if self.bits is not None:
             check_bits(self.bits, recipe)
-        if self.activations is not None:
-            check_activations(self.activations, self.bits, recipe)
-        if self.sparsity is not None:
-            taken = {"--lowbit": self.lowbit, "--activations": self.activations}
-            check_sparsity(self.sparsity, self.specs, self.bits, taken, self.steps, recipe)
-        elif masked := [spec for spec in self.specs if spec.startswith("masked(")]:
+        given: dict[Option, str | None] = {
+            "lowbit": self.lowbit,
+            "sparsity": self.sparsity,
+            "activations": self.activations,
+        }
+        check_transforms(given, self.specs, self.bits, recipe, self.steps)
+        if self.sparsity is None and (masked := [spec for spec in self.specs if spec.startswith("masked(")]):
             raise SpecError(
                 f"{masked[0]} sends what masks say is in use, and without --sparsity there are none: give it"
                 ' too, such as --sparsity "rigl(density=0.1)"'
@@ -201,8 +201,6 @@ class Settings:
             )
         check_name(self.name, self.out)
         self.enlarged.check(self.workers, self.skew)
-        if self.lowbit is not None:
-            check_lowbit(self.lowbit, recipe, self.bits, self.specs)
         if self.pipeline is not None:
             check_cut(self.pipeline, find(self.task), self.model, recipe)
             return

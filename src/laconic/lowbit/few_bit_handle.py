@@ -72,12 +72,8 @@ class FewBitHandle(LowBitHandle):
         """Return the result of `laconic.lowbit.pack`."""
         return pack(self.model)
 
-    def save_packed(self, path: Path) -> Mapping[str, Tensor]:
-        """Write the packed model for `laconic.lowbit.load_packed`, and return its tensors."""
-        packed = self.pack()
+    def _write_packed(self, packed: nn.Module, path: Path) -> None:
         save_packed(packed, path)
-        state: dict[str, Tensor] = packed.state_dict()
-        return state
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """What random rounding depends on, by layer: this rank's own, beside the model's and the optimiser's

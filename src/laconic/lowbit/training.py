@@ -50,10 +50,15 @@ class LowBitHandle(TransformHandle):
         return {"residual": self.residual()}
 
     def save_packed(self, path: Path) -> Mapping[str, Tensor]:
-        """Write the tensors of `pack()`, and return them."""
-        state: dict[str, Tensor] = self.pack().state_dict()
-        torch.save(state, path)
+        """Write `pack()`, and return its tensors."""
+        packed = self.pack()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._write_packed(packed, path)
+        state: dict[str, Tensor] = packed.state_dict()
         return state
+
+    def _write_packed(self, packed: nn.Module, path: Path) -> None:
+        torch.save(packed.state_dict(), path)
 
 
 class LowBitTraining(Transform):

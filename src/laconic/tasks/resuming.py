@@ -8,9 +8,9 @@ from torch import nn
 
 from laconic.core.errors import StateError
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
-from laconic.tasks.companion import Companions
 from laconic.tasks.precision import Precision
 from laconic.tasks.settings import TrainingSettings
+from laconic.tasks.transforms import Transforms
 
 
 def captured(
@@ -19,7 +19,7 @@ def captured(
     model: nn.Module,
     optimizer: DistributedOptimizer,
     precision: Precision,
-    companions: Companions,
+    transforms: Transforms,
 ) -> dict[str, Any]:
     """All that this rank needs to resume after `step` steps. Collective."""
     memory = optimizer.state_dict()  # first: it receives pending messages into the model
@@ -29,7 +29,7 @@ def captured(
         "model": model.state_dict(),
         "optimizer": memory,
         "precision": precision.state_dict(),
-        **companions.state_dict(),
+        **transforms.state_dict(),
     }
 
 
@@ -39,14 +39,14 @@ def restore(
     model: nn.Module,
     optimizer: DistributedOptimizer,
     precision: Precision,
-    companions: Companions,
+    transforms: Transforms,
 ) -> int:
     """Restore a captured state; returns the number of steps done. Raises `StateError` if settings differ."""
     done = check_same(settings, state)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     precision.load_state_dict(state.get("precision", {}))
-    companions.load_state_dict(state)
+    transforms.load_state_dict(state)
     return done
 
 

@@ -18,22 +18,18 @@ from laconic.core.turn import mix
 from laconic.strategies.distribute import distribute, strategy_or_method
 from laconic.tasks import checkpoint
 from laconic.tasks.catalogue import find
-from laconic.tasks.companion import Companions
 from laconic.tasks.decisions import Decisions
 from laconic.tasks.evaluation import evaluate
-from laconic.tasks.few_bits import few_bits
 from laconic.tasks.group_model import built, save_model, share_buffers
-from laconic.tasks.keeping import kept_in_code
 from laconic.tasks.loading import mapped
-from laconic.tasks.masks import masks
 from laconic.tasks.precision import Precision
 from laconic.tasks.resuming import captured, restore
 from laconic.tasks.settings import Emit, TrainingSettings
 from laconic.tasks.shard import Shard
 from laconic.tasks.skew import SkewedShard
-from laconic.tasks.sparse_layers import sparse_layers
 from laconic.tasks.steps import due, explained, spent
 from laconic.tasks.task import Task, Tensors, cross_entropy
+from laconic.tasks.transforms import Transforms, attach_all
 
 
 def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
@@ -49,7 +45,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
     patience_s = settings.patience_of(spec)
     quorum = settings.quorum_of(spec)
     precision = Precision(settings.precision)
-    early = [*few_bits(settings, plain, updates), *sparse_layers(settings, plain)]
+    early = attach_all(settings, plain, updates, distributed=False)
     model, optimizer = distribute(
         plain,
         updates,
@@ -59,8 +55,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
         quorum=quorum,
         scaler=precision.scaler,
     )
-    late = [*masks(settings, model, updates), *kept_in_code(settings, plain, updates)]
-    companions = Companions(*early, *late)
+    transforms = Transforms(early | attach_all(settings, model, updates, distributed=True))
     shard = settings.enlarged.shard(partial(shard_of, settings, task, tensors), rank, size)
 
     first = optimizer.stats().steps  # above 0 if this worker replaces one that died
@@ -68,13 +63,13 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
         emit({"kind": "back", "step": first})
     if settings.resume_from is not None:
         state = checkpoint.load(settings.resume_from, rank=rank, size=size)
-        first = restore(settings, state, plain, optimizer, precision, companions)
+        first = restore(settings, state, plain, optimizer, precision, transforms)
 
     if rank == 0:
         kind = type(optimizer.optimizer).__name__
         emit({"kind": "start", "step": first, "optimiser": kind, "lr": peak_lr})
     before, step, living, decisions = optimizer.stats(), first, [*range(size)], Decisions()
-    with companions.open():
+    with transforms.training():
         while step < settings.steps:
             for group in optimizer.param_groups:
                 group["lr"] = rate(step)
@@ -82,7 +77,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
             chosen = shard.indices(step)
             x, y = task.inputs(tensors["train_x"][chosen], shard.rng(step)), tensors["train_y"][chosen]
             clock.append(time.perf_counter())
-            companions.before_step(tested=due(settings, step + 1))
+            transforms.before_step(evaluated=due(settings, step + 1))
             scale = precision.scale
             optimizer.zero_grad()
             x, y, share, earlier = settings.enlarged.ahead(model, x, y, precision)
@@ -108,7 +103,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
                 | precision.told(scale)
                 | ({"notes": notes} if notes else {})
             )
-            for event in companions.events() if rank == 0 else ():
+            for event in transforms.events() if rank == 0 else ():
                 emit(event | {"step": done})
             for decision in decisions.pop_all():
                 emit({"kind": "decision", "step": done, "message": decision})
@@ -118,16 +113,16 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
                     living = optimizer.notes().get("living", living)
                     if patience_s is None:
                         share_buffers(plain)
-                    with precision.autocast(), companions.testing():
+                    with precision.autocast(), transforms.evaluating():
                         tested = evaluate(plain, task, tensors, living.index(rank), len(living))
-                emit(tested | {"step": done, "consensus": distance} | companions.told())
+                emit(tested | {"step": done, "consensus": distance} | transforms.figures())
             if settings.checkpoint_every and done % settings.checkpoint_every == 0:
-                state = captured(settings, done, plain, optimizer, precision, companions)
+                state = captured(settings, done, plain, optimizer, precision, transforms)
                 checkpoint.save(settings.folder, state, step=done, rank=rank, size=size, barrier=dist.barrier)
             step = done
     decisions.close()
     optimizer.finish()
-    for event in companions.finish(settings.folder, rank):
+    for event in transforms.finish(settings.folder, rank):
         emit(event | {"step": step})
     if settings.checkpoint_every and rank == 0:
         save_model(settings.folder, plain)
