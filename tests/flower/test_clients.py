@@ -166,7 +166,7 @@ def test_the_default_folder_is_the_users_state(monkeypatch: pytest.MonkeyPatch, 
         ({"up": "stcc(density=0.1)"}, "unknown name 'stcc'"),
         ({"up": "powersgd(rank=2)"}, "needs all ranks at once"),
         ({"down": "stc(density=0)"}, "density must be a number"),
-        ({"down": "dgc(density=0.1, clip=1.0)"}, "limits what a client has learned"),
+        ({"down": "dgc(density=0.1, clip=1.0)"}, "would limit the model update"),
         ({"up": 3}, "3"),
     ],
 )

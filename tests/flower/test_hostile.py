@@ -284,4 +284,4 @@ def test_secure_aggregation_is_refused_with_its_reason(tmp_path: Path) -> None:
     from flwr.app import Context
 
     reply = client(Message(content, 0, "train"), Context(7, 0, {}, RecordDict(), {}))
-    assert "take laconic.federated.mod() or secaggplus_mod, not both" in reply.error.reason
+    assert "use laconic.federated.mod() or secaggplus_mod, not both" in reply.error.reason

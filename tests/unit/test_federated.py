@@ -156,7 +156,7 @@ def test_a_client_without_its_memory_gets_the_whole_model() -> None:
     server.receive("a", client.reply(train(0, deliver(server, client, "a"), 1)[0]))
     server.publish(train(1, first, 1)[0])
     afresh = Client(first)
-    with pytest.raises(NeedsWhole, match="leads from version 1 on, and this client holds 0"):
+    with pytest.raises(NeedsWhole, match="updates version 1, and this client holds 0"):
         afresh.receive(server.message_for("a"))
     assert equal(deliver(server, afresh, "a"), server.public)
 
@@ -236,13 +236,13 @@ def test_dgcs_clip_limits_what_a_client_has_learned() -> None:
 
 def test_a_refused_spec_says_why_and_what_to_take() -> None:
     first = model()
-    with pytest.raises(SpecError, match=r"a client has no buckets.*leave grain out"):
+    with pytest.raises(SpecError, match=r"a client has no buckets.*omit grain"):
         Server(first, "gather(sign(), grain='bucket')")
-    with pytest.raises(SpecError, match=r"begins with 2 dense steps.*begin with a density below 1"):
+    with pytest.raises(SpecError, match=r"starts with 2 dense steps.*start with a density below 1"):
         Server(first, "dgc(density=0.01, warmup_steps=4, warmup=(1.0, 0.1))")
-    with pytest.raises(SpecError, match=r"a server cannot answer with ternary\(\).*take one such as stc"):
+    with pytest.raises(SpecError, match=r"a server cannot answer with ternary\(\).*use a spec such as stc"):
         Server(first, "stc()", "ternary()")
-    with pytest.raises(SpecError, match="clip limits what a client has learned: leave it out"):
+    with pytest.raises(SpecError, match="clip would limit the model update: omit clip"):
         Server(first, "stc()", "dgc(clip=1.0)")
 
 
@@ -250,16 +250,16 @@ def test_what_cannot_be_used_is_refused() -> None:
     first = model()
     refuses(SpecError, "needs all ranks at once", Server, first, "powersgd(rank=2)")
     refuses(SpecError, "changes the optimiser's update", Server, first, "qcmd_adagrad()")
-    refuses(SpecError, "says what comes down itself", Server, first, "stc(down=0.1)", "stc()")
+    refuses(SpecError, "sets the direction down itself", Server, first, "stc(down=0.1)", "stc()")
     refuses(SpecError, "density must be a number", Server, first, "stc(density=0)")
-    refuses(SpecError, "no parameter of floating point", lambda: Server({"steps": torch.tensor(1)}))
+    refuses(SpecError, "no floating-point parameter", lambda: Server({"steps": torch.tensor(1)}))
     refuses(SpecError, "buffers must be", Server, first, buffers="both")
     with pytest.raises(SpecError, match=r"cache_nbytes must be a whole number of 0 or more.*, got -1"):
         Server(first, cache_nbytes=-1)
     refuses(SpecError, "it had", lambda: Server(first).publish({**first, "first.bias": torch.zeros(3)}))
     with pytest.raises(WireError, match=r"NaN or Inf in 'first\.bias'"):
         Server(first).publish({**first, "first.bias": torch.full((40,), math.nan)})
-    refuses(SpecError, "a round needs a client", lambda: Constant(0.1).chosen(1, 0, 0))
+    refuses(SpecError, "a round needs at least 1 client", lambda: Constant(0.1).chosen(1, 0, 0))
     client = Client(first)
     refuses(StateError, "received no model", client.reply, first)
     client.receive(Server(first).message_for("a"))
@@ -332,13 +332,13 @@ def test_a_form_is_what_its_text_says() -> None:
     form = Form.of({**model(), "half": torch.zeros(2, 3, dtype=torch.bfloat16)}, "local")
     assert Form.read(form.text) == form and Form.read(form.text).fingerprint == form.fingerprint
     for text in ("", "3", "[[1]]", '[["a",[1],"float32"]]', '[["a",[-1],"float32","coded"]]', "[" * 99999):
-        refuses(WireError, "no form of a model", Form.read, text)
+        refuses(WireError, "not the form of a model", Form.read, text)
     for text in (
         '[["a",[2],"complex64","coded"]]',
         '[["a",[2],"int8","coded"]]',
         '[["a",[0],"float32","coded"]]',
     ):
-        refuses(WireError, "no form of a model", Form.read, text)
+        refuses(WireError, "not the form of a model", Form.read, text)
 
 
 def test_a_version_is_acknowledged_once() -> None:

@@ -90,7 +90,7 @@ def test_buffers_that_would_ruin_the_model_are_refused() -> None:
     far = torch.full((5,), 1e30).view(torch.uint8)
     count = torch.tensor([1 << 62]).view(torch.uint8)
     for spoilt in (torch.cat([far, body[20:]]), torch.cat([body[:20], count, body[28:]])):
-        with pytest.raises(Refused, match=r"too large: buffer 'norm\.\w+' moves by"):
+        with pytest.raises(Refused, match=r"too large: buffer 'norm\.\w+' changed by"):
             server.receive("a", rewritten(wire, body=spoilt))
     server.receive("a", wire)
 
@@ -98,7 +98,7 @@ def test_buffers_that_would_ruin_the_model_are_refused() -> None:
 def test_a_spec_too_long_for_a_message_is_refused_at_once() -> None:
     long = f"by_name({{'first{'*' * 2000}': dense()}}, rest=stc(density=0.05))"
     for ways in ((long, None), ("dense()", long)):
-        with pytest.raises(SpecError, match="at most 2000 bytes have a place in a message"):
+        with pytest.raises(SpecError, match="a spec in a message has at most 2000 bytes"):
             Server(model(), *ways)
 
 

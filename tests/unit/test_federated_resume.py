@@ -43,7 +43,7 @@ def test_a_client_of_lost_rounds_gets_the_model_whole(known: bool, rounds: int) 
     again.load_state_dict(saved)
     for number in range(rounds + 1):
         again.publish(train(1, again.public, 20 + number)[0])
-    refuses(NeedsWhole, "not the model that it adds to", lambda: client.receive(again.message_for("a")))
+    refuses(NeedsWhole, "has other values than the server's", lambda: client.receive(again.message_for("a")))
     assert equal(deliver(again, client, "a"), again.public)
 
 
@@ -109,8 +109,8 @@ def test_a_saved_state_of_another_server_is_refused() -> None:
     first = model()
     state = Server(first, *WAYS).state_dict()
     for other in (Server(first, WAYS[0]), Server(first, "topk(density=0.05)", WAYS[1])):
-        with pytest.raises(StateError, match=r"with up='stc\(density=0.05\)'.*give it the same specs"):
+        with pytest.raises(StateError, match=r"with up='stc\(density=0.05\)'.*use the same specs"):
             other.load_state_dict(state)
     with pytest.raises(StateError, match="another model"):
         Server({"w": torch.ones(3, 3)}, *WAYS).load_state_dict(state)
-    refuses(StateError, "of no server", lambda: Server(first).load_state_dict({"version": 1}))
+    refuses(StateError, "not a server's", lambda: Server(first).load_state_dict({"version": 1}))

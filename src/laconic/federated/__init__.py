@@ -1,4 +1,4 @@
-"""Federated training: clients that meet a server now and then, over links that are slow both ways.
+"""Federated training: clients exchange models with a server once per round, over links slow both ways.
 
 For a Flower app, two lines:
 
@@ -34,24 +34,25 @@ def compressed(
     seed: int = 0,
     cache_nbytes: int | None = None,
 ) -> Compressed:
-    """A Flower strategy that does what `strategy` does, with compressed messages both ways.
+    """Wrap a Flower strategy so that its messages are compressed in both directions.
 
-    Its clients need `mod()`, the first of their mods. It is the outermost wrapper of strategies: the wrapped
-    one sees plain arrays only, so FedAvg, FedProx, FedAdam, Flower's privacy wrappers and one's own all work.
+    Clients need `mod()` as the first of their mods. Make this the outermost wrapper: the wrapped strategy
+    sees only plain arrays, so FedAvg, FedProx, FedAdam, Flower's privacy wrappers and custom strategies all
+    work.
 
     Args:
         strategy: A `flwr.serverapp.strategy.Strategy`.
-        up: What clients send: a spec such as "stc(density=0.0025)", "qsgd(levels=7)" or "dense()".
-        down: What the server answers; default: its model as it is.
-        buffers: 'send' or 'local', or the names of what stays with each client: see `Form`.
-        max_norm: A client's longer update is scaled to this Euclidean norm; default: none is.
-        sampling: Sets the strategy's `fraction_train` in each round, as "falling(0.2, rate=0.05)".
-        seed: Of what random codecs draw.
-        cache_nbytes: Memory for past answers; default: the bytes of one model.
+        up: Spec of the clients' updates, such as "stc(density=0.0025)", "qsgd(levels=7)" or "dense()".
+        down: Spec of the server's messages; default: the uncompressed model.
+        buffers: 'send', 'local', or the names of the tensors that stay with each client: see `Form`.
+        max_norm: Euclidean norm to which longer client updates are scaled; default: no limit.
+        sampling: Sets the strategy's `fraction_train` in each round, for example "falling(0.2, rate=0.05)".
+        seed: Seed of random codecs.
+        cache_nbytes: Memory for past updates; default: the bytes of one model.
 
     Raises:
         ExtraError: Flower is not installed.
-        SpecError: A spec or an argument cannot be used, or the strategy does not go with compression.
+        SpecError: A spec or an argument is invalid, or the strategy does not support compression.
     """
     require("flwr", "laconic.federated.compressed", INSTALL_FEDERATED)
     from laconic.federated.flower.strategy import Compressed
@@ -75,20 +76,20 @@ def mod(
     down: str | None = None,
     keep_days: float = KEEP_DAYS,
 ) -> Mod:
-    """A Flower client mod that decodes the model that comes down and encodes the update that goes up.
+    """Return a Flower client mod that decodes the received model and encodes the client's update.
 
-    Put it first: `ClientApp(mods=[laconic.federated.mod(), ...])`. Messages that no `compressed` strategy has
-    made pass through as they are.
+    Put it first: `ClientApp(mods=[laconic.federated.mod(), ...])`. Messages that a `compressed` strategy did
+    not create pass through unchanged.
 
     Args:
-        folder: Where a client keeps what it has not sent yet, one file for each run and node; default:
-            $XDG_STATE_HOME/laconic/federated, where that is not set ~/.local/state/laconic/federated.
-        up, down: The specs that this client accepts; default: whatever the server asks for.
-        keep_days: Files of other runs that were not written for so long are removed; 0 removes none.
+        folder: Folder for the updates that a client has not sent yet, one file per run and node; default:
+            $XDG_STATE_HOME/laconic/federated, or ~/.local/state/laconic/federated if the variable is not set.
+        up, down: Specs that this client accepts; default: those the server asks for.
+        keep_days: Files of other runs that are older than this are removed; 0 removes none.
 
     Raises:
         ExtraError: Flower is not installed.
-        SpecError: `up` or `down` is no spec that goes between a client and a server.
+        SpecError: `up` or `down` is not a valid spec between a client and a server.
     """
     require("flwr", "laconic.federated.mod", INSTALL_FEDERATED)
     from laconic.federated.flower.mod import Mod

@@ -1,18 +1,18 @@
-"""What a client needs that has missed rounds: the shortest of three messages, each exact bit for bit.
+"""Cache of updates for clients that missed rounds: the shortest of three exact messages.
 
-Sattler et al. 2019 (arXiv:1903.02891) keep partial sums P(s) of the last s answers, for each s. A sum of
-floats is not what adding them one after the other gives: clients would drift apart in their last bits. So:
+Sattler et al. 2019 (arXiv:1903.02891) store partial sums P(s) of the last s updates, for each s.
+Floating-point sums depend on the order, so the clients' models would diverge in their last bits. Instead:
 
-    updates   the answers of all missed rounds, one after the other, while they are kept
-    entries   where the model has changed since that version, and its values there: one int32 an entry says
-              when it changed last, which serves an absence of any length
+    updates   the updates of all missed rounds, in order, while they are cached
+    entries   positions and values of the entries changed since that version; an int32 per entry stores its
+              last change, which covers an absence of any length
     whole     the model
 
-The first is shortest for a few rounds, the second for some, and none is longer than the model.
+Updates are shortest after few missed rounds, entries after more, and neither is longer than the model.
 
-For signs the paper sends the sum of those of s rounds, log2(2 s + 1) bits an entry, which needs one step size
-for all rounds. Our sign codecs send magnitudes with each answer, and a sum of signs does not tell which of
-them an entry got. So `sign` and `signmean` take the same three forms: s bits an entry, up to the model's 32.
+For signs the paper sends the sum of the signs of s rounds, log2(2 s + 1) bits per entry, which needs one step
+size for all rounds. Our sign codecs send magnitudes with each update, and a sum of signs does not reveal
+which magnitude an entry got. So `sign` and `signmean` use the same three forms: s bits per entry, up to 32.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from laconic.federated.message import Kind
 
 
 class Cache:
-    """The server's last answers, and when each of n entries changed last. Versions count from 1.
+    """Last updates of the server, and the version of each entry's last change. Versions start at 1.
 
-    Memory: 4 bytes an entry, and answers of at most `most_nbytes` together.
+    Memory: 4 bytes per entry, and at most `most_nbytes` of updates.
     """
 
     def __init__(self, n: int, most_nbytes: int) -> None:
@@ -51,7 +51,7 @@ class Cache:
         self._most_nbytes = most_nbytes
 
     def add(self, version: int, update: Tensor | None, changed: Tensor) -> None:
-        """Note an answer, uint8 (m,), None for one that is sent whole; and what changed, bool (n,)."""
+        """Add an update uint8 (m,), None if the model is sent whole, and the changed entries, bool (n,)."""
         self._changed[changed] = version
         if update is None:
             self._updates.clear()
@@ -61,7 +61,7 @@ class Cache:
             self._updates.popleft()
 
     def since(self, base: int, version: int, model: Tensor) -> tuple[Kind, Tensor]:
-        """The shortest body that makes the model of version `base` (0: of nobody) this one.
+        """Return the shortest body that turns the model of version `base` (0: no model) into this one.
 
         Args:
             model: float32 (n,), of version `version`.
@@ -71,7 +71,7 @@ class Cache:
             missed = [(number, each) for number, each in self._updates if number > base]
             if all_kept := len(missed) == version - base:
                 found.append((Kind.UPDATES, _packed(missed)))
-            one = all_kept and len(missed) == 1  # a codec's answer is shorter than its entries in float32
+            one = all_kept and len(missed) == 1  # a codec's message is shorter than its entries in float32
             if not one and (entries := self._entries(base, model)) is not None:
                 found.append((Kind.ENTRIES, entries))
         return min(found, key=lambda each: each[1].numel())
@@ -91,11 +91,11 @@ class Cache:
         return torch.cat([head, positions, as_bytes(model[indices.long()])])
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it."""
+        """Return the cache's state."""
         return {"changed": self._changed.clone(), "updates": list(self._updates)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take it back."""
+        """Load the cache's state."""
         self._changed.copy_(state["changed"])
         self._updates = deque((int(number), update) for number, update in state["updates"])
 
@@ -110,7 +110,7 @@ def _packed(updates: list[tuple[int, Tensor]]) -> Tensor:
 
 
 def read_updates(body: Tensor, base: int, version: int) -> list[tuple[int, Tensor]]:
-    """The answers of versions base + 1 to version. Raises `WireError` for another number of them."""
+    """Return the updates of versions base + 1 to version. Raises `WireError` if their number is wrong."""
     head, rest = read_bytes(body, 4, "the number of updates")
     count = int(unsigned(head))
     if count != version - base:
@@ -123,7 +123,7 @@ def read_updates(body: Tensor, base: int, version: int) -> list[tuple[int, Tenso
 
 
 def write_entries_(body: Tensor, model: Tensor) -> Tensor:
-    """Write the entries of a body to model float32 (n,), in place. Raises `WireError` before it writes."""
+    """Write the entries of a body to model float32 (n,), in place. Raises `WireError` before any write."""
     whole = Segments.whole(model.numel())
     counts, rest = read_counts(body, whole)
     positions, rest = read_positions(rest)

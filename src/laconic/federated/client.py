@@ -1,4 +1,4 @@
-"""A client's side: the model that it holds, and what it has learned and not yet sent."""
+"""Client: the model that it holds, and its residual."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from laconic.federated.message import Kind, Message, NeedsWhole, Refused, digest
 
 @outside_inference_mode("receive", "reply", "acknowledge")
 class Client:
-    """One client of one run.
+    """Client of one run.
 
         receive    the model, from the server's message
         reply      x = residual + (trained - model);   send C(x);   residual = x - decode(C(x))
 
-    A reply that the server never took is sent again with the next one: the server says which it took last.
-    One that it refused because its update was too large is forgotten, and the residual with it.
-    Nothing is kept before the reply is made, and that in one piece: a client that is killed at any moment
-    goes on as if it had not met the server that round.
+    If the server did not receive a reply, its content is sent again with the next one: each message names the
+    last accepted reply. If a reply was refused because its update was too large, the client drops it and the
+    residual. The state is saved in one piece when the reply is made: a client that is killed at any moment
+    continues as if it had missed the round.
 
     Args:
         like: The model's tensors, for their names, shapes and dtypes; or their form.
-        memory: Where it keeps what it must not lose; default: in this process.
+        memory: Storage of the client's state; default: in this process.
         buffers: As the server's.
-        up, down: The specs that it accepts; default: whatever the server asks for.
-        shared_start: As the server's: `like` is the first model, and need not travel.
+        up, down: Specs that it accepts; default: those the server asks for.
+        shared_start: As the server's: `like` is the first model and is not sent.
 
     Raises:
-        SpecError: One of these specs is none, or `shared_start` has no tensors to start from.
-        StateError: The memory is damaged, or of another model.
+        SpecError: A spec is invalid, or `shared_start` is set and `like` has no tensors.
+        StateError: The memory is damaged or belongs to another model.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class Client:
         self._state: dict[str, Any] = self._memory.load()
         first = None if isinstance(like, Form) or not shared_start else like
         if shared_start and first is None:
-            raise SpecError("shared_start=True needs the first model, got its form: give its tensors")
+            raise SpecError("shared_start=True needs the first model, got its form: pass its tensors")
         self._identity = self.form.identity(first)
         if self._state and self._state.get("fingerprint") != self._identity.hex():
-            raise StateError(f"{self._memory} is the memory of another model: {self._memory.way_out}")
+            raise StateError(f"{self._memory} belongs to another model: {self._memory.way_out}")
         if first is not None and not self._state:
             self._state = {
                 "version": 1,
@@ -77,20 +77,20 @@ class Client:
 
     @property
     def version(self) -> int:
-        """The version that it holds; 0: none."""
+        """Version that it holds; 0: none."""
         return int(self._state.get("version", 0))
 
     @property
     def rounds(self) -> int:
-        """How many replies it has made."""
+        """Number of replies so far."""
         return int(self._state.get("rounds", 0))
 
     def receive(self, wire: Tensor) -> Tensors:
-        """The model that a message leads to, in its own dtypes.
+        """Decode a message of the server and return the model, in its dtypes.
 
         Raises:
-            NeedsWhole: The message adds to a version that this client does not hold, or holds otherwise.
-            Refused: The message is damaged, or of another model, spec or protocol.
+            NeedsWhole: The message updates a version that this client does not hold, or holds with other
+            values. Refused: The message is damaged, or belongs to another model, spec or protocol.
         """
         form = self.form
         most = 4 * form.layout.numel + form.carried_nbytes + form.local_nbytes
@@ -105,7 +105,7 @@ class Client:
                     "other spec", f"the server has {way}={getattr(message, way)!r}, this client {text!r}"
                 )
         if message.kind is not Kind.WHOLE and (message.base > self.version or message.version < self.version):
-            raise NeedsWhole(f"it leads from version {message.base} on, and this client holds {self.version}")
+            raise NeedsWhole(f"it updates version {message.base}, and this client holds {self.version}")
         try:
             Coding.up(message.up, form.layout)
             public = self._public(message)
@@ -114,7 +114,7 @@ class Client:
         except (WireError, SpecError) as error:
             raise Refused("malformed", str(error)) from error
         if message.kind is not Kind.WHOLE and digest(public) != message.model:
-            raise NeedsWhole(f"version {self.version} of this client is not the model that it adds to")
+            raise NeedsWhole(f"version {self.version} of this client has other values than the server's")
         self._state = {
             "fingerprint": self._identity.hex(),
             "form": form.text,
@@ -129,9 +129,9 @@ class Client:
         return form.whole(public, self._others)
 
     def _owed(self, accepted: int) -> Tensor | None:
-        """What the server has not heard of: the residual, and the last reply if it was not accepted.
+        """Return the residual, plus the last reply if it was not accepted; None if that was too large.
 
-        Nothing if that reply was too large: its residual would make all later ones too large.
+        Its residual would make all later replies too large.
         """
         residual: Tensor | None = self._state.get("residual")
         pending = self._state.get("pending")
@@ -169,13 +169,13 @@ class Client:
         return public
 
     def reply(self, trained: Mapping[str, Tensor]) -> Tensor:
-        """The answer to the last message: what was learned from its model, uint8 (m,).
+        """Encode the answer to the last message: the change of its model by training, uint8 (m,).
 
         Args:
             trained: The model after training, with the names and shapes of the one received.
 
         Raises:
-            NonFiniteError: It holds NaN or Inf: training has diverged. Nothing is sent, nothing remembered.
+            NonFiniteError: It holds NaN or Inf: training has diverged. Nothing is sent or saved.
             StateError: There is no message to answer, or the memory could not be saved.
         """
         if self._message is None:
@@ -214,8 +214,9 @@ class Client:
         return self._answer(Kind.ANSWER, message, torch.cat([form.pack(trained, "sent"), wire]))
 
     def acknowledge(self) -> Tensor:
-        """The answer of a client that did not train, uint8 (m,): it keeps the model that it received, and
-        the server need not send it again.
+        """Encode the answer of a client that did not train, uint8 (m,).
+
+        It reports that the client holds the received model, so that the server need not send it again.
 
         Raises:
             StateError: There is no message to answer, or the memory could not be saved.

@@ -1,7 +1,7 @@
-"""Coding: a spec as one message of a model's compressed tensors, from one side to the other.
+"""Coding: a spec applied to a whole model, as one compressed message between a client and the server.
 
-What `compress` does between ranks has a part that needs no other rank: which tensors go which way, through
-which codec, and what is remembered of what was lost. A client and a server share just that.
+It holds the part of `compress` that needs no other rank: the choice of a codec for each tensor, and the
+residual.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from laconic.reducers.gather import Gather
 from laconic.reducers.server import Server
 from laconic.reducers.sum import Sum
 
-LATE = (1 << 63) - 1  # a step after all warm-ups
+LATE = (1 << 63) - 1  # step after every warm-up
 
 
 @dataclass(frozen=True)
 class UpdatePart(Part):
-    """A part of an update. `decay`: the share of its error that is added to the next one; None: no memory."""
+    """Group of tensors of an update. `decay`: share of the residual added to the next one; None: no residual."""
 
     decay: float | None = 1.0
 
 
 @dataclass(frozen=True)
 class Coding:
-    """What a spec does to flat float32 tensors of one layout.
+    """Encoder and decoder of one spec for flat float32 tensors of one layout.
 
     Wire: that of a framed `LayoutCodec`, of the parts that hold elements.
     """
@@ -55,10 +55,10 @@ class Coding:
 
     @classmethod
     def up(cls, spec: Any, layout: Layout) -> Coding:
-        """What a client sends: the codecs and memories of the method that `spec` stands for.
+        """Return the coding of client updates: the codecs and residuals of the method of `spec`.
 
-        DGC's momentum correction is between steps, of which a round has many: of `dgc` its entries, its
-        memory and its clipping remain. Warm-up and schedules count rounds.
+        DGC's momentum correction works between steps, and a round has many steps. So `dgc` keeps only its
+        selection, its residual and its clipping. Warm-up and schedules count rounds.
 
         Raises:
             SpecError: The method needs all ranks at once, or its memory would grow without bound.
@@ -69,20 +69,22 @@ class Coding:
 
     @classmethod
     def down(cls, spec: Any, layout: Layout) -> Coding:
-        """What a server answers. What it lost stays in the difference to the model that clients hold, so a
-        codec that may lose more than it keeps is damped by 1 / (1 + omega).
+        """Return the coding of the server's updates.
+
+        The loss of a codec stays in the difference to the clients' model. A codec that may lose more than it
+        sends is damped by 1 / (1 + omega).
         """
         found = lift(spec)
         if any(route.feedback.clip_at(LATE) is not None for route in found.routes):
             raise SpecError(
-                f"{found.text} comes down, and clip limits what a client has learned: leave it out"
+                f"{found.text} is used for down, where clip would limit the model update: omit clip"
             )
         made = cls._of(found, layout, [_codec(found, route) for route in found.routes])
         return cls(found.text, layout, _answered(found, made.parts))
 
     @classmethod
     def answer(cls, spec: Any, layout: Layout) -> Coding | None:
-        """What the server of a method with both directions, such as `stc(down=0.01)`, answers; else None."""
+        """Return the server's coding if the method has both directions, as `stc(down=0.01)`, else None."""
         found = lift(spec)
         if not any(isinstance(route.reducer, Server) for route in found.routes):
             return None
@@ -105,16 +107,16 @@ class Coding:
 
     @property
     def lossless(self) -> bool:
-        """Whether what is decoded is what was encoded."""
+        """Whether decoding returns exactly the encoded values."""
         return all(part.codec.lossless for part in self.parts)
 
     @property
     def remembers(self) -> bool:
-        """Whether anything of an update is kept for the next one."""
+        """Whether a residual is added to the next update."""
         return any(part.decay is not None for part in self.parts)
 
     def encode(self, x: Tensor, turn: Turn) -> Tensor:
-        """The message, uint8 (m,), of flat x float32 (n,)."""
+        """Encode flat x float32 (n,) as one message, uint8 (m,)."""
         return self._wires.encode(x, turn)
 
     def decode_add_(self, wire: Tensor, out: Tensor, step: int, alpha: float = 1.0) -> Tensor:
@@ -129,7 +131,7 @@ class Coding:
         return update
 
     def correct_(self, residual: Tensor, update: Tensor) -> Tensor:
-        """residual = decay * residual + update, in place."""
+        """Compute residual = decay * residual + update, in place."""
         for part in self.parts:
             for kept, new in zip(
                 part.layout.segments.views(residual), part.layout.segments.views(update), strict=True
@@ -138,7 +140,7 @@ class Coding:
         return residual
 
     def settle_(self, residual: Tensor, wire: Tensor, step: int) -> Tensor:
-        """Take what was sent out of the residual, in place; nothing stays where nothing is remembered."""
+        """Subtract the sent share from the residual, in place, and zero the parts without a residual."""
         self.decode_add_(wire, residual, step, alpha=-1.0)
         for part in self.parts:
             if part.decay is None:
@@ -146,7 +148,7 @@ class Coding:
         return residual
 
     def most_nbytes(self) -> int:
-        """The most bytes that a message can have, at a step without a schedule."""
+        """Return the largest size of a message, at a step without a schedule."""
         return self._wires.most_nbytes
 
     @cached_property
@@ -155,7 +157,7 @@ class Coding:
 
 
 def _answered(method: Method, parts: Sequence[UpdatePart]) -> tuple[UpdatePart, ...]:
-    """Parts as a server answers them: all is remembered, and damped where that would grow."""
+    """Return parts for the server's updates: with full residuals, damped where these could grow."""
     try:
         return tuple(
             UpdatePart(part.layout, part.codec, safe_gain(part.codec, part.layout, damped=True))
@@ -163,8 +165,8 @@ def _answered(method: Method, parts: Sequence[UpdatePart]) -> tuple[UpdatePart, 
         )
     except SpecError as error:
         raise SpecError(
-            f"a server cannot answer with {method.text}: {error}; take one such as stc(density=0.01) or"
-            " qsgd(levels=7), or send the model as it is"
+            f"a server cannot answer with {method.text}: {error}; use a spec such as stc(density=0.01) or"
+            " qsgd(levels=7), or send the uncompressed model"
         ) from None
 
 
@@ -173,20 +175,18 @@ def _codec(method: Method, route: Route) -> Codec:
     if isinstance(reducer, Gather) and reducer.grain == "tensor":
         return reducer.codec
     if isinstance(reducer, Gather):
-        raise SpecError(
-            f"{method.text}: a client has no buckets, each tensor is encoded by itself: leave grain out"
-        )
+        raise SpecError(f"{method.text}: a client has no buckets, each tensor is encoded alone: omit grain")
     if isinstance(reducer, DenseFirst) and isinstance(reducer.then, (Gather, Server)):
         raise SpecError(
-            f"{method.text} begins with {reducer.steps} dense steps, and a client's rounds have one codec:"
-            " begin with a density below 1"
+            f"{method.text} starts with {reducer.steps} dense steps, and a client's rounds have one codec:"
+            " start with a density below 1"
         )
     if isinstance(reducer, Server):
         return reducer.up
     if isinstance(reducer, Sum):
         return Dense() if reducer.dtype == "fp32" else Cast(reducer.dtype)
     raise SpecError(
-        f"{method.text}: {reducer!r} needs all ranks at once, and a client meets the server alone; take a"
+        f"{method.text}: {reducer!r} needs all ranks at once, and a client talks only to the server; use a"
         " method that gathers messages, such as stc(density=0.01), or a codec, such as qsgd(levels=7)"
     )
 
@@ -194,7 +194,7 @@ def _codec(method: Method, route: Route) -> Codec:
 def _decay(method: Method, route: Route) -> float | None:
     feedback = route.feedback
     if route.rule is not None and not isinstance(feedback, MomentumCorrection):
-        raise SpecError(f"{method.text} changes the optimiser's update, which is each client's own here")
+        raise SpecError(f"{method.text} changes the optimiser's update, which stays on each client")
     if isinstance(feedback, ErrorFeedback):
         return feedback.decay
     if isinstance(feedback, MomentumCorrection):
@@ -202,5 +202,5 @@ def _decay(method: Method, route: Route) -> float | None:
     if isinstance(feedback, NoFeedback):
         return None
     raise SpecError(
-        f"{method.text}: {feedback!r} remembers steps, and a client sends rounds; take error_feedback()"
+        f"{method.text}: {feedback!r} needs single steps, and a client sends rounds; use error_feedback()"
     )

@@ -1,8 +1,8 @@
-"""Which tensors of a model are compressed, which travel as they are, and which stay where they are.
+"""Form of a model: which tensors are compressed, which are sent uncompressed, and which stay local.
 
 Parameters are compressed: they lie one after the other in a flat float32 buffer. Buffers, such as BatchNorm's
-running statistics, and whatever holds integers, are no gradient's sum: they travel bit for bit, or stay on
-each client, whose statistics they then are.
+running statistics, and integer tensors are not sums of gradients: they are sent bit for bit, or stay local to
+each client.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Member:
-    """A tensor's name, shape and dtype, and whether it is compressed, sent as it is, or local."""
+    """Name, shape and dtype of a tensor, and whether it is compressed, sent uncompressed, or local."""
 
     name: str
     shape: tuple[int, ...]
@@ -52,21 +52,21 @@ class Member:
 
 @dataclass(frozen=True)
 class Form:
-    """A model's tensors in order. Two sides understand each other where their fingerprints are equal."""
+    """Ordered tensors of a model. Two sides are compatible if their fingerprints are equal."""
 
     members: tuple[Member, ...]
 
     @classmethod
     def of(cls, model: Mapping[str, Tensor], buffers: Buffers = "send") -> Form:
-        """The form of a model's tensors, as `state_dict()` names them.
+        """Return the form of a model's tensors, as `state_dict()` names them.
 
         Args:
-            model: Tensors of any dtype; those of floating point are parameters, unless they are buffers.
-            buffers: 'send' or 'local': what happens to integers and to BatchNorm's statistics, known by the
-                end of their names. Or the names of the tensors that stay local; the others are sent.
+            model: Tensors of any dtype; floating-point tensors are parameters unless they are buffers.
+            buffers: 'send' or 'local', for integers and for BatchNorm's statistics, which are recognised by
+                the end of their names; or the names of the local tensors, while the others are sent.
 
         Raises:
-            SpecError: No tensor is compressed, a tensor is complex, or `buffers` names one that is not there.
+            SpecError: No tensor is compressed, a tensor is complex, or `buffers` names a missing tensor.
         """
         local = set() if isinstance(buffers, str) else set(buffers)
         if isinstance(buffers, str) and buffers not in ("send", "local"):
@@ -76,7 +76,7 @@ class Form:
 
         def role(name: str, value: Tensor) -> Literal["coded", "sent", "local"]:
             if value.is_complex():
-                raise SpecError(f"{name} is {value.dtype}: give its real and imaginary parts as two tensors")
+                raise SpecError(f"{name} is {value.dtype}: pass its real and imaginary parts as two tensors")
             if name in local:
                 return "local"
             if value.is_floating_point() and not name.endswith(STATISTICS):
@@ -88,12 +88,12 @@ class Form:
         )
         form = cls(members)
         if not form.layout.numel:
-            raise SpecError("this model has no parameter of floating point that could be compressed")
+            raise SpecError("this model has no floating-point parameter to compress")
         return form
 
     @property
     def text(self) -> str:
-        """All of it, for `read`."""
+        """The form as text, for `read`."""
         return json.dumps(
             [
                 [member.name, member.shape, str(member.dtype).removeprefix("torch."), member.role]
@@ -104,23 +104,25 @@ class Form:
 
     @classmethod
     def read(cls, text: str) -> Form:
-        """The reverse of `text`, which is not trusted.
+        """Parse `text`, which is not trusted.
 
         Raises:
-            WireError: It is no form of a model.
+            WireError: It is not the form of a model.
         """
         try:
             members = tuple(_member(*each) for each in json.loads(text))
         except (TypeError, ValueError, KeyError, RecursionError) as error:
-            raise WireError(f"this is no form of a model: {error}") from error
+            raise WireError(f"this is not the form of a model: {error}") from error
         form = cls(members)
         if len({member.name for member in members}) != len(members) or not form.layout.numel:
-            raise WireError("this is no form of a model: a name twice, or no parameter of floating point")
+            raise WireError(
+                "this is not the form of a model: a duplicate name, or no floating-point parameter"
+            )
         return form
 
     @cached_property
     def layout(self) -> Layout:
-        """The compressed tensors, one after the other."""
+        """Layout of the compressed tensors, one after the other."""
         return Layout.of((member.name, member.shape) for member in self._with("coded"))
 
     @cached_property
@@ -131,28 +133,28 @@ class Form:
 
     @cached_property
     def local_names(self) -> frozenset[str]:
-        """What stays local."""
+        """Names of the local tensors."""
         return frozenset(member.name for member in self._with("local"))
 
     @cached_property
     def carried_nbytes(self) -> int:
-        """Bytes of what travels as it is."""
+        """Bytes of the tensors that are sent uncompressed."""
         return sum(member.nbytes for member in self._with("sent"))
 
     @cached_property
     def local_nbytes(self) -> int:
-        """Bytes of what stays local: they travel once, as a client's first values."""
+        """Bytes of the local tensors, which are sent once, as a client's first values."""
         return sum(member.nbytes for member in self._with("local"))
 
     def identity(self, first: Mapping[str, Tensor] | None) -> bytes:
-        """8 bytes that both sides must agree on: the form, and the values of a first model that both have."""
+        """Return 8 bytes that both sides must agree on: a hash of the form and of a shared first model."""
         if first is None:
             return self.fingerprint
         values = self.pack(first, "coded").numpy().tobytes()
         return hashlib.blake2b(self.fingerprint + values, digest_size=8).digest()
 
     def flat(self, model: Mapping[str, Tensor]) -> Tensor:
-        """The compressed tensors as float32 (n,), a copy. Raises `SpecError` for a model of another form."""
+        """Copy the compressed tensors to float32 (n,). Raises `SpecError` for a model of another form."""
         self.check(model)
         flat = torch.empty(self.layout.numel, dtype=torch.float32, device="cpu")
         for entry in self.layout:
@@ -160,7 +162,7 @@ class Form:
         return flat
 
     def check(self, model: Mapping[str, Tensor]) -> None:
-        """Raise `SpecError` unless the model has these tensors, in these shapes."""
+        """Raise `SpecError` unless the model has the same names and shapes."""
         if missing := [member.name for member in self.members if member.name not in model]:
             raise SpecError(f"the model has no tensor {missing[0]!r}, which it had before")
         if more := sorted(set(model) - {member.name for member in self.members}):
@@ -172,13 +174,13 @@ class Form:
                 )
 
     def shown(self, flat: Tensor) -> Tensor:
-        """`flat` as a model of this form shows it: rounded where its parameters have fewer bits."""
+        """Return `flat` rounded to the dtypes of the parameters."""
         if all(member.dtype == torch.float32 for member in self._with("coded")):
             return flat
         return self.flat_of(self.coded(flat))
 
     def coded(self, flat: Tensor) -> Tensors:
-        """The compressed tensors in their shapes and dtypes, copies of flat float32 (n,)."""
+        """Return the compressed tensors in their shapes and dtypes, copied from flat float32 (n,)."""
         dtypes = {member.name: member.dtype for member in self.members}
         return {
             entry.name: flat[entry.offset : entry.offset + entry.numel]
@@ -188,16 +190,16 @@ class Form:
         }
 
     def flat_of(self, coded: Mapping[str, Tensor]) -> Tensor:
-        """The reverse of `coded`."""
+        """Flatten the result of `coded`."""
         return torch.cat([coded[name].detach().reshape(-1).to(torch.float32) for name in self.layout.names])
 
     def whole(self, flat: Tensor, others: Mapping[str, Tensor]) -> Tensors:
-        """The model in its own order: the compressed tensors from `flat`, the rest from `others`."""
+        """Assemble the model in its order: the compressed tensors from `flat`, the rest from `others`."""
         tensors = {**others, **self.coded(flat)}
         return {member.name: tensors[member.name] for member in self.members}
 
     def pack(self, model: Mapping[str, Tensor], *roles: str) -> Tensor:
-        """The bytes of the tensors of these roles, uint8 (m,)."""
+        """Return the bytes of the tensors of these roles, uint8 (m,)."""
         parts = [
             as_bytes(model[member.name].detach().to("cpu", member.dtype).contiguous().reshape(-1))
             for member in self._with(*roles)
@@ -205,7 +207,7 @@ class Form:
         return torch.cat([torch.empty(0, dtype=torch.uint8, device="cpu"), *parts])
 
     def unpack(self, wire: Tensor, *roles: str) -> Tensors:
-        """The reverse of `pack`. Raises `WireError` for another number of bytes."""
+        """Reverse `pack`. Raises `WireError` if the number of bytes is wrong."""
         members = self._with(*roles)
         expected = sum(member.nbytes for member in members)
         if wire.numel() != expected:
@@ -217,7 +219,7 @@ class Form:
         }
 
     def pick(self, model: Mapping[str, Tensor], *roles: str) -> Tensors:
-        """Copies of the tensors of these roles, in host memory and in this form's dtypes."""
+        """Copy the tensors of these roles to host memory, in this form's dtypes."""
         return {
             member.name: model[member.name].detach().to("cpu", member.dtype, copy=True)
             for member in self._with(*roles)

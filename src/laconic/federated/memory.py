@@ -1,4 +1,4 @@
-"""Where a client keeps what it must not lose: one file for each run and client, replaced as a whole."""
+"""Storage of a client's state: one file per run and client, replaced atomically."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ DIGEST = 16  # bytes of BLAKE2b
 
 
 class Memory(ABC):
-    """A place for one client's state. `way_out`: what its owner can do if the state does not fit."""
+    """Storage of one client's state. `way_out`: the fix to suggest if the state does not fit."""
 
-    way_out = "give another one"
+    way_out = "use another memory"
 
     @abstractmethod
     def load(self) -> dict[str, Any]:
-        """The state as it was last saved; empty if it never was. Raises `StateError` if it is damaged."""
+        """Return the last saved state; empty if none was saved. Raises `StateError` if it is damaged."""
 
     @abstractmethod
     def save(self, state: Mapping[str, Any]) -> None:
-        """Keep this state: all of it, or, with a `StateError`, the one before."""
+        """Save this state; on `StateError`, the previous one is still saved."""
 
 
 class InMemory(Memory):
-    """In this process, and gone with it."""
+    """Memory in this process, lost when it ends."""
 
     def __init__(self) -> None:
         self._state: dict[str, Any] = {}
@@ -56,24 +56,24 @@ class InMemory(Memory):
 
 
 class InFile(Memory):
-    """In the file FOLDER/RUN/CLIENT.client.
+    """Memory in the file FOLDER/RUN/CLIENT.client.
 
-    A new state is written beside the old one, brought to the disk, and renamed over it: a process that is
-    killed at any moment leaves the one or the other, and so does a machine that loses its power.
+    A new state is written to a temporary file, flushed to disk, and renamed over the old one: if the process
+    is killed or the machine loses power at any moment, one of the two states remains.
 
-    The file: b"lacnmem1", BLAKE2b of the rest (16 bytes), and what `torch.save` writes, whose own format does
-    not notice a changed bit.
+    The file: b"lacnmem1", BLAKE2b of the rest (16 bytes), and the output of `torch.save`, whose format does
+    not detect a flipped bit.
 
     Args:
-        folder: Of all runs.
-        run, client: Names; letters that a file name does not take are replaced, and a hash tells them apart.
-        keep_days: Files of other runs that were not written for so long are removed, and what a killed
-            process left half written a day ago; 0 removes none.
+        folder: Folder of all runs.
+        run, client: Names; characters invalid in a file name are replaced, and a hash keeps them distinct.
+        keep_days: Files of other runs that are older than this are removed, as are temporary files older than
+            a day; 0 removes none.
     """
 
     def __init__(self, folder: Path | str, run: str, client: str, keep_days: float = KEEP_DAYS) -> None:
         self.path = Path(folder) / _plain(run) / f"{_plain(client)}{SUFFIX}"
-        self.way_out = f"delete {self.path}, and the client starts afresh"
+        self.way_out = f"delete {self.path}, and the client starts from scratch"
         if keep_days:
             _prune(Path(folder), self.path.parent, keep_days)
 
@@ -86,9 +86,7 @@ class InFile(Memory):
         except OSError as error:
             raise StateError(f"cannot read {self.path}: {error}; {self.way_out}") from error
         if head != _head(saved):
-            raise StateError(
-                f"{self.path} is damaged: its bytes are not those that were written; {self.way_out}"
-            )
+            raise StateError(f"{self.path} is damaged: its checksum does not match; {self.way_out}")
         try:
             state: dict[str, Any] = torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True)
         except (OSError, ValueError, RuntimeError, EOFError, KeyError, UnpicklingError) as error:
@@ -111,7 +109,7 @@ class InFile(Memory):
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
             raise StateError(
-                f"cannot save {self.path}: {error}; make room on its disk; what was saved before is there"
+                f"cannot save {self.path}: {error}; free space on its disk; the previous state is unchanged"
             ) from error
         _flush(self.path.parent)
 
@@ -124,7 +122,7 @@ def _head(saved: bytes | memoryview) -> bytes:
 
 
 def _flush(folder: Path) -> None:
-    """Bring a new name in a folder to the disk, where the file system can."""
+    """Flush a folder's new name to disk, where the file system supports it."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -134,7 +132,7 @@ def _flush(folder: Path) -> None:
 
 
 def _plain(name: str) -> str:
-    """A file name, another one for each name.
+    """Return a file name that is unique for each name.
 
     >>> _plain("run-7"), _plain("run/7")
     ('run-7', 'run_7-66bcd4c3')
@@ -148,9 +146,9 @@ def _plain(name: str) -> str:
 def _prune(folder: Path, ours: Path, keep_days: float) -> None:
     now = time.time()
     for path in folder.glob(f"*/*{SUFFIX}*"):
-        with suppress(OSError):  # another client's process tidies up too, or owns it
+        with suppress(OSError):  # another client's process may remove it first, or own it
             if path.suffix != SUFFIX:
-                oldest = now - DAY_S  # half written
+                oldest = now - DAY_S  # temporary file
             elif path.parent != ours:
                 oldest = now - keep_days * DAY_S
             else:

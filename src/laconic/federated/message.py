@@ -1,21 +1,21 @@
-"""What travels between a client and the server: one vector of bytes, which says what it is.
+"""Message between a client and the server, as one vector of bytes.
 
-    b"lacn"        4    what this is
+    b"lacn"        4    magic number
     protocol       1    VERSION
     kind           1    see `Kind`
-    fingerprint    8    of the model's form: names, shapes, dtypes, and what is done with buffers
+    fingerprint    8    of the model's form: names, shapes, dtypes, and the treatment of buffers
     token          8    drawn by the server for this client's message; the client's answer repeats it
     accepted       8    down: the token of the last answer that the server accepted from this client, or 0; or
-                        `too_large` of the last one, whose update nobody could have taken
+                        `too_large` of the last one, if its update was too large
     base           4    down: the version that the client must hold, or 0; up: the one it trained from
     version        4    down: the version that it holds then; up: the same as base
     model          8    `digest` of the compressed tensors of that version
-    specs          4 + t   two lengths uint16, then what goes up and what comes down, as text
+    specs          4 + t   two lengths uint16, then the specs of both directions, up first, as text
     body           8 + m   its length uint64, then the bytes
-    checksum       4    CRC-32 of all before it
+    checksum       4    CRC-32 of all bytes before it
 
-All numbers are little-endian. A message is not trusted: every length is checked before anything is read or
-allocated by it.
+All numbers are little-endian. A message is not trusted: every length is checked before it is used to read or
+to allocate.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ MAGIC, VERSION = b"lacn", 1
 HEAD = struct.Struct("<4sBB8sQQIIQHH")
 LENGTH, CHECK = struct.Struct("<Q"), struct.Struct("<I")
 LONGEST_SPEC = 2000  # bytes
-OVERHEAD = HEAD.size + LENGTH.size + CHECK.size  # bytes beside specs and body
+OVERHEAD = HEAD.size + LENGTH.size + CHECK.size  # bytes without specs and body
 
 
 class Refused(WireError):
-    """A message that is not taken. `reason` is one of a few words, for counting."""
+    """Error for a message that is not accepted. `reason` is one of a few fixed phrases, for counting."""
 
     def __init__(self, reason: str, details: str) -> None:
         super().__init__(f"{reason}: {details}")
@@ -47,15 +47,15 @@ class Refused(WireError):
 
 
 class NeedsWhole(Refused):
-    """The client does not hold the version that this message adds to: send it the whole model."""
+    """Error for an update to a version that the client does not hold: it needs the whole model."""
 
     def __init__(self, details: str) -> None:
         super().__init__("needs the whole model", details)
 
 
 class Kind(IntEnum):
-    """What the body is: the model; updates since a version; entries changed since one; a client's update;
-    nothing, from a client that tells which version it holds.
+    """Kind of body: the model; updates since a version; entries changed since a version; a client's update;
+    nothing, from a client that only reports the version it holds.
     """
 
     WHOLE = 0
@@ -67,7 +67,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Message:
-    """One message. `body` uint8 (m,)."""
+    """Message with a body uint8 (m,)."""
 
     kind: Kind
     fingerprint: bytes
@@ -81,7 +81,7 @@ class Message:
     body: Tensor
 
     def pack(self) -> Tensor:
-        """Its bytes, uint8."""
+        """Return the message as bytes, uint8."""
         up, down = self.up.encode(), self.down.encode()
         head = HEAD.pack(
             MAGIC,
@@ -123,10 +123,10 @@ class Message:
         if protocol != VERSION:
             raise Refused(
                 "other protocol",
-                f"it speaks version {protocol}, here it is {VERSION}: install the same laconic on both",
+                f"it has protocol version {protocol}, not {VERSION}: install the same laconic on both sides",
             )
         if kind not in iter(Kind):
-            raise Refused("malformed", f"there is no kind {kind}")
+            raise Refused("malformed", f"kind {kind} does not exist")
         start = HEAD.size + up + down
         if max(up, down) > LONGEST_SPEC or len(raw) < start + LENGTH.size + CHECK.size:
             raise Refused("truncated", f"specs of {up} and {down} bytes do not fit in {len(raw)} bytes")
@@ -136,27 +136,29 @@ class Message:
             raise Refused("truncated", f"{expected} bytes are announced, got {len(raw)}")
         end = expected - CHECK.size
         if zlib.crc32(raw[:end]) != CHECK.unpack_from(raw, end)[0]:
-            raise Refused("malformed", "its checksum does not fit its bytes")
+            raise Refused("malformed", "its checksum does not match its bytes")
         try:
             goes_up = str(raw[HEAD.size : HEAD.size + up], "utf-8")
             comes_down = str(raw[HEAD.size + up : start], "utf-8")
         except UnicodeDecodeError as error:
-            raise Refused("malformed", f"a spec is no text: {error}") from None
+            raise Refused("malformed", f"a spec is not UTF-8 text: {error}") from None
         body = wire[start + LENGTH.size : end].clone()
         fingerprint, token, accepted, base, version, model = fields
         return cls(Kind(kind), fingerprint, token, accepted, base, version, model, goes_up, comes_down, body)
 
 
 def too_large(token: int) -> int:
-    """What stands for the token, an odd number, of an answer that was refused for its update's size.
+    """Return the mark, derived from an odd token, of an answer that was refused for the size of its update.
 
-    Its client then forgets what it has not yet sent, which would make all its later answers too large.
+    Its client then drops its residual, which would make all later answers too large.
     """
     return token - 1
 
 
 def digest(model: Tensor) -> int:
-    """64 bits of a model float32 (n,): both sides compare them, as equal numbers of versions do not tell that
-    the server has gone on from an older state in between.
+    """Return a 64-bit digest of a model float32 (n,).
+
+    Both sides compare it: equal version numbers do not reveal that the server was restored from an older
+        state.
     """
     return int.from_bytes(hashlib.blake2b(model.numpy().tobytes(), digest_size=8).digest(), "little")

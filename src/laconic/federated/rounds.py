@@ -23,7 +23,7 @@ Aggregate = Callable[[Tensors, Proposals], Tensors]
 
 @dataclass(frozen=True)
 class Outcome:
-    """One round: who took part, bytes of all messages, the model after it, and who failed and why."""
+    """Result of one round: participants, bytes of all messages, the model, and failures with reasons."""
 
     number: int
     chosen: tuple[int, ...]
@@ -34,21 +34,21 @@ class Outcome:
 
 
 def weighted_mean(model: Tensors, proposals: Proposals) -> Tensors:
-    """FedAvg (McMahan et al. 2017, arXiv:1602.05629): the mean, by numbers of examples."""
+    """Average the models, weighted by numbers of examples (FedAvg; McMahan et al. 2017, arXiv:1602.05629)."""
     return _mean(model, proposals, [float(examples) for _, examples in proposals])
 
 
 def mean(model: Tensors, proposals: Proposals) -> Tensors:
-    """The mean of the models, each counted once."""
+    """Average the models with equal weights."""
     return _mean(model, proposals, [1.0] * len(proposals))
 
 
 def majority(model: Tensors, proposals: Proposals) -> Tensors:
-    """signSGD with majority vote (Bernstein et al. 2018, arXiv:1810.05291) on updates, tensor by tensor.
+    """Apply signSGD with majority vote (Bernstein et al. 2018, arXiv:1810.05291) to updates, per tensor.
 
-    Each client's update has a mean magnitude; the step is the sign of most clients, times the median of these
-    magnitudes. Statistics of norms are no gradient's sum, and a variance has a lower end: they are averaged.
-    Integers are taken from the first proposal.
+    The step is the sign of most clients times the median of the clients' mean magnitudes. BatchNorm
+    statistics are averaged: they are not sums of gradients, and a variance has a lower limit. Integers come
+    from the first proposal.
     """
 
     def voted(name: str, value: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def majority(model: Tensors, proposals: Proposals) -> Tensors:
 def _mean(model: Tensors, proposals: Proposals, weights: Sequence[float]) -> Tensors:
     total = sum(weights)
     if total <= 0:
-        raise SpecError(f"the clients of a round have {total:g} examples together: give each at least one")
+        raise SpecError(f"the clients of a round have {total:g} examples in total: give each at least one")
 
     def averaged(name: str, value: Tensor) -> Tensor:
         if not value.is_floating_point():
@@ -92,22 +92,22 @@ def simulate(
     shared_start: bool = False,
     seed: int = 0,
 ) -> Iterator[Outcome]:
-    """Train for so many rounds, and tell of each when it is over.
+    """Train for `rounds` rounds and yield the result of each.
 
     Args:
-        model: The first model, which `server` was made with.
-        train: Trains one client's copy of the model for one round, and says on how many examples. Who had
-            none counts in no mean, and sends no update.
-        server: Encodes what goes down and decodes what comes up.
-        clients: How many there are; each is made when it is first chosen, and keeps its memory.
-        sampling: Who takes part.
-        rounds: How many.
-        aggregate: Makes the next model from this one and the clients' proposals.
+        model: The first model, from which `server` was created.
+        train: Trains one client's copy of the model for one round and returns it with the number of
+            examples. A client without examples sends no update and counts in no mean.
+        server: Encodes the model and decodes the updates.
+        clients: Number of clients; each is created when it is first chosen, and keeps its memory.
+        sampling: Chooses the clients of a round.
+        rounds: Number of rounds.
+        aggregate: Computes the next model from the current one and the clients' proposals.
         buffers, shared_start: As the server's.
-        seed: Of who takes part.
+        seed: Seed of the sampling.
 
     Raises:
-        SpecError: There is no client or no round.
+        SpecError: `clients` or `rounds` is below 1.
     """
     arguments.whole("clients", clients, 1)
     arguments.whole("rounds", rounds, 1)
@@ -143,7 +143,7 @@ def _client(
 
 
 def deliver(server: Server, client: Client, name: str) -> Tensors:
-    """The present model at a client. If it has lost the version that it held, it gets the whole model."""
+    """Send the current model to a client; the whole model if the client lost its version."""
     try:
         return client.receive(server.message_for(name))
     except NeedsWhole:

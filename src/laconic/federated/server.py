@@ -1,12 +1,12 @@
-"""The server's side: the model that clients hold, what each of them still needs, and what they answer.
+"""Server: the public model, the missing updates of each client, and the decoding of their replies.
 
     W                the strategy's model                     P    the model that clients hold
     publish(W)       P += C_down(W - P)
-    receive          W + decode(C_up(x)), x what the client has learned from P, plus its residual
+    receive          W + decode(C_up(x)), x = the client's change of P plus its residual
 
-W - P is what the answers have not said yet: the server's residual. If the strategy adds the mean of updates
-to W, this is STC (Sattler et al. 2019, arXiv:1903.02891) in both directions; it holds for any other strategy
-too, as each sees updates of the model that it sent. Without `down`, P = W.
+W - P is the server's residual. If the strategy adds the mean of updates to W, this is STC (Sattler et al.
+2019, arXiv:1903.02891) in both directions. It works with any other strategy too, as each receives updates
+of the model that it sent. Without `down`, P = W.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FORMAT = 3
 
 @dataclass
 class Contact:
-    """What the server knows of a client: the version that it holds, and the tokens of its messages."""
+    """Server's record of a client: the version that it holds, and the tokens of its messages."""
 
     version: int = 0
     token: int = 0
@@ -44,23 +44,23 @@ class Contact:
 
 @outside_inference_mode("publish", "message_for", "receive", "state_dict", "load_state_dict")
 class Server:
-    """A model's server. What is published is version 1, 2, ...
+    """Server of a model. Published models are numbered 1, 2, ...
 
     Args:
-        model: The first model: tensors by name, as `state_dict()` gives them.
-        up: What clients send: a spec that `compress` takes and that needs no other rank. With both directions
-            in it, as `stc(down=0.01)`, it says `down` too.
-        down: What the server answers; default: the model as it is, in float32.
-        buffers: 'send' or 'local', or names of what stays local: see `Form`.
-        max_norm: A longer update is scaled to this Euclidean norm; default: none is.
-        seed: Of what random codecs draw.
-        cache_nbytes: Memory for past answers; default: the bytes of one model.
-        shared_start: Whether every client makes the first model itself, from a seed that all know, so that it
-            need not travel. A client whose values differ is refused.
+        model: The first model: tensors by name, as `state_dict()` returns them.
+        up: Spec of the clients' updates, for `compress`, that needs no other rank. A spec with both
+            directions, such as `stc(down=0.01)`, sets `down` too.
+        down: Spec of the server's updates; default: the uncompressed model, in float32.
+        buffers: 'send' or 'local', or names of the local tensors: see `Form`.
+        max_norm: Euclidean norm to which longer updates are scaled; default: no limit.
+        seed: Seed of random codecs.
+        cache_nbytes: Memory for past updates; default: the bytes of one model.
+        shared_start: Whether every client creates the first model from a common seed, so that it is not
+            sent. A client with other values is refused.
 
     Raises:
-        SpecError: A spec cannot be used between a client and a server, or an argument is outside its range;
-            or the model holds NaN or Inf in a tensor that travels.
+        SpecError: A spec is invalid between a client and a server, an argument is outside its range, or the
+            model holds NaN or Inf in a tensor that is sent.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Server:
         self.up = Coding.up(up, self.form.layout)
         answer = Coding.answer(up, self.form.layout)
         if down is not None and answer is not None:
-            raise SpecError(f"{self.up.text} says what comes down itself: leave down={down!r} out")
+            raise SpecError(f"{self.up.text} sets the direction down itself: omit down={down!r}")
         self.down = answer if down is None else Coding.down(down, self.form.layout)
         for text in (self.up.text, "" if self.down is None else self.down.text):
             if len(text.encode()) > LONGEST_SPEC:
                 raise SpecError(
-                    f"at most {LONGEST_SPEC} bytes have a place in a message, this spec has"
-                    f" {len(text.encode())}: {arguments.shown(text)}; write fewer patterns"
+                    f"a spec in a message has at most {LONGEST_SPEC} bytes, this one has"
+                    f" {len(text.encode())}: {arguments.shown(text)}; use fewer patterns"
                 )
         if max_norm is not None:
             arguments.number("max_norm", max_norm, above=0, hint="None clips nothing")
@@ -94,8 +94,8 @@ class Server:
         arguments.whole("seed", seed)
         if (bad := not_finite(self.form, model)) is not None:
             raise SpecError(
-                f"{bad!r} of the first model holds NaN, Inf or more than float32 can, to which nothing can be"
-                f" added: if it is a mask or the like, it stays with the clients by buffers=[{bad!r}]"
+                f"{bad!r} of the first model holds NaN, Inf or values beyond float32, so no update can be"
+                f" added: if it is a mask or similar, keep it on the clients with buffers=[{bad!r}]"
             )
         n = self.form.layout.numel
         self._max_norm, self._seed = max_norm, seed
@@ -105,18 +105,18 @@ class Server:
         self._others = self.form.pick(model, "sent", "local")
         self._cache = Cache(n, 4 * n if cache_nbytes is None else cache_nbytes)
         self._contacts: dict[str, Contact] = {}
-        self._first_version = 1 if shared_start else 0  # that a client holds before the first message
+        self._first_version = 1 if shared_start else 0  # version that clients hold before the first message
         self._identity = self.form.identity(model if shared_start else None)
         self.version = 1
         self.traffic = Traffic()
         self.traffic.begin(1)
 
     def publish(self, model: Mapping[str, Tensor]) -> int:
-        """Make this model the next version, as far as one answer says it. Returns the version's number.
+        """Publish this model as the next version, encoded by `down`, and return the version's number.
 
         Raises:
-            SpecError: It is another model: names or shapes differ.
-            WireError: It holds NaN or Inf. Nothing has changed then.
+            SpecError: Names or shapes differ from those of the first model.
+            WireError: It holds NaN or Inf. The server is unchanged then.
         """
         target = self.form.flat(model)
         if (bad := not_finite(self.form, model)) is not None:
@@ -138,12 +138,13 @@ class Server:
 
     @property
     def public(self) -> Tensors:
-        """The model that a client with the present version holds, in its own dtypes."""
+        """Model of a client with the current version, in the model's dtypes."""
         return self.form.whole(self._public, self._others)
 
     def message_for(self, client: str) -> Tensor:
-        """What this client needs to hold the present version: uint8 (m,), never longer than the model and its
-        heading. The next `receive` of this client expects an answer to it.
+        """Return the message that gives this client the current version, uint8 (m,).
+
+        It is never longer than the model and a header. The client's next reply must answer it.
         """
         contact = self._contacts.setdefault(client, self._stranger())
         contact.met += 1
@@ -167,16 +168,16 @@ class Server:
         return wire
 
     def receive(self, client: str, wire: Tensor) -> Tensors:
-        """The model that this client proposes: W plus its update, with its own buffers where these are sent.
+        """Return the client's proposed model: W plus its update, and its own buffers if these are sent.
 
         Args:
-            client: The name that the transport knows it by.
-            wire: Its answer, uint8 (m,), not trusted.
+            client: The client's name in the transport.
+            wire: The client's reply, uint8 (m,), not trusted.
 
         Raises:
-            Refused: The answer is malformed, truncated, oversized, replayed, of another round, model, spec or
-                protocol, not finite or too large. It is counted, and nothing else has changed. A client whose
-                update was too large hears of it with its next message, and forgets what it still owes.
+            Refused: The reply is malformed, truncated, oversized, replayed, not finite, too large, or of
+                another round, model, spec or protocol. It is counted, and nothing else changes. If the update
+                was too large, the next message reports this to the client, which then drops its residual.
         """
         self.traffic.came_up(client, wire.numel())
         try:
@@ -186,10 +187,10 @@ class Server:
             raise
 
     def noted(self, client: str, wire: Tensor) -> None:
-        """Take note that a client, which did not train, keeps the version that it was sent.
+        """Record that a client that did not train holds the version that it was sent.
 
         Raises:
-            Refused: As of `receive`.
+            Refused: As for `receive`.
         """
         self.traffic.came_up(client, wire.numel())
         try:
@@ -236,24 +237,24 @@ class Server:
         if message.up != self.up.text:
             raise Refused("other spec", f"it sends {message.up!r}, and {self.up.text!r} was asked for")
         if message.token and message.token == contact.accepted:
-            raise Refused("replayed", f"this answer of version {message.base} has been taken already")
+            raise Refused("replayed", f"this answer of version {message.base} has been received already")
         if not contact.token or message.token != contact.token or message.base != self.version:
-            raise Refused("wrong round", f"it answers version {message.base}, and {self.version} is due")
+            raise Refused("wrong round", f"it answers version {message.base}, and {self.version} is expected")
         return message
 
     def forget(self, client: str) -> None:
-        """Note that this client holds no version: its next message is the whole model."""
+        """Record that this client holds no version: its next message is the whole model."""
         self._contacts.setdefault(client, self._stranger()).version = 0
 
     def holds(self, client: str) -> int:
-        """The version that this client is known to hold; 0: none."""
+        """Return the version that this client holds; 0: none."""
         return self._contacts.get(client, self._stranger()).version
 
     def _stranger(self) -> Contact:
         return Contact(version=self._first_version)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a server needs to go on where this one stands, beside its arguments."""
+        """Return the state from which an equal server continues."""
         return {
             "format": FORMAT,
             "of": self._described(),
@@ -270,22 +271,26 @@ class Server:
         }
 
     def _described(self) -> tuple[str, str, str]:
-        """What a saved state must agree with."""
+        """Return the values that a saved state must match."""
         return self._identity.hex(), self.up.text, "" if self.down is None else self.down.text
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take it back. Rounds that were done since then are lost: a client that holds their model says so,
-        and needs the whole one. Raises `StateError` for the state of another model or other specs.
+        """Load a saved state.
+
+        Later rounds are lost: a client that holds a later model reports it and gets the whole model.
+
+        Raises:
+            StateError: The state belongs to another model or other specs.
         """
         if state.get("format") != FORMAT:
-            raise StateError("the saved state is of no server, or of one of another version of laconic")
+            raise StateError("the saved state is not a server's, or is from another version of laconic")
         identity, up, down = state["of"]
         if identity != self._identity.hex():
-            raise StateError("the saved state is of a server of another model or buffers=")
+            raise StateError("the saved state belongs to a server of another model or other buffers=")
         if tuple(state["of"]) != self._described():
             raise StateError(
-                f"the saved state is of a server with up={up!r} and down={down!r}, whose answers it holds;"
-                f" this one has {self._described()[1:]}: give it the same specs"
+                f"the saved state belongs to a server with up={up!r} and down={down!r};"
+                f" this one has {self._described()[1:]}: use the same specs"
             )
         self.version = int(state["version"])
         self._target, self._public = state["target"].clone(), state["public"].clone()

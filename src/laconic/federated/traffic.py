@@ -1,4 +1,4 @@
-"""Bytes by round and client, up and down, as the messages were sent, and what was refused."""
+"""Bytes sent per round and client in both directions, and refused messages."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-ROUNDS = 1000  # that are kept one by one
-REFUSED = 100  # messages of a round whose details are kept
+ROUNDS = 1000  # latest rounds stored in detail
+REFUSED = 100  # refused messages of a round stored in detail
 
 
 @dataclass
 class Round:
-    """One round. `down` and `up`: bytes by client; `kinds`: how many messages of each kind came down."""
+    """One round. `down` and `up`: bytes by client; `kinds`: number of messages from the server by kind."""
 
     number: int
     down: dict[str, int] = field(default_factory=dict)
@@ -24,15 +24,15 @@ class Round:
 
 @dataclass
 class Traffic:
-    """The rounds of a run, the present one last, and what all of them come to.
+    """Rounds of a run, the current one last, and the totals.
 
-    Its memory has a bound: of rounds before the last `ROUNDS`, and of messages after the first `REFUSED` that
-    a round has refused, only the counts stay.
+    Memory is bounded: details are stored for the last `ROUNDS` rounds and the first `REFUSED` refused
+    messages of each; the totals count all.
     """
 
     rounds: list[Round] = field(default_factory=list)
-    down_nbytes: int = 0  # that the server has sent to all clients
-    up_nbytes: int = 0  # that all clients have sent to the server
+    down_nbytes: int = 0  # sent by the server to all clients
+    up_nbytes: int = 0  # sent by all clients to the server
     refusals: Counter[tuple[str, str]] = field(default_factory=Counter)  # by client and reason
 
     def begin(self, number: int) -> None:
@@ -42,7 +42,7 @@ class Traffic:
 
     @property
     def now(self) -> Round:
-        """The present round."""
+        """Current round."""
         return self.rounds[-1]
 
     def sent_down(self, client: str, nbytes: int, kind: str) -> None:
@@ -52,19 +52,19 @@ class Traffic:
         self.down_nbytes += nbytes
 
     def came_up(self, client: str, nbytes: int) -> None:
-        """Count a message from a client, taken or refused."""
+        """Count a message from a client, accepted or refused."""
         self.now.up[client] = self.now.up.get(client, 0) + nbytes
         self.up_nbytes += nbytes
 
     def refuse(self, client: str, reason: str, details: str) -> None:
-        """Note a refused message."""
+        """Count a refused message."""
         if len(self.now.refused) < REFUSED:
             self.now.refused.append((client, reason, details))
         self.refusals[client, reason] += 1
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> Traffic:
-        """What `as_dict` gave."""
+        """Restore the result of `as_dict`."""
         return cls(
             [
                 Round(
@@ -82,7 +82,7 @@ class Traffic:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For a JSON file."""
+        """Return a dictionary for JSON."""
         return {
             "down_nbytes": self.down_nbytes,
             "up_nbytes": self.up_nbytes,

@@ -1,16 +1,16 @@
-"""ZeroFL's uplink masks: what a client sends of a model that it has trained with sparse weights.
+"""ZeroFL's uplink masks: the sparse part of a model trained with sparse weights that a client sends.
 
-    rho = 1 - sparsity + mask_ratio, of every sparse layer; everything of the other tensors
+    rho = 1 - sparsity + mask_ratio, for every sparse layer; other tensors are sent in full
     TopWeights         w_E         on the top-rho of |w_E|          w_{t+1} = sum_k n_k/n w^k
     DiffOnTopWeights   w_E - w_t   on the top-rho of |w_E|          w_{t+1} = w_t + sum_k n_k/n d^k
     TopDiff            w_E - w_t   on the top-rho of |w_E - w_t|    w_{t+1} = w_t + sum_k n_k/n d^k
 
 w_t: the server's weights at the start of a round, w_E: a client's after its local epochs by
-`laconic.sparsity.swat`. What is not sent counts as zero, and is not kept for later. Qiu et al. 2022,
+`laconic.sparsity.swat`. Entries that are not sent count as zero and are dropped. Qiu et al. 2022,
 arXiv:2208.02507 (ZeroFL, ICLR): masks, averages and sizes as in the paper's text; there is no public code.
 
-All three are one wire: zeros are never sent, so a mask is a map from (w_t, w_E) to one tensor, of which
-`sparse(topk(density=rho), indices=golomb())` sends the non-zero entries. It is the mask's `codec`.
+All three share one wire: zeros are never sent, so a mask maps (w_t, w_E) to one tensor whose nonzero entries
+are sent by its `codec`, `sparse(topk(density=rho), indices=golomb())`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ NO_DRAWS = Turn(0, 0, 0)
 
 @dataclass(frozen=True)
 class UplinkMask(ABC):
-    """What is sent of the sparse layers.
+    """Selection of the entries of sparse layers to send.
 
     Args:
-        sparsity: That of the local training, in (0, 1); default: 0.9.
+        sparsity: Sparsity of the local training, in (0, 1); default: 0.9.
         mask_ratio: Share of entries to send beyond 1 - sparsity, in [0, sparsity]; default: 0.1. With
-            `sparsity` everything is sent.
+            mask_ratio = sparsity all entries are sent.
 
     Raises:
         SpecError: One of them is out of range.
@@ -54,38 +54,38 @@ class UplinkMask(ABC):
     sparsity: float = 0.9
     mask_ratio: float = 0.1
 
-    additive: ClassVar[bool]  # whether the server adds to its weights, or takes the average in their place
+    additive: ClassVar[bool]  # whether the server adds the average to its weights, or replaces them by it
 
     def __post_init__(self) -> None:
         arguments.number("sparsity", self.sparsity, above=0, below=1)
-        hint = "it is added to 1 - sparsity, and everything is 1"
+        hint = "the share sent is 1 - sparsity + mask_ratio, at most 1"
         arguments.number("mask_ratio", self.mask_ratio, least=0, most=self.sparsity, hint=hint)
 
     @property
     def density(self) -> float:
-        """The share rho of a sparse layer's entries that is sent."""
+        """Share rho of a sparse layer's entries that is sent."""
         return min(1.0, round(1 - self.sparsity + self.mask_ratio, 12))
 
     @property
     def codec(self) -> Sparse:
-        """The codec of what is sent."""
+        """Codec of the sparse layers."""
         return Sparse(TopK(density=self.density), indices=GOLOMB)
 
     @abstractmethod
     def content(self, start: Tensor, end: Tensor, segments: Segments) -> Tensor:
-        """The tensor whose non-zero entries are sent.
+        """Return the tensor whose nonzero entries are sent.
 
         Args:
             start: The server's weights w_t, float32 (n,).
             end: The client's weights w_E, float32 (n,).
-            segments: The layers in them, each masked by itself.
+            segments: The sparse layers, each masked alone.
 
         Returns:
-            float32 (n,), of which only the segments matter.
+            float32 (n,); entries outside the segments are ignored.
         """
 
     def rest(self, start: Tensor, end: Tensor) -> Tensor:
-        """What is sent of all other tensors: their weights, or the differences."""
+        """Return the values to send of all other tensors: their weights, or the differences."""
         return end - start if self.additive else end
 
 
@@ -101,7 +101,7 @@ class TopWeights(UplinkMask):
 
 @dataclass(frozen=True)
 class DiffOnTopWeights(UplinkMask):
-    """Diff on Top-K-Weights: how far the largest weights have moved."""
+    """Diff on Top-K-Weights: the changes of the largest weights."""
 
     additive: ClassVar[bool] = True
 
@@ -119,7 +119,7 @@ class DiffOnTopWeights(UplinkMask):
 
 @dataclass(frozen=True)
 class TopDiff(UplinkMask):
-    """Top-K-Weights Diff: the weights that have moved most, and how far."""
+    """Top-K-Weights Diff: the largest changes."""
 
     additive: ClassVar[bool] = True
 
@@ -128,18 +128,18 @@ class TopDiff(UplinkMask):
 
 
 class Uplink:
-    """The messages of clients to their server, with one mask, for one layout of weights.
+    """Encoder and decoder of clients' messages, with one mask, for one layout of weights.
 
-    Wire: all tensors that are not sparse, float32, in the layout's order; then one message of `mask.codec`
-    with the sparse ones. Buffers such as BatchNorm's can be among the first.
+    Wire: all dense tensors, float32, in the layout's order; then one message of `mask.codec` with the sparse
+    tensors. The dense tensors may include buffers, such as BatchNorm's.
 
     Args:
         mask: `TopWeights`, `DiffOnTopWeights` or `TopDiff`.
-        layout: Where each tensor lies in a flat vector of n weights.
-        sparse: Names of those trained sparse: `Swat.weights`.
+        layout: Positions of the tensors in a flat vector of n weights.
+        sparse: Names of the tensors trained sparse: `Swat.weights`.
 
     Raises:
-        SpecError: A sparse name is not in the layout, or there is none.
+        SpecError: A sparse name is not in the layout, or `sparse` is empty.
 
     >>> layout = Layout.of([("weight", (2, 4)), ("bias", (2,))])
     >>> uplink = Uplink(TopDiff(sparsity=0.75, mask_ratio=0.0), layout, ["weight"])
@@ -151,9 +151,9 @@ class Uplink:
 
     def __init__(self, mask: UplinkMask, layout: Layout, sparse: Collection[str]) -> None:
         if missing := sorted(set(sparse) - set(layout.names)):
-            raise SpecError(f"sparse: the layout has no {missing[0]!r}; give the names of Swat.weights")
+            raise SpecError(f"sparse: the layout has no {missing[0]!r}; pass the names of Swat.weights")
         if not sparse:
-            raise SpecError("sparse: no tensor is masked; give the names of Swat.weights")
+            raise SpecError("sparse: no tensor is masked; pass the names of Swat.weights")
         self.mask, self.layout = mask, layout
         masked = layout.named(sparse)
         rest = layout.where(lambda entry: entry.name not in frozenset(sparse))
@@ -161,33 +161,33 @@ class Uplink:
         self._wires = LayoutCodec((Part(rest, Dense()), Part(masked, mask.codec)))
 
     def encode(self, start: Tensor, end: Tensor) -> Tensor:
-        """A client's message, uint8 (m,), from w_t and w_E, both float32 (n,) and finite."""
+        """Encode a client's message, uint8 (m,), from w_t and w_E, both float32 (n,) and finite."""
         content, x = self.mask.content(start, end, self._masked), self.mask.rest(start, end).clone()
         for own, sent in zip(self._masked.views(x), self._masked.views(content), strict=True):
             own.copy_(sent)
         return self._wires.encode(x, NO_DRAWS)
 
     def decode(self, wire: Tensor) -> Tensor:
-        """What a message holds, float32 (n,), with zeros where nothing was sent. Raises `WireError`."""
+        """Decode a message to float32 (n,), with zeros for entries not sent. Raises `WireError`."""
         out = torch.zeros(self.layout.segments.end, dtype=torch.float32, device="cpu")
         return self._wires.decode_add_(wire, out, NO_DRAWS.step)
 
     def next_weights(self, start: Tensor, wires: Sequence[Tensor], examples: Sequence[int]) -> Tensor:
-        """The server's weights w_{t+1}, float32 (n,), from w_t and one message a client.
+        """Return the server's weights w_{t+1}, float32 (n,), from w_t and one message per client.
 
         Args:
             start: w_t, float32 (n,).
             wires: The messages, summed in this order.
-            examples: How many examples each client has trained on.
+            examples: Number of training examples of each client.
 
         Raises:
-            SpecError: No message, or one client without examples.
-            WireError: A message that no client can have made.
+            SpecError: There is no message, or a client has no examples.
+            WireError: A message is invalid.
         """
         if len(wires) != len(examples) or min(examples, default=0) < 1:
             raise SpecError(
                 f"examples must be 1 or more for each message, got {[*examples]} for {len(wires)}"
-                " messages: leave out clients that did not train"
+                " messages: omit clients that did not train"
             )
         total, mean = sum(examples), torch.zeros_like(start)
         for wire, count in zip(wires, examples, strict=True):
@@ -196,7 +196,7 @@ class Uplink:
 
 
 def csr_nbytes(shapes: Mapping[str, Sequence[int]], sparse: Collection[str], density: float) -> int:
-    """Bytes of one message as the paper counts them: every tensor in CSR, those that are not sparse too.
+    """Return the bytes of one message as the paper counts them: every tensor in CSR, even dense ones.
 
     A tensor is a matrix of shape[0] rows, or of one row: float32 values, an int32 column each, and int32
     row pointers, 8 k + 4 (rows + 1). The paper gives sizes without a formula; this one, over all parameters

@@ -1,6 +1,6 @@
-"""What a reply says beside its arrays, checked before a strategy takes a mean of it.
+"""Checks of a reply's metrics before a strategy averages them.
 
-Flower's strategies end the run where one reply of many has no metrics, or other ones than the rest.
+Flower's strategies end the run if one reply has no metrics, or other metrics than the rest.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from flwr.app import MetricRecord, RecordDict
 
 from laconic.federated.message import Refused
 
-MOST = 2**53  # that float64 counts one by one; sums of such weights are finite
-Signature = tuple[tuple[str, int], ...]  # names of metrics, and how many values: -1 for one that is no list
+MOST = 2**53  # float64 represents all integers up to here; sums of such weights are finite
+Signature = tuple[tuple[str, int], ...]  # names of metrics, and numbers of values: -1 for a scalar
 
 
 def metrics_of(
     content: RecordDict, weighted_by: str | None, loss: str | None = None
 ) -> tuple[str, MetricRecord]:
-    """The name of a reply's one MetricRecord, and the record.
+    """Return the name of a reply's only MetricRecord, and the record.
 
     Raises:
-        Refused: There is another number of them, a value is not finite, the weight is not above 0, the loss,
-            whose power weighs a reply in q-FedAvg, is below 0, or one of the two is more than `MOST`.
+        Refused: There is not exactly one record, a value is not finite, the weight is not above 0, the loss,
+            whose power weights a reply in q-FedAvg, is below 0, or weight or loss is above `MOST`.
     """
     records = list(content.metric_records.items())
     if len(records) != 1:
@@ -49,11 +49,11 @@ def metrics_of(
 
 
 def signature(name: str, metrics: Mapping[str, Any]) -> tuple[str, Signature]:
-    """What must be the same in all replies."""
+    """Return the names and lengths that must be the same in all replies."""
     lengths = {key: len(value) if isinstance(value, list) else -1 for key, value in metrics.items()}
     return name, tuple(sorted(lengths.items()))
 
 
 def usual(signatures: Sequence[tuple[str, Signature]]) -> tuple[str, Signature] | None:
-    """What most replies say; of several equally common ones the first."""
+    """Return the most common signature; of several, the first."""
     return Counter(signatures).most_common(1)[0][0] if signatures else None

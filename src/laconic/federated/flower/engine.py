@@ -1,8 +1,8 @@
-"""Flower's simulation engine, which runs each client in a process of Ray, on one of our schemes.
+"""Schemes in Flower's simulation engine, which runs each client in a Ray process.
 
-Numbered    a strategy that asks the clients that a scheme's sampling names
+Numbered    a strategy that selects the clients of a scheme's sampling
 app_of      a client app of a `Train` function
-simulate    rounds of both, as `federated.rounds.simulate` is in one process
+simulate    rounds with both, as `federated.rounds.simulate` runs in one process
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from laconic.federated.schemes import Scheme
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 CLIENT, ROUND, EXAMPLES = "client", "server-round", "num-examples"
-START_S, POLL_S = 120.0, 0.1  # for all nodes to be there
+START_S, POLL_S = 120.0, 0.1  # time limit and interval of waiting for all nodes
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
@@ -39,7 +39,7 @@ class EngineError(LaconicError):
 
 
 class Numbered(Strategy):
-    """Asks clients by their number: client k is the k-th of the nodes in the order of their ids."""
+    """Strategy that selects clients by number: client k is the k-th node in the order of ids."""
 
     def __init__(
         self, model: Tensors, sampling: Sampling, aggregate: Aggregate, clients: int, seed: int
@@ -54,7 +54,7 @@ class Numbered(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """One message for each client of the round. Raises `EngineError` where nodes are missing."""
+        """Return one message per client of the round. Raises `EngineError` if nodes are missing."""
         nodes = self._nodes(grid)
         self._numbers = {node: number for number, node in enumerate(nodes)}
         self._model = tensors_of(arrays)
@@ -68,14 +68,14 @@ class Numbered(Strategy):
         until = time.monotonic() + START_S
         while len(nodes := sorted(grid.get_node_ids())) < self._clients:
             if time.monotonic() > until:
-                raise EngineError(f"{len(nodes)} of {self._clients} nodes were there after {START_S:g} s")
+                raise EngineError(f"{len(nodes)} of {self._clients} nodes were connected after {START_S:g} s")
             time.sleep(POLL_S)
         return nodes
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The scheme's mean, over clients in the order of their numbers."""
+        """Aggregate by the scheme's mean, over clients in the order of their numbers."""
         came, self.failed = {}, {}
         for reply in replies:
             number = self._numbers[reply.metadata.src_node_id]
@@ -92,21 +92,21 @@ class Numbered(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """No client tests: the server does."""
+        """Return no messages: the server evaluates."""
         return ()
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         return None
 
     def summary(self) -> None:
-        """Flower asks for it when a run begins."""
+        """Do nothing; Flower calls it when a run starts."""
 
 
 def app_of(train: Train, folder: Path) -> ClientApp:
-    """A client app whose clients train by this function and keep their memory in this folder.
+    """Return a client app that trains with this function and stores clients' memory in this folder.
 
     Args:
-        train: It travels to the engine's processes by pickle.
+        train: Sent to the engine's processes by pickle.
         folder: See `laconic.federated.mod`.
     """
 
@@ -138,25 +138,25 @@ def simulate(
     seed: int = 0,
     cores: Mapping[str, float] | None = None,
 ) -> None:
-    """Train for so many rounds in Flower's engine. Clients get the first model by message, not by seed.
+    """Train for `rounds` rounds in Flower's engine. Clients get the first model by message, not by seed.
 
     Args:
         model: The first model.
-        train: Trains one client's copy of the model for one round; it must go through pickle.
-        scheme: What goes up and down, and how updates become a model.
+        train: Trains one client's copy of the model for one round; must be picklable.
+        scheme: Codecs of both directions and aggregation.
         tell: Called after each round, in a thread of the engine.
-        folder: For what clients hold back, a file each.
-        clients: How many there are, each a node.
-        sampling: Who takes part.
-        rounds: How many.
-        seed: Of who takes part and of random codecs.
-        cores: What Ray gives one client, such as {"num_cpus": 1}.
+        folder: Folder of the clients' residuals, one file each.
+        clients: Number of clients, each a node.
+        sampling: Chooses the clients of a round.
+        rounds: Number of rounds.
+        seed: Seed of the sampling and of random codecs.
+        cores: Ray's resources per client, such as {"num_cpus": 1}.
 
     Raises:
         EngineError: The engine ended before the last round.
     """
     os.environ.update(QUIET)
-    from flwr.simulation import run_simulation  # it takes a second, as Ray is imported
+    from flwr.simulation import run_simulation  # a slow import, as it imports Ray
 
     numbered = Numbered(model, sampling, scheme.aggregate, clients, seed)
     strategy = Compressed(

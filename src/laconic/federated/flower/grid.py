@@ -1,6 +1,6 @@
-"""The server's end: a grid that encodes what a strategy sends and decodes what it gets.
+"""Server side: a grid that encodes a strategy's messages and decodes the replies.
 
-A strategy sees plain arrays, and never a reply that it could stumble on: such a one becomes an error reply.
+The strategy sees only plain arrays. Replies that could make it fail become error replies.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ ACTIONS = ("train", "evaluate")
 
 
 class CompressingGrid(Grid):
-    """A grid whose `send_and_receive` speaks with clients that have `laconic.federated.mod`.
+    """Grid whose `send_and_receive` exchanges compressed messages with clients of `laconic.federated.mod`.
 
-    `push_messages` and `pull_messages` are those of the wrapped grid: what they carry is not compressed.
+    `push_messages` and `pull_messages` are those of the wrapped grid and do not compress.
 
     Args:
-        grid: Which carries the messages.
-        serve: Makes the server of the first model.
-        weighted_by: The metric that weighs replies, which must be above 0; None: none is asked for.
-        loss: The metric whose power weighs replies, which must not be below 0; None: none is asked for.
-        least_nodes: Node ids are told when so many nodes are connected.
-        trained: Called when a round of training is over.
+        grid: The grid that carries the messages.
+        serve: Creates the server from the first model.
+        weighted_by: Metric that weights replies, which must be above 0; None: no check.
+        loss: Metric whose power weights replies, which must not be below 0; None: no check.
+        least_nodes: Node ids are returned once this many nodes are connected.
+        trained: Called when a round of training is complete.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class CompressingGrid(Grid):
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Ids of the nodes that are connected.
+        """Return the ids of the connected nodes.
 
-        FedAvg takes a share of these before it waits for its `min_available_nodes`: a share of those that
-        happened to be early. So it is here that we wait.
+        FedAvg samples from these before it waits for its `min_available_nodes`, so it would sample only from
+        the nodes that connected early. Therefore this method waits.
         """
         while len(ids := list(self._grid.get_node_ids())) < self._least_nodes:
-            log(INFO, "laconic: waits for nodes: %d connected, %d needed", len(ids), self._least_nodes)
+            log(INFO, "laconic: waiting for nodes: %d connected, %d needed", len(ids), self._least_nodes)
             time.sleep(POLL_S)
         return ids
 
@@ -95,7 +95,7 @@ class CompressingGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages encoded, and return the replies decoded, in the order of their nodes' ids.
+        """Send encoded messages, and return the decoded replies in the order of their nodes' ids.
 
         Raises:
             SpecError: The strategy sends different models to different nodes, several ArrayRecords in one
@@ -131,7 +131,7 @@ class CompressingGrid(Grid):
         try:
             key, record = only_arrays(message.content)
         except Refused as error:
-            raise SpecError(f"compressed() takes strategies that send one model: {error}") from error
+            raise SpecError(f"compressed() supports strategies that send one model: {error}") from error
         self._publish(record, first)
         return self._coded(message, key)
 
@@ -140,7 +140,7 @@ class CompressingGrid(Grid):
         if arrays == self._last:
             return
         if not first:
-            raise SpecError("compressed() takes strategies that send all nodes of a round the same model")
+            raise SpecError("compressed() supports strategies that send all nodes of a round the same model")
         tensors = tensors_of(record)
         if self.server is None:
             self.server = self._serve(tensors)
@@ -167,7 +167,7 @@ class CompressingGrid(Grid):
         return Asked(message, key, coded)
 
     def _again(self, replies: list[Message], asked: dict[int, Asked], until: float | None) -> list[Message]:
-        """Send the whole model to those who have lost theirs."""
+        """Send the whole model to clients that lost theirs."""
         kept, lost = [], []
         for reply in replies:
             node = reply.metadata.src_node_id
@@ -179,7 +179,7 @@ class CompressingGrid(Grid):
         if not lost or (left is not None and left <= 0):
             return replies
         for node in lost:
-            log(INFO, "laconic: node %s has lost its model and gets it whole", node)
+            log(INFO, "laconic: node %s lost its model: the whole model is sent", node)
             self._made().forget(str(node))
             asked[node] = self._coded(asked[node].plain, asked[node].key)
         return kept + list(self._grid.send_and_receive([asked[node].coded for node in lost], timeout=left))

@@ -1,10 +1,11 @@
-"""The client's end: a mod, which lets the app see plain arrays.
+"""Client side: a mod, so that the app sees plain arrays.
 
-    receive   the wire  -> the model, for the app          (train and evaluate)
-    reply     the app's model -> the wire of its update    (train)
-              a note that this version is held             (evaluate)
+receive   the wire  -> the model, for the app          (train and evaluate)
+reply     the app's model -> the wire of its update    (train)
+                        a report that this version is held         (evaluate)
 
-What must not be lost is in a file by run and node: Flower's own `Context.state` ends with its process.
+          The client's state is stored in a file per run and node: Flower's own `Context.state` ends with
+          its process.
 """
 
 from __future__ import annotations
@@ -39,23 +40,23 @@ from laconic.federated.form import Form
 from laconic.federated.memory import KEEP_DAYS, InFile
 from laconic.federated.message import NeedsWhole, Refused
 
-SMALL = Layout.of([("w", (1, 1))])  # a model that tells whether a spec can be used
+SMALL = Layout.of([("w", (1, 1))])  # a test model to check whether a spec is usable
 CallNext = Callable[[Message, Context], Message]
 
 
 def default_folder() -> Path:
-    """$XDG_STATE_HOME/laconic/federated; where that is not set, ~/.local/state/laconic/federated."""
+    """Return $XDG_STATE_HOME/laconic/federated, or ~/.local/state/laconic/federated if it is not set."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "laconic" / "federated"
 
 
 class Mod:
-    """A client mod. See `laconic.federated.mod`.
+    """Client mod. See `laconic.federated.mod`.
 
-    It holds nothing between messages: a client may be another process each time.
+    It holds no state between messages: each may be handled by a different process.
 
     Raises:
-        SpecError: `up` or `down` is no spec that goes between a client and a server.
+        SpecError: `up` or `down` is not a valid spec between a client and a server.
     """
 
     def __init__(
@@ -74,12 +75,12 @@ class Mod:
         self._up, self._down, self._keep_days = up, down, keep_days
 
     def __call__(self, message: Message, context: Context, call_next: CallNext) -> Message:
-        """Answer a message. What goes wrong here is an error reply with its reason."""
+        """Answer a message. Errors in the mod become an error reply with the reason."""
         secret = [name for name in SECAGG if message.has_content() and name in message.content]
         if secret:
             return _error(
-                "secure aggregation sums masked integers of all clients, and a compressed update is no such"
-                " integer: take laconic.federated.mod() or secaggplus_mod, not both",
+                "secure aggregation sums masked integers of clients, and compressed updates are not integers:"
+                " use laconic.federated.mod() or secaggplus_mod, not both",
                 message,
             )
         if not message.has_content() or not any(map(is_packed, message.content.array_records.values())):
@@ -120,7 +121,7 @@ class Mod:
         if form is None:
             text = memory.load().get("form")
             if text is None:
-                raise NeedsWhole("this client holds no model yet, or has lost its memory")
+                raise NeedsWhole("this client holds no model yet, or lost its memory")
             try:
                 form = Form.read(text)
             except WireError as error:

@@ -1,7 +1,7 @@
-"""Arrays of Flower's messages as tensors, and wires as arrays.
+"""Conversion of Flower's arrays to tensors, and of wires to arrays.
 
-A wire is one array of an `ArrayRecord`: `Array("uint8", (n,), "laconic.v1", bytes)`. To a client that holds
-no model yet the text of the model's form travels beside it, in a `ConfigRecord`.
+A wire is one array of an `ArrayRecord`: `Array("uint8", (n,), "laconic.v1", bytes)`. A client that holds no
+model yet also gets the model's form as text, in a `ConfigRecord`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ STYPE = "laconic.v1"
 WIRE, FORM = (
     "laconic",
     "laconic.form",
-)  # WIRE: an array and, where it has no other name, its record; FORM: a record
-NEEDS_WHOLE = "laconic needs the whole model"  # how a client's error begins that asks for it
+)  # WIRE: an array and, unless it has another name, its record; FORM: a record
+NEEDS_WHOLE = "laconic needs the whole model"  # first words of a client's error that requests it
 SECAGG = ("secaggplus_configs", "secaggplus_state")  # of Flower's secure aggregation
 
 
 def tensors_of(record: ArrayRecord) -> Tensors:
-    """The arrays of a record, on the CPU.
+    """Return the arrays of a record as CPU tensors.
 
     Raises:
-        SpecError: An array is no tensor's: of strings, of another serialisation.
+        SpecError: An array is not a tensor, but strings or another serialisation.
     """
     return {name: _tensor(name, array) for name, array in record.items()}
 
@@ -36,16 +36,16 @@ def _tensor(name: str, array: Array) -> Tensor:
     try:
         return torch.from_numpy(array.numpy())
     except (TypeError, ValueError, OSError, EOFError) as error:
-        raise SpecError(f"array {name!r} ({array.dtype}, {array.stype}) is no tensor: {error}") from error
+        raise SpecError(f"array {name!r} ({array.dtype}, {array.stype}) is not a tensor: {error}") from error
 
 
 def record_of(tensors: Tensors) -> ArrayRecord:
-    """The reverse of `tensors_of`."""
+    """Reverse `tensors_of`."""
     return ArrayRecord({name: Array(value.contiguous().numpy()) for name, value in tensors.items()})
 
 
 def rounded(tensors: Tensors, form: Form) -> Tensors:
-    """A strategy's tensors in the model's dtypes: a mean of integers is no integer."""
+    """Convert a strategy's tensors to the model's dtypes: a mean of integers is not an integer."""
     dtypes = {member.name: member.dtype for member in form.members}
 
     def as_before(name: str, value: Tensor) -> Tensor:
@@ -58,33 +58,33 @@ def rounded(tensors: Tensors, form: Form) -> Tensors:
 
 
 def packed(wire: Tensor) -> ArrayRecord:
-    """A record of a wire uint8 (n,)."""
+    """Return a record with a wire uint8 (n,)."""
     raw = wire.numpy().tobytes()
     return ArrayRecord({WIRE: Array("uint8", (len(raw),), STYPE, raw)})
 
 
 def told(form: Form) -> ConfigRecord:
-    """A record of a model's form."""
+    """Return a record with a model's form."""
     return ConfigRecord({"form": form.text})
 
 
 def is_packed(record: ArrayRecord) -> bool:
-    """Whether a record says that it holds a wire."""
+    """Return whether a record holds a wire."""
     return WIRE in record and record[WIRE].stype == STYPE
 
 
 def unpacked(record: ArrayRecord) -> Tensor:
-    """The wire of a record, uint8 (n,).
+    """Return the wire of a record, uint8 (n,).
 
     Raises:
-        Refused: It holds none, or more than one.
+        Refused: It holds no wire, or more than one.
     """
     if not is_packed(record):
         kinds = sorted({array.stype for array in record.values()})
         raise Refused(
             "not compressed",
-            f"arrays of {', '.join(kinds) or 'no kind'} came instead of {STYPE}: put laconic.federated.mod()"
-            " first into the mods of this client's ClientApp",
+            f"arrays of {', '.join(kinds) or 'no kind'} arrived instead of {STYPE}: put"
+            " laconic.federated.mod() first in the mods of this client's ClientApp",
         )
     array = record[WIRE]
     if len(record) != 1 or array.dtype != "uint8" or tuple(array.shape) != (len(array.data),):
@@ -99,13 +99,13 @@ def _said(record: ArrayRecord) -> str:
 
 
 def form_in(content: RecordDict) -> Form | None:
-    """The form that a message tells, if it tells one. Raises `WireError` if it is none."""
+    """Return a message's form, or None without one. Raises `WireError` if it is invalid."""
     record = content.config_records.get(FORM)
     return None if record is None else Form.read(str(record.get("form")))
 
 
 def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
-    """The name of a message's one ArrayRecord, and the record. Raises `Refused` if there is not one."""
+    """Return the name of a message's only ArrayRecord, and the record; else raise `Refused`."""
     records = list(content.array_records.items())
     if len(records) != 1:
         raise Refused("malformed", f"one ArrayRecord is expected, got {len(records)}")
@@ -113,5 +113,5 @@ def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
 
 
 def nbytes_of(record: ArrayRecord) -> int:
-    """Bytes of its arrays as they travel."""
+    """Return the bytes of a record's arrays as sent."""
     return sum(len(array.data) for array in record.values())

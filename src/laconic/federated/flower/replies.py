@@ -1,7 +1,7 @@
-"""Replies of clients, none of them trusted: decoded for the strategy, or turned into an error reply.
+"""Client replies, which are not trusted: decoded for the strategy, or replaced by an error reply.
 
-A strategy of Flower ends the run where one reply of many is not as the others. Here that reply is refused,
-with its node's id and the reason, counted, and the round goes on.
+Flower's strategies end the run if one of many replies is inconsistent. Here that reply is refused and
+counted, with its node's id and the reason, and the round continues.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from laconic.federated.flower.records import (
 from laconic.federated.message import Refused
 from laconic.federated.server import Server
 
-WITHOUT_MOD = f"""this client cannot read {STYPE!r}: put laconic.federated.mod() first into the mods of its
+WITHOUT_MOD = f"""this client cannot read {STYPE!r}: put laconic.federated.mod() first in the mods of its
  ClientApp""".replace("\n", "")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A message of the strategy, the name of its arrays, and the one that was sent in its place."""
+    """Message of the strategy, the name of its arrays, and the encoded message sent in its place."""
 
     plain: Message
     key: str
@@ -41,7 +41,7 @@ class Asked:
 
     @property
     def node(self) -> int:
-        """Whom it is for."""
+        """Id of the receiving node."""
         return self.plain.metadata.dst_node_id
 
     @property
@@ -58,13 +58,13 @@ def checked(
     loss: str | None,
     others: bool,
 ) -> list[Message]:
-    """The replies as the strategy can take them, in the order of their nodes' ids.
+    """Return the replies in a form safe for the strategy, in the order of their nodes' ids.
 
     Args:
-        asked: What was sent, by node.
-        weighted_by: The metric that weighs a reply, if one does.
-        loss: The metric of a reply of training whose power weighs it, if one does.
-        others: Whether plain messages were sent too, whose replies pass as they are.
+        asked: The sent messages, by node.
+        weighted_by: Metric that weights a reply, or None.
+        loss: Metric of a training reply whose power weights it, or None.
+        others: Whether plain messages were sent too, whose replies pass through unchanged.
     """
     result: list[Message] = []
     agreeing: list[tuple[Message, tuple[str, agreement.Signature]]] = []
@@ -97,7 +97,7 @@ def checked(
 
 
 def _decoded(reply: Message, asked: Asked, server: Server, agrees: bool) -> Message:
-    """The reply with plain arrays. Raises `Refused`, counted."""
+    """Decode the reply to plain arrays. Raises `Refused`, counted."""
     node = str(asked.node)
     try:
         if not agrees:
@@ -137,7 +137,7 @@ def _count(server: Server, reply: Message, error: Refused) -> None:
 
 
 def _failed(reply: Message, asked: Asked, server: Server) -> Message:
-    """An error reply as it is; what a client without the mod says of our bytes is said in plain words."""
+    """Return an error reply unchanged, or with a clear reason if the client lacks the mod."""
     if STYPE not in (reply.error.reason or ""):
         return reply
     error = Refused("not compressed", WITHOUT_MOD)

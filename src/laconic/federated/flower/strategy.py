@@ -1,4 +1,4 @@
-"""A strategy whose messages are compressed: the wrapped one decides all else."""
+"""Strategy with compressed messages: all decisions are the wrapped strategy's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FURTHER = ("min_available_nodes", "weighted_by_key")
 
 
 class Compressed(Strategy):
-    """See `laconic.federated.compressed`. Other attributes are those of the wrapped strategy."""
+    """Wrapper of `laconic.federated.compressed`. Other attributes are those of the wrapped strategy."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Compressed(Strategy):
         if not isinstance(strategy, Strategy):
             raise SpecError(
                 f"a flwr.serverapp.strategy.Strategy is expected, got {type(strategy).__name__}: those of"
-                " flwr.server.strategy, and secure aggregation with them, have other messages"
+                " flwr.server.strategy, and secure aggregation with them, use other messages"
             )
         if isinstance(strategy, Compressed):
             raise SpecError("this strategy is compressed already")
@@ -50,7 +50,7 @@ class Compressed(Strategy):
         self._sampling = _sampling(sampling)
         if self._sampling is not None and self._chooser() is None:
             raise SpecError(
-                f"sampling sets fraction_train, which {type(strategy).__name__} does not have: leave it out"
+                f"sampling sets fraction_train, which {type(strategy).__name__} does not have: omit sampling"
             )
 
         def serve(model: Tensors, buffers: Buffers = buffers) -> Server:
@@ -58,7 +58,7 @@ class Compressed(Strategy):
                 model, up, down, buffers=buffers, max_norm=max_norm, seed=seed, cache_nbytes=cache_nbytes
             )
 
-        # So that a wrong argument shows now, not when nodes are connected. Names of buffers are the model's.
+        # Fail early for invalid arguments, before nodes connect. Buffers may name tensors of the model.
         serve(
             {"w": torch.zeros(1, 1, dtype=torch.float32, device="cpu")},
             buffers if isinstance(buffers, str) else "send",
@@ -74,7 +74,7 @@ class Compressed(Strategy):
 
     @property
     def server(self) -> Server:
-        """The model's server: its state, and the model that clients hold.
+        """Server of the model, with its state and public model.
 
         Raises:
             StateError: No message was sent yet.
@@ -85,7 +85,7 @@ class Compressed(Strategy):
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes by version and node, up and down, and what was refused. Raises `StateError` before a run."""
+        """Bytes by version and node, in both directions, and refusals. Raises `StateError` before a run."""
         return self.server.traffic
 
     def start(
@@ -98,7 +98,7 @@ class Compressed(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """As the wrapped strategy's, on a grid that compresses."""
+        """Run the wrapped strategy on a grid that compresses."""
         chooser = self._chooser()
         before = {} if chooser is None else {name: getattr(chooser, name) for name in CHOICE}
         round_number = 1
@@ -139,7 +139,7 @@ class Compressed(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the wrapped strategy's. Raises `SpecError` on a grid that does not compress."""
+        """Call the wrapped strategy. Raises `SpecError` on a grid that does not compress."""
         self._check_grid(grid)
         return self.strategy.configure_train(server_round, arrays, config, grid)
 
@@ -151,7 +151,7 @@ class Compressed(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the wrapped strategy's. Raises `SpecError` on a grid that does not compress."""
+        """Call the wrapped strategy. Raises `SpecError` on a grid that does not compress."""
         self._check_grid(grid)
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
@@ -164,12 +164,12 @@ class Compressed(Strategy):
     def _check_grid(self, grid: Grid) -> None:
         if not isinstance(grid, CompressingGrid):
             raise SpecError(
-                "a wrapper around compressed(strategy) would send plain models: wrap it the other way round,"
+                "a wrapper around compressed(strategy) would send plain models: reverse the order,"
                 " compressed(wrapper(strategy))"
             )
 
     def _chooser(self) -> Any:
-        """The innermost strategy, if it chooses nodes as FedAvg does."""
+        """Return the innermost strategy, if it chooses nodes as FedAvg does."""
         found = innermost(self.strategy)
         return found if all(hasattr(found, name) for name in (*CHOICE, *FURTHER)) else None
 
@@ -177,5 +177,5 @@ class Compressed(Strategy):
 def _sampling(given: Sampling | str | None) -> Sampling | None:
     found = parse(given) if isinstance(given, str) else given
     if found is not None and not isinstance(found, Sampling):
-        raise SpecError(f"sampling must be one such as falling(0.2, rate=0.05), got {given!r}")
+        raise SpecError(f"sampling must be a sampling such as falling(0.2, rate=0.05), got {given!r}")
     return found

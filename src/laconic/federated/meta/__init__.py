@@ -1,7 +1,7 @@
-"""Meta-learning among agents: one first model from which each new task is learned in few steps.
+"""Meta-learning among agents: one initial model from which each new task is learned in few steps.
 
-Each agent has one task. `PSGA` climbs from the agents' own models to a common one; `Averaging` and
-`MetaGradient` are what it is compared with: the mean of local models, Reptile, and MAML of both orders.
+Each agent has one task. `PSGA` ascends from the agents' models to a common one; the baselines `Averaging` and
+`MetaGradient` are the mean of local models, Reptile, and MAML of first and second order.
 
 >>> import torch
 >>> learner, agents = Learner(Mlp((1, 20, 20, 1))), Sinusoids(count=5)

@@ -1,4 +1,4 @@
-"""The mean of models that agents trained from a common one: FedAvg's, and Reptile's.
+"""Mean of models trained locally from a common one: FedAvg and Reptile.
 
     every round:  w_i = local training from P;  P += step * mean of C(w_i - P)
 
@@ -23,10 +23,9 @@ from laconic.federated.meta.trained import Trained, Work
 
 @dataclass(frozen=True)
 class Averaging:
-    """Rounds of local training and a step to the mean of what came out.
+    """Rounds of local training, each with a step towards the mean of the local models.
 
-    Wire: for each round and agent, one message of `up` (with error feedback where it is biased) and one of
-    `down`.
+    Wire: per round and agent, one message of `up` (with error feedback if it is biased) and one of `down`.
     """
 
     rounds: int = 1
@@ -40,7 +39,7 @@ class Averaging:
         arguments.number("step", self.step, above=0, most=1)
 
     def train(self, learner: Learner, tasks: Tasks, first: Tensor, seed: int = 0) -> Trained:
-        """The meta-model of these agents, from first weights float32 (n,) that all have."""
+        """Train the meta-model of these agents from common initial weights, float32 (n,)."""
         work = Work()
         exchange = Exchange(learner.network.layout, first, tasks.count, self.up, self.down, seed)
         model = first

@@ -1,9 +1,9 @@
-"""Energy of a meta-training: cycles of computing and bits on the air.
+"""Energy of meta-training: computation and radio transmission.
 
     E = flops * cycles/flop * J/cycle + 8 * (up + down bytes) * J/bit
 
-The form is that of P-SGA's abstract and of the literature on learning over wireless links, recalled; the
-constants are assumptions, for a small device on a radio link. What wins depends on them: set yours.
+The form follows P-SGA's abstract and the literature on learning over wireless links, recalled; the constants
+are assumptions for a small device on a radio link. The ranking of methods depends on them: set yours.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from laconic.federated.meta.trained import Trained
 
 @dataclass(frozen=True)
 class Energy:
-    """The prices. All defaults are assumptions, not measurements.
+    """Energy prices. All defaults are assumptions, not measurements.
 
     cycles_per_flop: 1, a scalar core.
     joules_per_cycle: kappa f^2, with the effective capacitance kappa = 1e-28 that this literature uses
@@ -33,13 +33,13 @@ class Energy:
             arguments.number(name, getattr(self, name), least=0)
 
     def computing(self, trained: Trained) -> float:
-        """Joules of all agents' computing."""
+        """Return the energy of all agents' computation, in joules."""
         return trained.flops * self.cycles_per_flop * self.joules_per_cycle
 
     def sending(self, trained: Trained) -> float:
-        """Joules of all messages, both ways."""
+        """Return the energy of all messages, in both directions, in joules."""
         return 8 * (trained.up_nbytes + trained.down_nbytes) * self.joules_per_bit
 
     def joules(self, trained: Trained) -> float:
-        """Both together."""
+        """Return the total energy."""
         return self.computing(trained) + self.sending(trained)

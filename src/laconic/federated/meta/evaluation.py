@@ -1,4 +1,4 @@
-"""How well new tasks are learned from a meta-model: loss and accuracy after some steps on few examples."""
+"""Few-step evaluation of a meta-model: loss and accuracy on new tasks after steps on few examples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = (0, 1, 5, 10)
 
 @dataclass(frozen=True)
 class FewStep:
-    """After so many steps: the mean loss over tasks, and the share of right labels (None in a regression)."""
+    """Mean loss over tasks and share of right labels (None for a regression) after `steps` steps."""
 
     steps: tuple[int, ...]
     loss: tuple[float, ...]
@@ -35,15 +35,15 @@ def few_step(
     lr: float = 0.01,
     steps: Sequence[int] = STEPS,
 ) -> FewStep:
-    """Gradient descent on `shots` examples of each new task, all in every step; tested on `queries` others.
+    """Descend on `shots` examples of each new task, all in every step, and test on `queries` others.
 
     Args:
         weights: The meta-model, float32 (n,).
-        shots, queries: Examples of each task; of each class of it, where tasks have classes.
+        shots, queries: Examples per task, or per class if tasks have classes.
     """
     arguments.number("lr", lr, above=0)
     if not steps or min(steps) < 0:
-        raise SpecError(f"steps must be numbers of steps, 0 or more, got {tuple(steps)}")
+        raise SpecError(f"steps must be integers of at least 0, got {tuple(steps)}")
     support, (x, y) = tasks.episode(0, shots, queries)
     at = weights.repeat(tasks.count, 1)
     losses, rights = {}, {}

@@ -1,11 +1,11 @@
-"""Messages of a meta-training's rounds: every agent speaks to the server, and the server to all agents.
+"""Messages of meta-training: in each round, every agent sends to the server, and the server to all agents.
 
-    state      H_i += C(v_i - H_i)               H_i: what the server knows of agent i; what C lost stays
-                                                 in the difference (EF21, arXiv:2106.05203)
-    update     x_i = e_i + u_i; send C(x_i); e_i = x_i - C(x_i)            error feedback, of biased codecs
-    answer     P += C(c - P)                     P: what all agents hold
+        state      H_i += C(v_i - H_i)               H_i: the server's copy of agent i; the loss of C stays
+                                                     in the difference (EF21, arXiv:2106.05203)
+        update     x_i = e_i + u_i; send C(x_i); e_i = x_i - C(x_i)            error feedback, for biased
+        codecs answer     P += C(c - P)                     P: the public model, held by all agents
 
-A lossless codec sends v_i and c themselves. H_i and P begin with the first model, which all have.
+A lossless codec sends v_i and c themselves. H_i and P start with the common first model.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from laconic.federated.coding import Coding
 
 
 class Exchange:
-    """The messages between a server and its agents; holds what both sides remember.
+    """Messages between a server and its agents, with the state of both sides.
 
     up_nbytes, down_nbytes: bytes of all messages so far, as encoded; an answer counts once for each agent.
 
     Args:
-        layout: of the weights, n elements.
-        first: float32 (n,), the first model, the same on all sides.
-        agents: how many there are.
-        up, down: specs or codecs, as `compress` takes them.
-        seed: of codecs that round at random.
+        layout: Layout of the weights, n elements.
+        first: The common first model, float32 (n,).
+        agents: Number of agents.
+        up, down: Specs or codecs, as for `compress`.
+        seed: Seed of random codecs.
     """
 
     def __init__(self, layout: Layout, first: Tensor, agents: int, up: Any, down: Any, seed: int = 0) -> None:
-        self._states = Coding.down(up, layout)  # damped, as a difference to a copy must be
+        self._states = Coding.down(up, layout)  # damped, as it codes a difference to a copy
         self._updates = Coding.up(up, layout)
         self._down = Coding.down(down, layout)
         self._seed = seed
@@ -45,14 +45,14 @@ class Exchange:
         self.up_nbytes = self.down_nbytes = 0
 
     def states(self, values: Tensor, step: int) -> Tensor:
-        """What the server knows of the agents' models (a, n) after a message of each."""
+        """Send one message per agent and return the server's copies of their models, (a, n)."""
         for rank, value in enumerate(values):
             self.copies[rank], nbytes = _sent(self._states, value, self.copies[rank], self._turn(step, rank))
             self.up_nbytes += nbytes
         return self.copies
 
     def updates(self, values: Tensor, step: int) -> Tensor:
-        """What the server reads of the agents' updates (a, n)."""
+        """Send the agents' updates (a, n) and return them as decoded by the server."""
         coding, read = self._updates, torch.zeros_like(values)
         for rank, value in enumerate(values):
             turn = self._turn(step, rank)
@@ -66,10 +66,10 @@ class Exchange:
         return read
 
     def answer(self, centre: Tensor, step: int, number: float | None = None) -> float:
-        """Tell all agents the centre (n,), which becomes `public`, and a number if there is one, as float32.
+        """Send the centre (n,), which becomes `public`, and optionally a float32 number to all agents.
 
         Returns:
-            The number as agents read it.
+            The number as the agents decode it.
         """
         turn = self._turn(step, len(self.copies))
         self.public, nbytes = _sent(self._down, centre, self.public, turn)
@@ -82,7 +82,7 @@ class Exchange:
 
 
 def _sent(coding: Coding, value: Tensor, known: Tensor, turn: Turn) -> tuple[Tensor, int]:
-    """What the other side knows after one message, and the message's bytes."""
+    """Send one message; return the other side's new copy and the message's bytes."""
     if coding.lossless:
         wire = coding.encode(value, turn)
         return coding.decode_add_(wire, torch.zeros_like(value), turn.step), wire.numel()

@@ -1,6 +1,6 @@
-"""The same small network for all agents at once: one row of weights for each agent, batched products.
+"""Small network for all agents at once: one row of weights per agent, batched products.
 
-Rows do not touch: the gradient of the sum of the agents' losses holds each agent's own gradient in its row.
+Rows are independent: the gradient of the sum of the losses holds each agent's gradient in its row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Mlp:
-    """Dense layers of these widths with ReLU between them; weights lie flat, (in, out) before bias (out,).
+    """Dense layers of these widths with ReLU between them; flat weights, (in, out) before bias (out,).
 
     >>> Mlp((1, 40, 40, 1)).layout.numel
     1761
@@ -35,7 +35,7 @@ class Mlp:
 
     def __post_init__(self) -> None:
         if len(self.widths) < 2:
-            raise SpecError(f"widths must name at least an input and an output, got {self.widths}")
+            raise SpecError(f"widths must have at least an input and an output, got {self.widths}")
         for width in self.widths:
             arguments.whole("widths", width, 1)
 
@@ -48,7 +48,7 @@ class Mlp:
         return Layout.of(tensors)
 
     def first(self, seed: int = 0) -> Tensor:
-        """First weights, float32 (n,): uniform within 1 / sqrt(in), as `torch.nn.Linear` has them."""
+        """Draw initial weights, float32 (n,), uniform within 1 / sqrt(in), as `torch.nn.Linear` does."""
         rng = torch.Generator("cpu").manual_seed(seed)
         bounds = [1 / math.sqrt(inside) for inside, _ in pairwise(self.widths) for _ in range(2)]
         parts = [
@@ -58,7 +58,7 @@ class Mlp:
         return torch.cat(parts)
 
     def __call__(self, weights: Tensor, x: Tensor) -> Tensor:
-        """Outputs (a, b, out) of agents' weights (a, n) for inputs (a, b, in)."""
+        """Return outputs (a, b, out) of agents' weights (a, n) for inputs (a, b, in)."""
         parts = torch.split(weights, [entry.numel for entry in self.layout], dim=1)
         for i, (inside, outside) in enumerate(pairwise(self.widths)):
             matrix = parts[2 * i].view(-1, inside, outside)
@@ -67,28 +67,28 @@ class Mlp:
 
 
 def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
-    """Mean squared errors (a,) of outputs (a, b, o) and targets (a, b, o)."""
+    """Return mean squared errors (a,) of outputs (a, b, o) and targets (a, b, o)."""
     return (outputs - y).square().mean(dim=(1, 2))
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropies (a,) in nats of logits (a, b, classes) and labels int64 (a, b)."""
+    """Return mean cross-entropies (a,) in nats of logits (a, b, classes) and labels int64 (a, b)."""
     return functional.cross_entropy(outputs.transpose(1, 2), y, reduction="none").mean(dim=1)
 
 
 @dataclass(frozen=True)
 class Learner:
-    """A network and its loss, for all agents at once."""
+    """Network and loss, for all agents at once."""
 
     network: Mlp
     loss: Loss = squared_error
 
     def losses(self, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Each agent's loss, (a,), with weights (a, n) on its batch."""
+        """Return each agent's loss, (a,), with weights (a, n) on its batch."""
         return self.loss(self.network(weights, x), y)
 
     def gradients(self, weights: Tensor, x: Tensor, y: Tensor, *, create_graph: bool = False) -> Tensor:
-        """Each agent's gradient, (a, n). With `create_graph` it can be differentiated again."""
+        """Return each agent's gradient, (a, n). With `create_graph` it can be differentiated again."""
         if not weights.requires_grad:
             weights = weights.detach().requires_grad_()
         with torch.enable_grad():
@@ -104,7 +104,7 @@ class Learner:
         steps: int,
         lr: float,
     ) -> Tensor:
-        """d f(w - lr grad f(w; support) - ...; query) / dw of each agent, (a, n), through all steps."""
+        """Return d f(w - lr grad f(w; support) - ...; query) / dw per agent, (a, n), through all steps."""
         weights = start = first.detach().requires_grad_()
         with torch.enable_grad():
             for _ in range(steps):
@@ -120,7 +120,7 @@ class Learner:
         steps: int,
         lr: float,
     ) -> Tensor:
-        """The same without second derivatives: the gradient (a, n) on the query where inner steps end."""
+        """Return the query's gradients (a, n) after the inner steps, without second derivatives."""
         weights = first
         for _ in range(steps):
             weights = weights - lr * self.gradients(weights, *support)
@@ -128,7 +128,7 @@ class Learner:
 
 
 def clipped(gradients: Tensor, most: float | None) -> Tensor:
-    """Rows (a, n) shortened to the norm `most` where they are longer; None: as they are."""
+    """Scale rows (a, n) that are longer than `most` to this norm; None: no clipping."""
     if most is None:
         return gradients
     norms = gradients.norm(dim=1, keepdim=True)

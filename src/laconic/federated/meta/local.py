@@ -1,4 +1,4 @@
-"""Local models: each agent trains on its own task alone, from a model that all have."""
+"""Local models: each agent trains on its task alone, from a common model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from laconic.federated.meta.trained import Work
 
 @dataclass(frozen=True)
 class Local:
-    """Steps of SGD with momentum, m = momentum m + clip(g), w -= lr m; m is 0 at the first of them.
+    """Steps of SGD with momentum, m = momentum m + clip(g), w -= lr m, from m = 0.
 
-    batch: examples of a step. clip: the most norm of a gradient; None: as it is.
+    batch: examples per step. clip: largest norm of a gradient; None: no clipping.
     """
 
     steps: int = 1000
@@ -34,7 +34,7 @@ class Local:
             arguments.number("clip", self.clip, above=0)
 
     def train(self, learner: Learner, tasks: Tasks, weights: Tensor, work: Work, begin: int = 0) -> Tensor:
-        """The agents' models (a, n), trained from weights (a, n) on the batches from step `begin` on."""
+        """Train the agents' models (a, n) from weights (a, n) on the batches from step `begin`."""
         speed = weights.new_zeros(weights.shape)
         for step in range(begin, begin + self.steps):
             x, y = tasks.batch(step, self.batch)

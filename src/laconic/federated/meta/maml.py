@@ -1,10 +1,10 @@
-"""MAML among agents, of second and of first order (Finn et al. 2017, arXiv:1703.03400).
+"""MAML among agents, of second and first order (Finn et al. 2017, arXiv:1703.03400).
 
     every round:  g_i = d f_i(P - lr grad f_i(P; support); query) / dP    agent i, through `steps` inner steps
                   P = Adam(P, mean of C(g_i))                             the server
 
-First order takes the gradient on the query where the inner steps end, without second derivatives. With no
-inner step it is joint training: one model for all tasks.
+First order takes the query's gradient after the inner steps, without second derivatives. Without inner steps
+it is joint training: one model for all tasks.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from laconic.federated.meta.trained import Trained, Work
 class MetaGradient:
     """Rounds of meta-gradients.
 
-    Wire: for each round and agent, one message of `up` (with error feedback where it is biased) and one of
-    `down`.
+    Wire: per round and agent, one message of `up` (with error feedback if it is biased) and one of `down`.
 
     Args:
         rounds: Steps of the server's Adam.
         order: 2: MAML; 1: first-order MAML.
-        inner_lr, inner_steps: Of the agents' descent; 0 steps: joint training.
-        outer_lr: Of Adam.
+        inner_lr, inner_steps: Learning rate and steps of the agents' descent; 0 steps: joint training.
+        outer_lr: Learning rate of Adam.
         shots, queries: Examples of the inner and the outer gradient.
     """
 
@@ -57,7 +56,7 @@ class MetaGradient:
         arguments.whole("queries", self.queries, 1)
 
     def train(self, learner: Learner, tasks: Tasks, first: Tensor, seed: int = 0) -> Trained:
-        """The meta-model of these agents, from first weights float32 (n,) that all have."""
+        """Train the meta-model of these agents from common initial weights, float32 (n,)."""
         work = Work()
         exchange = Exchange(learner.network.layout, first, tasks.count, self.up, self.down, seed)
         model = first.clone()

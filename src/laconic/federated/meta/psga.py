@@ -1,4 +1,4 @@
-"""P-SGA: climb back from the agents' own models until they agree (GLOBECOM 2021, arXiv:2105.14772).
+"""P-SGA: ascend from the agents' own models until they agree (GLOBECOM 2021, arXiv:2105.14772).
 
     theta_i = agent i's own model
     for k = 0..K-1:
@@ -7,9 +7,9 @@
         theta_i = projection of v_i on ball(c, r_k)       r_k = r (1 - (k + 1) / K)^power, 0 at the last
     meta-model = c
 
-A reconstruction: of the paper only the abstract was available, which gives local models first, then projected
-stochastic gradient ascent from them, without Hessian and without a double loop. The set that is projected on,
-its radius, the clipping, the server and all step sizes are ours.
+A reconstruction from the abstract, which describes local models, then projected stochastic gradient ascent
+from them, without a Hessian and without a double loop. The projection set, its radius, the clipping, the
+server and all step sizes are ours.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from laconic.federated.meta.trained import Trained, Work
 
 @dataclass(frozen=True)
 class PSGA:
-    """Projected stochastic gradient ascent, of our reconstruction.
+    """Projected stochastic gradient ascent, as reconstructed.
 
-    Wire: up, every round and agent, one message of `up`; down, one of `down` and the radius, float32.
+    Wire: per round and agent, one message of `up`, and one of `down` with the radius, float32.
 
     Args:
         rounds: K.
         eta: Step of the ascent.
-        radius: r, in units of the farthest agent's distance from the first centre: with 1, the first
-            projections bind few agents.
-        power: How the radius falls: 1 by equal amounts.
-        clip: The most norm of an ascent's gradient: the loss has no maximum.
-        batch: Examples of an ascent's step.
-        up, down: Specs or codecs. Lossy ones code the difference to what the other side knows.
-        local: How local models are trained before.
+        radius: r, in units of the largest distance of an agent from the first centre: with 1, the first
+            projections move few agents.
+        power: Exponent of the radius; 1 decreases it linearly.
+        clip: Largest norm of an ascent's gradient: the loss has no maximum.
+        batch: Examples per step of ascent.
+        up, down: Specs or codecs. Lossy ones encode the difference to the other side's copy.
+        local: Local training before the ascent.
 
     Raises:
-        SpecError: A number is outside its limits.
+        SpecError: A number is outside its range.
     """
 
     rounds: int = 50
@@ -62,13 +62,13 @@ class PSGA:
     def __post_init__(self) -> None:
         arguments.whole("rounds", self.rounds, 1, hint="K rounds of ascent")
         arguments.number("eta", self.eta, above=0, hint="descend with Averaging")
-        arguments.number("radius", self.radius, above=0, hint="in a ball of radius 0 nobody climbs")
+        arguments.number("radius", self.radius, above=0, hint="radius 0 allows no ascent")
         arguments.number("power", self.power, above=0)
         arguments.number("clip", self.clip, above=0)
         arguments.whole("batch", self.batch, 1)
 
     def train(self, learner: Learner, tasks: Tasks, first: Tensor, seed: int = 0) -> Trained:
-        """The meta-model of these agents, from first weights float32 (n,) that all have."""
+        """Train the meta-model of these agents from common initial weights, float32 (n,)."""
         work = Work()
         own = self.local.train(learner, tasks, first.repeat(tasks.count, 1), work)
         return self.climb(learner, tasks, first, own, work, seed)
@@ -76,7 +76,7 @@ class PSGA:
     def climb(
         self, learner: Learner, tasks: Tasks, first: Tensor, own: Tensor, work: Work, seed: int = 0
     ) -> Trained:
-        """The same from the agents' own models, float32 (a, n), which cost `work`."""
+        """Train from the agents' models, float32 (a, n), whose cost is `work`."""
         exchange = Exchange(learner.network.layout, first, tasks.count, self.up, self.down, seed)
         agents, unit = own, 0.0
         for k in range(self.rounds):
@@ -94,12 +94,12 @@ class PSGA:
         )
 
     def share(self, k: int) -> float:
-        """r_k in units of the first distance; 0 in the last round."""
+        """Return r_k in units of the first distance; 0 in the last round."""
         return float(self.radius * (1 - (k + 1) / self.rounds) ** self.power)
 
 
 def projected(points: Tensor, centre: Tensor, radius: float) -> Tensor:
-    """The nearest points (a, n) of the ball around the centre (n,) to points (a, n); of radius 0, the centre.
+    """Project points (a, n) onto the ball around the centre (n,); with radius 0, onto the centre.
 
     >>> projected(torch.tensor([[3.0, 4.0], [0.5, 0.0]]), torch.zeros(2), 1.0)
     tensor([[0.6000, 0.8000],
@@ -108,5 +108,5 @@ def projected(points: Tensor, centre: Tensor, radius: float) -> Tensor:
     away = points - centre
     norms = away.norm(dim=1, keepdim=True)
     inside = centre + away * (radius / norms.clamp(min=torch.finfo(norms.dtype).tiny))
-    stays = norms <= (radius if radius > 0 else -1.0)  # a norm can be 0 where squares underflow
+    stays = norms <= (radius if radius > 0 else -1.0)  # a norm is 0 if its squares underflow
     return torch.where(stays, points, inside)

@@ -1,7 +1,7 @@
-"""Few-shot classes made of scikit-learn's digits: a digit at a rotation is a class of its own.
+"""Few-shot classes from scikit-learn's digits: each rotation of a digit is a class.
 
-Four quarter turns of ten digits are 40 classes, of 174 images and more each. The classes of held-out digits
-are never seen by an agent. A turned 0, or an 8 on its head, looks like itself: some tasks cannot be solved.
+Ten digits in four quarter turns are 40 classes of at least 174 images each. Agents never see the classes of
+held-out digits. Some tasks cannot be solved: a rotated 0 or 8 looks like itself.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ TURNS = 4
 
 @dataclass(frozen=True)
 class RotatedDigits:
-    """Agents that each tell `ways` classes apart; images float32 (64,), mean 0 and variance 1 about.
+    """Agents that classify `ways` classes each; images float32 (64,), mean about 0 and variance about 1.
 
-    digits: those whose four rotations are the classes, such as (0, ..., 6) to learn and (7, 8, 9) to test.
+    digits: digits whose rotations are the classes, such as (0, ..., 6) to learn and (7, 8, 9) to test.
 
     Raises:
-        SpecError: No agents, fewer classes than ways, or a digit that is none.
+        SpecError: No agents, fewer classes than ways, or an invalid digit.
     """
 
     count: int
@@ -38,26 +38,26 @@ class RotatedDigits:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        arguments.whole("count", self.count, 1, hint="there is no meta-model without agents")
+        arguments.whole("count", self.count, 1, hint="a meta-model needs agents")
         for digit in self.digits:
             arguments.whole("digits", digit, 0, 9)
         most = TURNS * len(set(self.digits))
         arguments.whole("ways", self.ways, 2, most, hint=f"a digit makes {TURNS} classes")
 
     def classes(self) -> list[list[int]]:
-        """Of each agent, its classes in the order of its labels: 4 * digit + turn."""
+        """Return each agent's classes in the order of its labels: 4 * digit + turn."""
         all_of_them = [TURNS * digit + turn for digit in sorted(set(self.digits)) for turn in range(TURNS)]
         rng = np.random.default_rng([self.seed & 0xFFFFFFFF, 1])
         return [rng.permutation(all_of_them)[: self.ways].tolist() for _ in range(self.count)]
 
     def batch(self, step: int, size: int) -> Batch:
-        """Images float32 (a, size, 64) and labels int64 (a, size); classes take turns."""
+        """Return images float32 (a, size, 64) and labels int64 (a, size), with alternating classes."""
         each = -(-size // self.ways)
         (x, y), _ = self._drawn(step, each, 0)
         return x[:, :size], y[:, :size]
 
     def episode(self, step: int, shots: int, queries: int) -> tuple[Batch, Batch]:
-        """`shots` and `queries` images of each class."""
+        """Return `shots` and `queries` images of each class."""
         arguments.whole("shots", shots, 1)
         arguments.whole("queries", queries, 1)
         return self._drawn(step, shots, queries)
@@ -75,7 +75,7 @@ class RotatedDigits:
                         f" got {chosen}"
                     )
                 rows.append(pool[torch.from_numpy(rng.permutation(len(pool))[:chosen])])
-            images.append(torch.stack(rows, dim=1))  # (chosen, ways, 64): every class in turn
+            images.append(torch.stack(rows, dim=1))  # (chosen, ways, 64): classes alternate
         x = torch.stack(images)
         y = torch.arange(self.ways, dtype=torch.int64, device="cpu").expand(self.count, chosen, self.ways)
         return (
@@ -86,9 +86,9 @@ class RotatedDigits:
 
 @cache
 def _pool() -> dict[int, Tensor]:
-    """The images of every class, float32 (m, 64)."""
+    """Return the images of every class, float32 (m, 64)."""
     require("sklearn", "rotated digits")
-    from sklearn.datasets import load_digits  # takes a second to import, so only here
+    from sklearn.datasets import load_digits  # a slow import, about one second
 
     found, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(((found - 4.88) / 6.02).astype(np.float32)).view(-1, 8, 8)

@@ -20,9 +20,9 @@ AMPLITUDES, PHASES, REACH = (0.1, 5.0), (0.0, math.pi), 5.0
 
 @dataclass(frozen=True)
 class Sinusoids:
-    """Sinusoids of `count` agents, drawn by `seed`. Each agent can draw as many points as it likes.
+    """Sinusoids of `count` agents, drawn from `seed`. Each agent can draw any number of points.
 
-    fresh: other agents meet at every step, as in MAML's own setting; else they stay the same.
+    fresh: whether every step has new agents, as in MAML's setting.
     """
 
     count: int
@@ -30,10 +30,10 @@ class Sinusoids:
     fresh: bool = False
 
     def __post_init__(self) -> None:
-        arguments.whole("count", self.count, 1, hint="there is no meta-model without agents")
+        arguments.whole("count", self.count, 1, hint="a meta-model needs agents")
 
     def batch(self, step: int, size: int) -> Batch:
-        """x and y float32 (a, size, 1)."""
+        """Return x and y, float32 (a, size, 1)."""
         arguments.whole("size", size, 1)
         amplitudes, phases = self.waves(step)
         rng = torch.Generator("cpu").manual_seed(mix(self.seed, step, 2))
@@ -43,14 +43,14 @@ class Sinusoids:
         return x, amplitudes * torch.sin(x - phases)
 
     def episode(self, step: int, shots: int, queries: int) -> tuple[Batch, Batch]:
-        """`shots` points to learn from, and `queries` others."""
+        """Return `shots` points to learn from, and `queries` others."""
         arguments.whole("shots", shots, 1)
         arguments.whole("queries", queries, 1)
         x, y = self.batch(step, shots + queries)
         return (x[:, :shots], y[:, :shots]), (x[:, shots:], y[:, shots:])
 
     def waves(self, step: int = 0) -> tuple[Tensor, Tensor]:
-        """Amplitudes and phases of the agents of a step, float32 (a, 1, 1) each."""
+        """Return amplitudes and phases of the agents of a step, float32 (a, 1, 1) each."""
         rng = torch.Generator("cpu").manual_seed(mix(self.seed, step if self.fresh else 0, 1))
         drawn = torch.rand(2, self.count, 1, 1, generator=rng, dtype=torch.float32, device="cpu")
         low, high = AMPLITUDES

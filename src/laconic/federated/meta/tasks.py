@@ -1,4 +1,4 @@
-"""What a method needs to know of its agents' tasks."""
+"""Interface of the agents' tasks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Tasks(Protocol):
-    """Agents with a task each. What is drawn is a pure function of the step."""
+    """Agents with one task each. Drawn examples are a pure function of the step."""
 
     @property
     def count(self) -> int:
         """Number of agents a."""
 
     def batch(self, step: int, size: int) -> Batch:
-        """`size` examples of each agent's task: inputs (a, size, in) and what belongs to them."""
+        """Return `size` examples of each agent's task: inputs (a, size, in) and targets."""
 
     def episode(self, step: int, shots: int, queries: int) -> tuple[Batch, Batch]:
-        """Examples to learn from and others to be tested on, of each agent's task."""
+        """Return examples to learn from and others to test on, of each agent's task."""

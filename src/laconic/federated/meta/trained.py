@@ -1,4 +1,4 @@
-"""What a meta-training leaves: the meta-model, and what it cost in flops and bytes."""
+"""Result of meta-training: the meta-model, and its cost in flops and bytes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 @dataclass(frozen=True)
 class Trained:
-    """A meta-model and its price.
+    """Meta-model and its cost.
 
-    weights: float32 (n,), what agents hold at the end. agents: float32 (a, n), where each agent stands.
-    up_nbytes, down_nbytes: of all agents' messages together, as encoded. flops: of all agents together.
+    weights: float32 (n,), held by all agents at the end. agents: float32 (a, n), each agent's final model.
+    up_nbytes, down_nbytes: total encoded bytes of all agents. flops: total of all agents.
     """
 
     weights: Tensor
@@ -27,17 +27,17 @@ class Trained:
 
 @dataclass
 class Work:
-    """Counts floating-point operations: those of matrix products, as PyTorch's counter sees them.
+    """Counter of floating-point operations in matrix products, as PyTorch counts them.
 
-    Every kind of step is counted as it runs for the first time, and again by as much whenever it runs: the
-    batches of one kind have one shape.
+    Each kind of step is counted once, in its first run; later runs add the same count, as the batches of one
+    kind have one shape.
     """
 
     flops: int = 0
     _of: dict[str, int] = field(default_factory=dict)
 
     def do(self, kind: str, step: Callable[[], Tensor]) -> Tensor:
-        """Run `step` and add what it costs."""
+        """Run `step` and add its cost."""
         if kind in self._of:
             self.flops += self._of[kind]
             return step()

@@ -1,4 +1,4 @@
-"""Falling: fewer and fewer clients, as DHQC samples them."""
+"""Falling: a share of clients that decays, as DHQC samples them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from laconic.federated.samplings import Sampling
 
 @dataclass(frozen=True, repr=False)
 class Falling(Sampling):
-    """share * exp(-rate * (round - 1)): many clients first, when each round teaches much, and fewer later.
+    """share * exp(-rate * (round - 1)): many clients in the first rounds, which improve most, fewer later.
 
-    Ji et al. 2020, arXiv:2003.09603, from whom DHQC (Jiang et al. 2022, arXiv:2212.14760) has its dynamic
-    sampling: a reconstruction, as only abstracts were at hand. At least two clients take part.
+    Ji et al. 2020, arXiv:2003.09603, the source of the dynamic sampling of DHQC (Jiang et al. 2022,
+    arXiv:2212.14760): a reconstruction from the abstracts. At least two clients are selected.
 
     >>> [Falling(0.2, rate=0.1).count(number, 100) for number in (1, 11, 101)]
     [20, 7, 2]

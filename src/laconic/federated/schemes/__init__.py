@@ -1,4 +1,4 @@
-"""Scheme: what goes up and down, how updates become a model, and who takes part."""
+"""Scheme: codecs of both directions, aggregation of updates, and sampling of clients."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from laconic.federated.server import Server
 
 
 class Scheme(Spec):
-    """One federated method, as one string names it."""
+    """Federated method, named by one string."""
 
     paper: ClassVar[str] = "-"
     status: ClassVar[Status] = "-"
 
     @property
     def up(self) -> Any:
-        """What clients send: a spec that `compress` takes."""
+        """Spec of the clients' updates, for `compress`."""
         return "dense()"
 
     @property
     def down(self) -> Any:
-        """What the server answers; None: the model, or what `up` says."""
+        """Spec of the server's updates; None: the uncompressed model, or as `up` specifies."""
         return None
 
     @property
     def aggregate(self) -> Aggregate:
-        """What makes the next model of the clients' proposals."""
+        """Function that computes the next model from the clients' proposals."""
         return weighted_mean
 
     @property
     def sampling(self) -> Sampling | None:
-        """Who takes part; None: as the run says."""
+        """Sampling of clients; None: the run's."""
         return None
 
     @property
     def max_norm(self) -> float | None:
-        """The norm that an update is clipped to; None: it is not."""
+        """Norm to which updates are clipped; None: no clipping."""
         return None
 
     def server(
@@ -53,7 +53,7 @@ class Scheme(Spec):
         seed: int = 0,
         shared_start: bool = False,
     ) -> Server:
-        """A server of this model. Raises `SpecError` where `up` or `down` need all ranks at once."""
+        """Return a server of this model. Raises `SpecError` if `up` or `down` needs all ranks at once."""
         return Server(
             model,
             self.up,
@@ -66,10 +66,10 @@ class Scheme(Spec):
 
 
 def scheme_of(spec: Any) -> Scheme:
-    """The scheme that a spec stands for: a scheme, or any method, codec or selector, which goes up.
+    """Return the scheme of a spec: a scheme, or any method, codec or selector, used for clients' updates.
 
     Args:
-        spec: a string, or what `parse` returns for one. `stc(down=0.01)` goes both ways.
+        spec: A string, or the result of `parse` for one. `stc(down=0.01)` sets both directions.
 
     Raises:
         SpecError: It is something else, such as a strategy.
@@ -77,10 +77,10 @@ def scheme_of(spec: Any) -> Scheme:
     >>> scheme_of("fedavg()"), scheme_of("topk(density=0.01)")
     (fedavg(), updates(topk(density=0.01)))
     """
-    from laconic.federated.schemes.updates import Updates  # it is a scheme itself
+    from laconic.federated.schemes.updates import Updates  # it imports this module
 
     found = parse(spec) if isinstance(spec, str) else spec
     if isinstance(found, Scheme):
         return found
-    lift(found)  # raises for what no message can carry
+    lift(found)  # raises for specs that no message can carry
     return Updates(found)

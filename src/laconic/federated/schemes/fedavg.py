@@ -1,4 +1,4 @@
-"""FedAvg: clients train alone for a while, and the server averages their models. What others compare with."""
+"""FedAvg: clients train locally, and the server averages their models. The usual baseline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from laconic.federated.schemes import Scheme
 class FedAvg(Scheme):
     """w = sum over clients k of n_k / n * w_k, with n_k examples each.
 
-    McMahan et al. 2017, arXiv:1602.05629. The whole model goes down and up: 4 bytes a parameter each.
+    McMahan et al. 2017, arXiv:1602.05629. The whole model is sent in both directions: 4 bytes per parameter.
     """
 
     name: ClassVar[str] = "fedavg"

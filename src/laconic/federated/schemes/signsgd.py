@@ -1,4 +1,4 @@
-"""signSGD on updates: one bit an entry up, and the majority's sign."""
+"""signSGD on updates: one bit per entry from each client, and a majority vote."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class SignSGD(Scheme):
     """w += median over clients of mean |update| * sign(sum over clients of sign(update)), tensor by tensor.
 
     Bernstein et al. 2018, arXiv:1802.04434 and 1810.05291, on the updates of a round instead of gradients,
-    as in the comparison of Sattler et al. 2019 (arXiv:1903.02891). There the step is a constant rate; ours is
-    the median of the clients' magnitudes, which no single client moves. One bit an entry up, without memory;
-    the model goes down as it is.
+    as in the comparison of Sattler et al. 2019 (arXiv:1903.02891). The paper uses a constant step; ours is
+    the median of the clients' magnitudes, which no single client can move far. Clients send one bit per entry
+    and keep no residual; the model is sent uncompressed.
     """
 
     name: ClassVar[str] = "signsgd"

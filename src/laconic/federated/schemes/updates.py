@@ -1,4 +1,4 @@
-"""Updates: any codec or method up and down, any mean, any sampling."""
+"""Updates: any codec or method in each direction, any mean, any sampling."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ AGGREGATES: dict[str, Aggregate] = {"examples": weighted_mean, "clients": mean, 
 
 @dataclass(frozen=True, repr=False)
 class Updates(Scheme):
-    """Updates go up by one spec and down by another.
+    """Compressed updates, with one spec per direction.
 
-    `up`, `down`: what `compress` takes and needs no other rank, such as stc(density=0.01) or qsgd(levels=7);
-    without `down` the model goes down as it is. `by`: a mean weighted by 'examples', or one that counts each
-    of the 'clients' once, or the sign of the 'majority'. `sampling`: who takes part, such as falling(0.2);
-    default: as the run says. `max_norm`: a longer update is scaled to this norm.
+    `up`, `down`: specs for `compress` that need no other rank, such as stc(density=0.01) or qsgd(levels=7);
+    without `down` the model is sent uncompressed. `by`: a mean weighted by 'examples', a mean in which all
+    'clients' count the same, or the sign of the 'majority'. `sampling`: such as falling(0.2); default: the
+    run's. `max_norm`: norm to which longer updates are scaled.
 
     >>> from laconic.core.spec import parse
     >>> parse("updates(dhqc(density=0.01), dhqc(density=0.01), sampling=falling(0.2))").sampling.count(1, 100)
@@ -43,12 +43,14 @@ class Updates(Scheme):
     )
 
     def __post_init__(self) -> None:
-        lift(self.up)  # raises for what is no spec
+        lift(self.up)  # raises if it is not a spec
         if self.down is not None:
             lift(self.down)
         arguments.choice("updates: by", self.by, get_args(By))
         if self.sampling is not None and not isinstance(self.sampling, Sampling):
-            raise SpecError(f"updates: sampling must be one such as falling(0.2), got {self.sampling!r}")
+            raise SpecError(
+                f"updates: sampling must be a sampling such as falling(0.2), got {self.sampling!r}"
+            )
         if self.max_norm is not None:
             arguments.number("updates: max_norm", self.max_norm, above=0, hint="None clips nothing")
 
