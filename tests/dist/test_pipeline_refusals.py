@@ -95,7 +95,7 @@ def test_baselines_tell_of_nan_too():
 BAD_IDS = [
     (None, "needs the ids", False),
     ([0, 1, 2], "sample ids for a micro-batch of 2", False),
-    ([0, 1, 2, 3, 4, 5, 6, 0], "0 comes 2 times", False),
+    ([0, 1, 2, 3, 4, 5, 6, 0], "must be unique, got 0 2 times", False),
     ([0, 1, 2, 3, 4, 5, 6, SAMPLES], f"0..{SAMPLES - 1}, got {SAMPLES}", False),
     ([0, 1, 2, 3, 4, 5, 6, -1], "got -1", False),
     ([0.5] * 8, "vector of integers", False),

@@ -170,7 +170,7 @@ OWN = RandomSampler(Numbers(), generator=torch.Generator())
 @for_each(
     "make, says",
     [
-        (lambda: batches(4, "ranks", size=6), r"divide their number, 6, got 4: take 3 copies, 8 ranks"),
+        (lambda: batches(4, "ranks", size=6), r"divide their number, 6, got 4: use 3 copies, 8 ranks"),
         (lambda: batches(2, "ranks", size=2, batch=25), r"1\.\.24 for 24 examples among 1 groups.*got 25"),
         (lambda: batches(0, "batch"), "copies must be"),
         (lambda: batches(2, "epochs"), "'ranks' or 'batch'"),
@@ -178,9 +178,9 @@ OWN = RandomSampler(Numbers(), generator=torch.Generator())
         (lambda: batch_augmentation(DataLoader(Numbers(), batch_size=None)), "batch_size="),
         (lambda: batch_augmentation(DataLoader(Numbers(), sampler=SHARD)), "DistributedSampler"),
         (lambda: batch_augmentation(SHARD, batch=2), "DistributedSampler"),
-        (lambda: batch_augmentation(OWN, batch=2, copies=1), "generator of its own"),
+        (lambda: batch_augmentation(OWN, batch=2, copies=1), "its own generator"),
         (lambda: batch_augmentation(Numbers()), "takes a DataLoader or a sampler, got Numbers"),
-        (lambda: batch_augmentation(DataLoader(Numbers(), 2), 1, batch=3), "batch=3 goes with a sampler"),
+        (lambda: batch_augmentation(DataLoader(Numbers(), 2), 1, batch=3), "batch=3 is only for a sampler"),
         (lambda: batch_augmentation(RandomSampler(Numbers()), 1), "batch must be"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Data: which examples belong to whom, which they are, how often each is seen, and rows kept for each."""
+"""Data sets: partitions among clients, sample ids, batch augmentation, and per-sample memory."""
 
 from laconic.data.batch_augmentation import batch_augmentation as batch_augmentation
 from laconic.data.copied_dataset import CopiedDataset as CopiedDataset

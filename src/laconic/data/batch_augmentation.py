@@ -1,8 +1,8 @@
-"""`batch_augmentation`: several independent augmentations of each example in one step.
+"""Batch augmentation: several independent augmentations of each example in one step.
 
-Hoffer et al. 2020, arXiv:1901.09335: a batch of B examples with M copies of each takes as many steps as one
+Hoffer et al. 2020, arXiv:1901.09335: a batch of B examples with M copies each takes as many steps as a batch
 of B, at the same learning rate (copies are correlated, so it is not scaled by M), and generalises better.
-Across ranks, groups of M ranks take the same examples, so that a step reads a M-th of the distinct examples.
+Across ranks, groups of M ranks use the same examples, so that a step reads 1/M of the distinct examples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from laconic.data.copied_dataset import Augment, CopiedDataset
 from laconic.data.copies_sampler import Across, CopiesSampler
 
 DEALT_TWICE = (
-    "a DistributedSampler has dealt its examples to ranks, and batch augmentation deals them itself: give a"
+    "a DistributedSampler already distributes the examples, and batch augmentation does so itself: pass a"
     " loader without sampler=, with shuffle=True, or a sampler of all examples"
 )
 
@@ -67,31 +67,30 @@ def batch_augmentation(
     rank: int | None = None,
     size: int | None = None,
 ) -> DataLoader[Any] | CopiesSampler:
-    """A loader like this one, in which each example comes as `copies` independent augmentations.
+    """Return a loader like this one, with `copies` independent augmentations of each example.
 
-    It deals examples to ranks itself: give the loader that one process would use. Order and augmentation are
-    functions of (seed, epoch, index, copy), whatever the number of worker processes. Each iteration is the
-    next epoch; a resumed run calls `loader.batch_sampler.set_epoch(epoch, start=step)` first, and goes on as
-    if it had never stopped. What does not fill a step on all ranks is left out.
+    It distributes examples to ranks itself: pass the loader that one process would use. Order and
+    augmentation are functions of (seed, epoch, index, copy), for any number of worker processes. Each
+    iteration is the next epoch; a resumed run first calls `loader.batch_sampler.set_epoch(epoch, start=step)`
+    and then continues as if it had not stopped. Examples that do not fill a step on all ranks are dropped.
 
     Args:
-        source: A DataLoader with a `batch_size`, which stays the number of distinct examples of a rank's
-            step; or a sampler of the examples, for a `CopiesSampler` to give, with a `CopiedDataset`, to a
-            DataLoader of your own.
+        source: A DataLoader with a `batch_size`, which remains the number of distinct examples per rank and
+            step; or a sampler of the examples, which returns a `CopiesSampler` for your own DataLoader of a
+            `CopiedDataset`.
         copies: Augmented copies of each example, 1 or more; default: 4.
         across: "ranks" (default): groups of `copies` ranks load the same examples, with other augmentations.
             "batch": a batch holds all copies of its examples, `copies` times as many inputs, all of copy 0
-            first: let `laconic.recipes.Copies` take it apart.
-        augment: Makes an augmented example of a plain one: augment(example, generator); then no example is
-            read twice for a batch. Default: None, the data set's own random transforms are seeded.
-        batch: Distinct examples of a rank's step; only with a sampler.
+            first: `laconic.recipes.Copies` splits it.
+        augment: Function augment(example, generator) that returns an augmented example. With it, an example
+            is read only once per batch. Default: None, the data set's own random transforms are seeded.
+        batch: Distinct examples per rank and step; only with a sampler.
         seed: Equal on all ranks; default: 0.
         rank: This rank; default: that of the default process group, or 0.
         size: Number of ranks; default: that of the default process group, or 1.
-
     Raises:
-        SpecError: The data set is an IterableDataset, the loader has a DistributedSampler, a sampler with a
-            generator of its own or no batch size, or `copies` do not divide the ranks.
+        SpecError: The data set is an IterableDataset, the loader has a DistributedSampler, a sampler with its
+            own generator or no batch size, or `copies` does not divide the number of ranks.
 
     >>> import torch
     >>> loader = DataLoader(torch.arange(6.0), batch_size=3)
@@ -106,7 +105,7 @@ def batch_augmentation(
     size = (dist.get_world_size() if known else 1) if size is None else size
     settings: dict[str, Any] = {"rank": rank, "size": size, "seed": seed}
     if isinstance(source, Sampler):
-        arguments.whole("batch", batch, 1, hint="distinct examples of a rank's step")
+        arguments.whole("batch", batch, 1, hint="distinct examples per rank and step")
         assert batch is not None
         if isinstance(source, DistributedSampler) and source.num_replicas > 1:
             raise SpecError(DEALT_TWICE)
@@ -118,7 +117,7 @@ def batch_augmentation(
         )
     if batch is not None:
         raise SpecError(
-            f"batch={batch} goes with a sampler; a loader has its batch_size, {source.batch_size}"
+            f"batch={batch} is only for a sampler; a loader has its batch_size, {source.batch_size}"
         )
     dealt, shuffle = _dealt(source)
     assert source.batch_size is not None
@@ -139,18 +138,18 @@ def batch_augmentation(
 
 
 def _dealt(loader: DataLoader[Any]) -> tuple[int | Sampler[Any], bool]:
-    """What a loader's examples are dealt from, and whether they are shuffled."""
+    """Return the source of a loader's examples, and whether they are shuffled."""
     data = loader.dataset
     if isinstance(data, IterableDataset):
         raise SpecError(
-            f"batch augmentation needs examples by number, and {type(data).__name__} is an IterableDataset,"
-            " whose next example cannot be drawn again: give a data set with __getitem__ and __len__, or"
+            f"batch augmentation needs examples by index, and {type(data).__name__} is an IterableDataset,"
+            " whose examples cannot be read again: pass a data set with __getitem__ and __len__, or"
             " repeat and augment each example inside its own iteration"
         )
     if loader.batch_size is None:
         raise SpecError(
             "batch augmentation makes batches itself, and this DataLoader has a batch_sampler or no batches:"
-            " give one with batch_size=, or the sampler of single examples with batch="
+            " pass one with batch_size=, or the sampler of single examples with batch="
         )
     sampler = loader.sampler
     if isinstance(sampler, DistributedSampler):

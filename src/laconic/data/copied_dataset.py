@@ -1,4 +1,4 @@
-"""A data set that takes draws: the same example, augmented by the key of each draw."""
+"""Data set indexed by draws: each item is an example, augmented by the draw's key."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Augment = Callable[[Any, torch.Generator], Any]
 
 
 class CopiedDataset(Dataset[Any]):
-    """`dataset` for a `CopiesSampler`: its items are functions of (index, key), in any process.
+    """Wrapper of `dataset` for a `CopiesSampler`: items are functions of (index, key), in any process.
 
     Args:
-        dataset: With items by number. Without `augment` its own random transforms are repeated for each copy,
-            from torch's, Python's and NumPy's generators, which are seeded by the key and restored after.
-        augment: Makes an augmented example of a plain one: augment(example, generator). Then each example of
-            a batch is read once, however many copies of it there are. Default: None.
+        dataset: Data set with items by index. Without `augment` its own random transforms run for each copy,
+            with torch's, Python's and NumPy's generators seeded by the key and restored afterwards.
+        augment: Function augment(example, generator) that returns an augmented example. With it, each example
+            of a batch is read once for all its copies. Default: None.
 
     >>> dataset = CopiedDataset([10.0, 20.0], lambda x, rng: x + torch.rand(1, generator=rng).item())
     >>> one, again, other = dataset.__getitems__([Draw(0, 0, 7), Draw(0, 0, 7), Draw(0, 1, 8)])
@@ -38,7 +38,7 @@ class CopiedDataset(Dataset[Any]):
         return self.__getitems__([draw])[0]
 
     def __getitems__(self, draws: Sequence[Draw]) -> list[Any]:
-        """The examples of a whole batch, as DataLoader asks for them."""
+        """Return the examples of a whole batch; called by DataLoader."""
         if self.augment is None:
             return [self._transformed(draw) for draw in draws]
         read = {index: self.dataset[index] for index in dict.fromkeys(draw.example for draw in draws)}
@@ -57,7 +57,7 @@ class CopiedDataset(Dataset[Any]):
 
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
-    """torch's CPU generator, Python's and NumPy's start from the key inside, and go on as before after it.
+    """Seed torch's CPU generator, Python's and NumPy's inside the context, and restore them after it.
 
     >>> with seeded(1):
     ...     first = torch.rand(1), random.random(), np.random.rand()
@@ -67,7 +67,7 @@ def seeded(key: int) -> Iterator[None]:
     """
     before = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(key >> 1)  # torch.manual_seed would seed all devices, for good
+        torch.default_generator.manual_seed(key >> 1)  # torch.manual_seed would seed all devices, permanently
         random.seed(key)
         np.random.seed(key & 0xFFFFFFFF)
         try:

@@ -1,10 +1,9 @@
-"""Which example is drawn for which copy at which step: pure functions of (seed, epoch, index, copy),
-and of the visit, where a sampler draws an example again in one epoch.
+"""Sampler of examples and copies: pure functions of (seed, epoch, index, copy), and of the visit, if a
+sampler repeats an example within an epoch.
 
-Across ranks, ranks g * copies to (g + 1) * copies - 1 are group g: its members take the same examples, each
-as another copy. Inside a batch, a rank's batch holds every copy of its examples, all examples of copy 0
-first, then all of copy 1: so each chunk of `batch` inputs has distinct examples, as ghost BatchNorm wants
-them.
+Across ranks, ranks g * copies to (g + 1) * copies - 1 are group g: its members use the same examples, each a
+different copy. Inside a batch, a rank's batch holds every copy of its examples, all examples of copy 0 first,
+then all of copy 1: so each chunk of `batch` inputs has distinct examples, as ghost BatchNorm requires.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Across = Literal["ranks", "batch"]
 
 
 class Draw(NamedTuple):
-    """One input: the number of its example, of its copy, and the 64-bit key of its augmentation."""
+    """One input: the index of its example, of its copy, and the 64-bit key of its augmentation."""
 
     example: int
     copy: int
@@ -43,7 +42,7 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """What a step reads, over all ranks: `inputs` to the model, made of `distinct` examples of the data."""
+    """Reads of a step, over all ranks: `inputs` to the model, made of `distinct` examples of the data."""
 
     inputs: int
     distinct: int
@@ -52,19 +51,19 @@ class Reading:
 class CopiesSampler(Sampler[list[Draw]]):
     """Batches of draws for one rank; each iteration is the next epoch.
 
-    There is no state to save: `set_epoch(epoch, start)` goes on at any step, with the same draws. What does
-    not fill a step on all ranks is left out, other examples in each epoch.
+    No state needs saving: `set_epoch(epoch, start)` continues at any step, with the same draws. Examples that
+    do not fill a step on all ranks are dropped, different ones in each epoch.
 
     Args:
         source: Number of examples, which are shuffled; or a sampler of them, equal on all ranks.
-        batch: Distinct examples of a rank's step: its batch has `batch` inputs, or `copies * batch` with all
-            copies inside one.
+        batch: Distinct examples per rank and step: a batch has `batch` inputs, or `copies * batch` with all
+            copies in one batch.
         copies: Augmented copies of each example, 1 or more.
         across: "ranks", where groups of ranks share examples, or "batch".
         rank: This rank.
-        size: Number of ranks; a multiple of `copies` where they are across ranks.
+        size: Number of ranks; a multiple of `copies` if across="ranks".
         seed: Equal on all ranks; default: 0.
-        shuffle: Whether a number of examples is shuffled; default: True.
+        shuffle: Whether to shuffle, if `source` is a number; default: True.
 
     Raises:
         SpecError: The copies do not divide the ranks, the data have fewer examples than a step, or an
@@ -97,7 +96,7 @@ class CopiesSampler(Sampler[list[Draw]]):
         if across == "ranks" and size % copies:
             low = max(d for d in range(1, copies + 1) if size % d == 0)
             raise SpecError(
-                f"copies across ranks must divide their number, {size}, got {copies}: take {low} copies,"
+                f"copies across ranks must divide their number, {size}, got {copies}: use {low} copies,"
                 f" {copies * (size // copies + 1)} ranks, or across='batch'"
             )
         self._groups = size // copies if across == "ranks" else size
@@ -117,33 +116,33 @@ class CopiesSampler(Sampler[list[Draw]]):
     def batch_size(self) -> int:
         """Inputs in a batch of this rank.
 
-        Trainers read it before they deal batches to ranks, as Accelerate's `prepare` does. This sampler has
-        done so already, and a second time ranks would not share examples.
+        Trainers read it before they distribute batches to ranks, as Accelerate's `prepare` does. This sampler
+        has already done so; after a second distribution, ranks would not share examples.
 
         Raises:
             SpecError: There are several ranks.
         """
         if self._size > 1:
             raise SpecError(
-                f"this loader deals examples to {self._size} ranks itself, which share copies of each, and"
-                " a trainer is about to deal its batches again: leave it out of accelerator.prepare(...),"
-                " and give Lightning Trainer(use_distributed_sampler=False)"
+                f"this loader distributes examples to {self._size} ranks itself, which share copies of each;"
+                " a trainer would distribute its batches again: omit it from accelerator.prepare(...),"
+                " and use Trainer(use_distributed_sampler=False) in Lightning"
             )
         return self.batch * len(self._own)
 
     @property
     def reading(self) -> Reading:
-        """Of one step."""
+        """Reads of one step."""
         each = self.batch * len(self._own)
         return Reading(inputs=each * self._size, distinct=self.batch * self._groups)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full steps in an epoch."""
+        """Number of full steps in an epoch."""
         return self._n // (self.batch * self._groups)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """The next iteration is this epoch, from step `start` on."""
+        """Set the epoch and the first step of the next iteration."""
         arguments.whole("epoch", epoch)
         arguments.whole("start", start, 0, self.steps_per_epoch)
         self._next = (epoch, start)
@@ -152,7 +151,7 @@ class CopiesSampler(Sampler[list[Draw]]):
         return self.steps_per_epoch - self._next[1]
 
     def __iter__(self) -> Iterator[list[Draw]]:
-        epoch, start = self._next  # at the first batch: DataLoader makes iterators that it does not use
+        epoch, start = self._next  # at the first batch: DataLoader creates iterators that it does not use
         self._next = (epoch + 1, 0)
         drawn = self._order(epoch).tolist()
         visits = repeat((), self._n) if isinstance(self._source, int) else _visits(drawn)
@@ -177,7 +176,7 @@ class CopiesSampler(Sampler[list[Draw]]):
 
 
 def _visits(drawn: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Of each example, the number of its visits before; () at the first."""
+    """Yield the number of previous visits of each example; () at the first."""
     seen: Counter[int] = Counter()
     for example in drawn:
         yield (seen[example],) if seen[example] else ()
@@ -185,17 +184,17 @@ def _visits(drawn: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _length(sampler: Sampler[Any]) -> int:
-    """Its length. Raises `SpecError` for a sampler that draws from a generator of its own."""
+    """Return the sampler's length. Raises `SpecError` if it has its own generator."""
     drawing = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
     if isinstance(sampler, drawing) and sampler.generator is not None:
         raise SpecError(
-            f"this {type(sampler).__name__} draws from a generator of its own, so that a resumed run would"
-            " see another order: build it without generator=, and the order comes from seed="
+            f"this {type(sampler).__name__} has its own generator, so that a resumed run would"
+            " see another order: create it without generator=, and the order follows seed="
         )
     try:
         return len(sampler)  # type: ignore[arg-type]
     except TypeError:
         raise SpecError(
-            f"batch augmentation needs a sampler with a length, and {type(sampler).__name__} has none: give"
-            " the number of its examples per epoch as __len__"
+            f"batch augmentation needs a sampler with a length, and {type(sampler).__name__} has none: return"
+            " the number of its examples per epoch from __len__"
         ) from None

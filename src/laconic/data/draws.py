@@ -1,4 +1,4 @@
-"""Random draws that are integers all the way: equal in every process, on every machine, in every release.
+"""Random draws in integer arithmetic: equal in every process, on every machine, in every release.
 
 Number i of a key is the i-th output of SplitMix64 (Steele et al. 2014) that starts at the key.
 """
@@ -14,7 +14,7 @@ STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def bits(key: int, n: int) -> NDArray[np.uint64]:
-    """`n` numbers of 64 random bits.
+    """Return `n` numbers of 64 random bits.
 
     >>> [hex(number) for number in bits(0, 2).tolist()]
     ['0xe220a8397b1dcdaf', '0x6e789e6aa1b965f4']
@@ -27,7 +27,7 @@ def bits(key: int, n: int) -> NDArray[np.uint64]:
 
 
 def order(key: int, n: int) -> Tensor:
-    """A random permutation of 0..n-1, int64 (n,); all are equally likely.
+    """Return a uniformly random permutation of 0..n-1, int64 (n,).
 
     >>> sorted(order(5, 4).tolist())
     [0, 1, 2, 3]

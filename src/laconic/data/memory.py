@@ -1,4 +1,4 @@
-"""Memory: one row of bytes for each sample, in RAM."""
+"""Memory with one row of bytes per sample, in RAM."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from laconic.core.errors import StateError
 
 
 class Memory(ABC):
-    """`samples` rows of `nbytes` each, on the CPU."""
+    """Memory of `samples` rows of `nbytes` each, on the CPU."""
 
     def __init__(self, samples: int, nbytes: int) -> None:
         self.samples, self.nbytes = samples, nbytes
 
     @abstractmethod
     def read(self, sample: int) -> Tensor:
-        """The row uint8 (nbytes,) of a sample, as it was last written. It is not to be changed."""
+        """Return the last written row of a sample, uint8 (nbytes,). Do not modify it."""
 
     @abstractmethod
     def write(self, sample: int, row: Tensor) -> None:
-        """Keep a row uint8 (nbytes,). Raises `OSError` if an earlier one could not be written."""
+        """Store a row uint8 (nbytes,). Raises `OSError` if an earlier row could not be written."""
 
     def check(self) -> None:
-        """Raise `OSError` if something could not be written: no row can be relied on then."""
+        """Raise `OSError` if a write failed: no row is reliable then."""
         return
 
     def prefetch(self, samples: list[int]) -> None:
-        """These are read soon."""
+        """Announce that these samples will be read soon."""
         return
 
     def flush(self) -> None:
-        """Wait until all is where it belongs. Raises `OSError` if it could not be written."""
+        """Wait until all rows are written. Raises `OSError` if a write failed."""
         return
 
     def close(self) -> None:
-        """Free it. What it held is gone."""
+        """Free the memory and its rows."""
         return
 
     def digest(self, seen: Tensor) -> str:
-        """Of the seen samples' rows, in order."""
+        """Return a hash of the seen samples' rows, in order."""
         hashed = hashlib.blake2b(digest_size=16)
         for sample in seen.nonzero().flatten().tolist():
             hashed.update(sample.to_bytes(8, "little"))
@@ -52,7 +52,7 @@ class Memory(ABC):
         return hashed.hexdigest()
 
     def rows(self, seen: Tensor) -> Tensor:
-        """The seen samples' rows uint8 (k, nbytes), a copy."""
+        """Return a copy of the seen samples' rows, uint8 (k, nbytes)."""
         samples = seen.nonzero().flatten().tolist()
         out = torch.empty(len(samples), self.nbytes, dtype=torch.uint8, device="cpu")
         for row, sample in zip(out, samples, strict=True):
@@ -60,18 +60,20 @@ class Memory(ABC):
         return out
 
     def load(self, seen: Tensor, rows: Tensor) -> None:
-        """Write the rows of `rows`."""
+        """Write `rows` to the seen samples."""
         for sample, row in zip(seen.nonzero().flatten().tolist(), rows, strict=True):
             self.write(sample, row)
         self.flush()
 
 
 class InRam(Memory):
-    """A tensor, whose pages take no memory before they are written."""
+    """Memory in a tensor, whose pages are allocated by the first write."""
 
     def __init__(self, samples: int, nbytes: int) -> None:
         super().__init__(samples, nbytes)
-        self._rows = torch.from_numpy(np.zeros((samples, nbytes), np.uint8))  # torch.zeros writes its pages
+        self._rows = torch.from_numpy(
+            np.zeros((samples, nbytes), np.uint8)
+        )  # torch.zeros allocates all pages
 
     def read(self, sample: int) -> Tensor:
         return self._rows[sample]
@@ -81,7 +83,7 @@ class InRam(Memory):
 
 
 def free_ram() -> int:
-    """Bytes that this machine could still give: what the system calls available."""
+    """Return the available memory of this machine in bytes."""
     try:
         with open("/proc/meminfo") as lines:  # noqa: PTH123 - a pseudo-file
             known = dict(line.split(":") for line in lines)
@@ -91,18 +93,18 @@ def free_ram() -> int:
 
 
 def check_size(what: str, samples: int, nbytes: int, taken: int, most: int, place: str) -> None:
-    """Raise `StateError`, with the size that is needed, if another buffer does not fit under a bound.
+    """Raise `StateError`, with the size that is needed, if another buffer exceeds the limit.
 
     >>> check_size("0>1:0", 1000, 4096, taken=0, most=1_000_000, place="most_bytes")
     Traceback (most recent call last):
     laconic.core.errors.StateError: the buffer of 0>1:0 needs 4,096,000 bytes (1,000 samples of 4,096), 0 \
-are taken, and most_bytes allows 1,000,000: keep="cast('fp16')" halves it, keep="minmax(bits=8)" quarters \
-it, folder=... puts it on a disk
+are in use, and most_bytes allows 1,000,000: keep="cast('fp16')" halves it, keep="minmax(bits=8)" \
+quarters it, folder=... puts it on a disk
     """
     needed = samples * nbytes
     if taken + needed > most:
         raise StateError(
             f"the buffer of {what} needs {needed:,} bytes ({samples:,} samples of {nbytes:,}), {taken:,} are"
-            f' taken, and {place} allows {most:,}: keep="cast(\'fp16\')" halves it, keep="minmax(bits=8)"'
+            f' in use, and {place} allows {most:,}: keep="cast(\'fp16\')" halves it, keep="minmax(bits=8)"'
             " quarters it, folder=... puts it on a disk"
         )

@@ -1,4 +1,4 @@
-"""Memory in a file: rows of samples on a disk, read ahead and written back by a thread of its own."""
+"""Memory in a file: rows of samples on disk, prefetched and written by a separate thread."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from laconic.data.memory import Memory
 
 
 class OnDisk(Memory):
-    """A file of `samples * nbytes` bytes, reserved at once, which goes when it is closed.
+    """File of `samples * nbytes` bytes, allocated at once and deleted when closed.
 
-    It is `path`, or `path.1`, `path.2` and so on where another memory, of any process, holds that. Holding is
-    a lock of the system, which ends with its process: what a killed run left is taken over, and no two share.
+    The file is `path`, or `path.1`, `path.2`, ... if another process holds a lock on that. The system
+    releases a lock when its process ends, so the file of a killed run is reused, and no two runs share one.
 
-    Rows of the current mini-batch and the next one are in RAM. One thread does all reading ahead and all
-    writing, in the order of the calls, so a row that is still to be written is read from RAM. It reads and
-    writes by call, not by mapping: a full disk is then an `OSError`, where a mapped file would kill the
-    process with SIGBUS.
+    Rows of the current and the next mini-batch are in RAM. One thread reads ahead and writes, in the order of
+    the calls, so a row that is not written yet is read from RAM. It uses read and write calls, not a memory
+    mapping: a full disk then raises `OSError`, while a mapped file would kill the process with SIGBUS.
 
     Raises:
-        OSError, StateError: The disk cannot hold it.
+        OSError, StateError: The disk is too small.
     """
 
     def __init__(self, samples: int, nbytes: int, path: Path) -> None:
@@ -42,8 +41,8 @@ class OnDisk(Memory):
             self.path.unlink()
             os.close(self._file)
             raise
-        self._rows: dict[int, Tensor] = {}  # of samples that are at hand
-        self._late: dict[int, int] = {}  # sample -> writes that wait
+        self._rows: dict[int, Tensor] = {}  # sample -> row in RAM
+        self._late: dict[int, int] = {}  # sample -> pending writes
         self._wanted: frozenset[int] = frozenset()
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="laconic-rows")
@@ -84,7 +83,7 @@ class OnDisk(Memory):
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
-        self.path.unlink(missing_ok=True)  # while it is ours
+        self.path.unlink(missing_ok=True)  # before the lock is released
         os.close(self._file)
 
     def _fetch(self, samples: list[int]) -> None:
@@ -94,7 +93,7 @@ class OnDisk(Memory):
             if not known:
                 row = self._load(sample)
                 with self._lock:
-                    self._rows.setdefault(sample, row)  # a write may have come between
+                    self._rows.setdefault(sample, row)  # unless written in the meantime
 
     def _load(self, sample: int) -> Tensor:
         data = os.pread(self._file, self.nbytes, sample * self.nbytes)
@@ -115,7 +114,7 @@ class OnDisk(Memory):
 
 
 def _own(path: Path) -> tuple[int, Path]:
-    """An empty file that nobody else holds, open, and its path: the first that is free."""
+    """Open and lock the first free file; return its descriptor and its path."""
     place, turn = path, 0
     while True:
         file = os.open(place, os.O_RDWR | os.O_CREAT, 0o600)
@@ -134,12 +133,12 @@ def _own(path: Path) -> tuple[int, Path]:
 
 
 def _reserve(file: int, path: Path, samples: int, nbytes: int) -> None:
-    """Give an empty file its whole size. Raises `OSError` or `StateError` if the disk cannot."""
+    """Allocate an empty file's full size. Raises `OSError` or `StateError` if the disk is too small."""
     free, needed = shutil.disk_usage(path.parent).free, samples * nbytes
     if needed > free:
         raise StateError(
             f"{path} needs {needed:,} bytes ({samples:,} samples of {nbytes:,}), the disk has {free:,}"
-            ' free: take another folder, or keep="minmax(bits=8)"'
+            ' free: use another folder, or keep="minmax(bits=8)"'
         )
     try:
         os.posix_fallocate(file, 0, max(1, needed))
@@ -148,14 +147,14 @@ def _reserve(file: int, path: Path, samples: int, nbytes: int) -> None:
 
 
 def _write_all(file: int, row: Tensor, offset: int) -> None:
-    """A call may write less than it is given."""
-    data = memoryview(row.numpy())  # type: ignore[arg-type]  # numpy's stubs miss the protocol
+    """Write the whole row; a single call may write less."""
+    data = memoryview(row.numpy())  # type: ignore[arg-type]  # numpy's stubs lack the buffer protocol
     while data:
         done = os.pwrite(file, data, offset)
         data, offset = data[done:], offset + done
 
 
 def _told(error: OSError, path: Path, needed: int) -> OSError:
-    """The same error, with the file and the size that is needed."""
+    """Return the error with the file and the size that is needed."""
     reason = "the disk is full" if error.errno == errno.ENOSPC else os.strerror(error.errno or 0)
     return OSError(error.errno, f"{reason}: buffers of {needed:,} bytes do not fit", str(path))

@@ -1,4 +1,4 @@
-"""Checks on the ids of a batch: what is remembered by sample needs each id once, and in its range."""
+"""Checks of a batch's sample ids: memory by sample needs each id once, and in its range."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from laconic.core.errors import StateError
 
 
 def sample_ids(ids: Tensor | Sequence[int] | None, samples: int, *, missing: str, call: str) -> Tensor:
-    """The ids of a batch, int64 (batch,) on the CPU.
+    """Return the ids of a batch, int64 (batch,) on the CPU.
 
     Args:
-        ids: whatever a caller gave.
-        samples: how many samples there are: ids are 0..samples - 1.
-        missing: what to say where there are none.
-        call: what was told the number of samples.
+        ids: The caller's value.
+        samples: Number of samples: ids are 0..samples - 1.
+        missing: Error message if there are no ids.
+        call: Function that got the number of samples, for the error message.
 
     Raises:
-        StateError: there are none, they are no integers, one is out of range or comes twice.
+        StateError: There are no ids, they are not integers, one is out of range or repeated.
     """
     if ids is None:
         raise StateError(missing)
     found = torch.as_tensor(ids, dtype=None, device="cpu")
     if found.dim() != 1 or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
-        raise StateError(f"sample ids are a vector of integers, got {found.dtype} of {tuple(found.shape)}")
+        raise StateError(
+            f"sample ids must be a vector of integers, got {found.dtype} of {tuple(found.shape)}"
+        )
     found = found.to("cpu", torch.int64, copy=True)
     if len(found) and not 0 <= int(found.min()) <= int(found.max()) < samples:
         wrong = int(found.max()) if int(found.max()) >= samples else int(found.min())
         raise StateError(
-            f"sample ids must be in 0..{samples - 1}, got {wrong}: give {call} the number of samples of the"
+            f"sample ids must be in 0..{samples - 1}, got {wrong}: pass {call} the number of samples of the"
             f" whole dataset, samples={max(wrong + 1, samples)} or more"
         )
     values, counts = torch.unique(found, return_counts=True)
     if len(values) != len(found):
         twice = int(values[counts > 1][0])
-        raise StateError(f"each sample comes once in a batch, but {twice} comes {int(counts.max())} times")
+        raise StateError(f"sample ids in a batch must be unique, got {twice} {int(counts.max())} times")
     return found

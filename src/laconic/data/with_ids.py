@@ -1,4 +1,4 @@
-"""Sample ids: each item of a dataset together with its index, which a shuffled loader keeps."""
+"""Sample ids: each item of a dataset with its index, also under a shuffling loader."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 
 class MapStyle(Protocol):
-    """A dataset with a length and items by index."""
+    """Dataset with a length and items by index."""
 
     def __len__(self) -> int: ...
 
@@ -17,7 +17,7 @@ class MapStyle(Protocol):
 
 
 class WithIds(Dataset[tuple[Any, ...]]):
-    """A dataset whose item i is (i, *item), or (i, item) where the item is no tuple."""
+    """Dataset whose item i is (i, *item), or (i, item) if the item is not a tuple."""
 
     def __init__(self, dataset: MapStyle) -> None:
         self.dataset = dataset
@@ -31,19 +31,18 @@ class WithIds(Dataset[tuple[Any, ...]]):
 
 
 def with_ids(dataset: MapStyle) -> WithIds:
-    """The same dataset, with the index of each item in front: ids for `laconic.pipeline`.
+    """Return the dataset with the index of each item in front: ids for `laconic.pipeline`.
 
-    A `DataLoader` gives a batch's ids as int64 (batch,), whatever its sampler's order.
+    A `DataLoader` returns a batch's ids as int64 (batch,), for any sampler.
 
     Raises:
-        TypeError: for a dataset without a length, such as an iterable one: its items have no index that is
-            the same in every epoch.
+        TypeError: The dataset has no length, as an iterable one: its items have no fixed index.
 
     >>> with_ids([("a", 0), ("b", 1)])[1]
     (1, 'b', 1)
     """
     if not isinstance(dataset, Sized) or not callable(getattr(dataset, "__getitem__", None)):
         raise TypeError(
-            f"with_ids takes a dataset with a length and items by index, got {type(dataset).__name__}"
+            f"with_ids needs a dataset with a length and items by index, got {type(dataset).__name__}"
         )
     return WithIds(dataset)

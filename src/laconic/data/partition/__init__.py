@@ -1,7 +1,7 @@
-"""Partition: which examples of a data set belong to which client, a pure function of (seed, client).
+"""Partition: assignment of a data set's examples to clients, a pure function of (seed, client).
 
-Every process computes the whole deal, and so its own clients' part of it: nothing is sent or stored. Dealing
-60,000 examples among 100 clients takes less than a second.
+Every process computes the whole assignment, so nothing is sent or stored. Assigning 60,000 examples to 100
+clients takes less than a second.
 """
 
 from __future__ import annotations
@@ -25,38 +25,37 @@ Kinds = Tensor | Sequence[int]
 
 
 class Partition(Spec):
-    """A rule that deals examples to clients by their kinds; a kind is a label, or who speaks.
+    """Rule that assigns examples to clients by their kinds; a kind is a label or a speaker.
 
     >>> from laconic.core.spec import parse
     >>> shares = parse("label_shards(per_client=1)").deal([0, 1, 0, 1, 1, 0], clients=2, seed=0)
     >>> sorted(share.tolist() for share in shares)
     [[0, 2, 5], [1, 3, 4]]
 
-    `complete` says whether every example is dealt; if not, some may stay with nobody. `deals_by` says which
-    kinds it is meant for.
+    `complete`: whether every example is assigned. `deals_by`: the kinds it is meant for.
     """
 
     complete: ClassVar[bool] = True
     deals_by: ClassVar[Literal["labels", "speakers"]] = "labels"
 
     def deal(self, kinds: Kinds, clients: int | None = None, seed: int = 0) -> list[Tensor]:
-        """The examples of every client, in the order of clients.
+        """Return each client's examples, in the order of clients.
 
         Args:
             kinds: The kind of each example, integers (n,): a tensor, an array or a list.
-            clients: How many clients, at most n. Default: as many as the kinds make, where they do.
-            seed: Another seed deals otherwise, 0 or more.
+            clients: Number of clients, at most n. Default: the number that the kinds imply, if the rule has
+            one. seed: Seed, 0 or more.
 
         Returns:
             One tensor per client: indices of its examples, int64, ascending. No example is in two of them.
 
         Raises:
-            SpecError: The kinds are not integers (n,), or cannot be dealt so to this many clients.
+            SpecError: The kinds are not integers (n,), or cannot be assigned to this many clients.
         """
         return self.over(kinds, clients, seed).shares
 
     def over(self, kinds: Kinds, clients: int | None = None, seed: int = 0) -> Deal:
-        """The same as an object that deals when it is first asked. Raises like `deal`, and at once."""
+        """Return a `Deal`, which assigns examples at its first use. Raises like `deal`, immediately."""
         arguments.whole("seed", seed)
         checked = integers(kinds)
         found = self.number(checked, clients)
@@ -64,28 +63,28 @@ class Partition(Spec):
         return Deal(self, checked, found, seed)
 
     def number(self, kinds: Tensor, clients: int | None) -> int:
-        """How many clients there are: as many as asked for, between 1 and the number of examples."""
+        """Return the number of clients: as requested, between 1 and the number of examples."""
         if clients is None:
-            raise SpecError(f"{self!r} deals to any number of clients: say how many, as in clients=100")
+            raise SpecError(f"{self!r} works for any number of clients: pass one, as in clients=100")
         hint = "each needs an example: use fewer clients, or more data"
         arguments.whole("clients", clients, 1, len(kinds), hint)
         return clients
 
     def fits(self, kinds: Tensor, clients: int) -> None:
-        """Raise `SpecError` if these kinds cannot be dealt to this many clients."""
+        """Raise `SpecError` if these kinds cannot be assigned to this many clients."""
 
     @abstractmethod
     def shares(self, kinds: Tensor, clients: int, seed: int) -> list[Tensor]:
-        """`deal` of kinds int64 (n,), after all checks."""
+        """Return `deal` of kinds int64 (n,), after all checks."""
 
     def key(self, seed: int, *parts: int) -> int:
-        """A random key of this rule's own."""
+        """Return a random key for this rule."""
         return mix(seed, name_key(self.name), *parts)
 
 
 @dataclass(frozen=True, eq=False)
 class Deal:
-    """A partition of one data set: `partition.over(kinds, clients, seed)`. It deals when it is first asked.
+    """Partition of one data set, `partition.over(kinds, clients, seed)`, computed at its first use.
 
     >>> from laconic.core.spec import parse
     >>> deal = parse("iid()").over(kinds=[7, 7, 8, 8, 8], clients=2)
@@ -102,11 +101,11 @@ class Deal:
 
     @cached_property
     def shares(self) -> list[Tensor]:
-        """The examples of every client: int64, ascending."""
+        """Examples of every client: int64, ascending."""
         return self.partition.shares(self.kinds, self.clients, self.seed)
 
     def indices(self, client: int) -> Tensor:
-        """Indices of this client's examples, int64, ascending. Raises `SpecError` if there is none such."""
+        """Return this client's examples, int64, ascending. Raises `SpecError` for an unknown client."""
         arguments.whole("client", client, 0, self.clients - 1, hint=f"there are {self.clients} clients")
         return self.shares[client]
 
@@ -116,18 +115,18 @@ class Deal:
         return [len(share) for share in self.shares]
 
     def counts(self, kinds: Kinds | None = None) -> Tensor:
-        """How many examples of each kind each client has, int64 (clients, number of kinds).
+        """Count the examples of each kind and client, int64 (clients, number of kinds).
 
         Args:
-            kinds: Other kinds of the same examples; default: those that it was dealt by. Columns are the
-                kinds that occur, ascending.
+            kinds: Other kinds of the same examples; default: those of the partition. Columns are the kinds
+                that occur, ascending.
         """
         found, column = classes(self.kinds if kinds is None else integers(kinds))
         return torch.stack([torch.bincount(column[share], minlength=len(found)) for share in self.shares])
 
 
 def integers(kinds: Kinds) -> Tensor:
-    """The kinds as int64 (n,) on the CPU. Raises `SpecError` unless they are integers in one dimension."""
+    """Return the kinds as int64 (n,) on the CPU. Raises `SpecError` unless they are integers (n,)."""
     try:
         given: Any = torch.as_tensor(
             np.asarray(kinds) if not isinstance(kinds, Tensor) else kinds, dtype=None, device="cpu"
@@ -139,18 +138,18 @@ def integers(kinds: Kinds) -> Tensor:
     if given.numel() == 0:
         raise SpecError("labels must hold one integer per example, got none; load the data set first")
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-        raise SpecError(f"labels must be integers, got {given.dtype}; give class numbers, as y.long() does")
+        raise SpecError(f"labels must be integers, got {given.dtype}; pass class numbers, as y.long() does")
     if given.dim() != 1:
         raise SpecError(
             f"labels must be integers (n,), one per example, got shape {tuple(given.shape)};"
-            " of one-hot rows take argmax(-1)"
+            " for one-hot rows use argmax(-1)"
         )
     whole: Tensor = given.detach().cpu().long()
     return whole
 
 
 def classes(kinds: Tensor) -> tuple[Tensor, Tensor]:
-    """The kinds that occur, ascending (k,), and the place of each example's kind among them, int64 (n,).
+    """Return the kinds that occur, ascending (k,), and each example's index among them, int64 (n,).
 
     >>> classes(torch.tensor([9, 4, 9]))
     (tensor([4, 9]), tensor([1, 0, 1]))
@@ -160,7 +159,7 @@ def classes(kinds: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def even_cuts(n: int, parts: int) -> list[int]:
-    """Where to cut n into parts whose sizes differ by at most one, the larger first.
+    """Return cuts of n into parts whose sizes differ by at most one, the larger first.
 
     >>> even_cuts(8, 3)
     [3, 6]
@@ -170,5 +169,5 @@ def even_cuts(n: int, parts: int) -> list[int]:
 
 
 def ascending(parts: Sequence[Tensor]) -> Tensor:
-    """All of these indices in ascending order."""
+    """Return all of these indices in ascending order."""
     return torch.cat([*parts, torch.empty(0, dtype=torch.int64, device="cpu")]).sort().values

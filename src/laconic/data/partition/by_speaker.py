@@ -1,4 +1,4 @@
-"""By speaker: a client is someone who speaks in a text, and has what they say.
+"""By speaker: each speaker of a text is a client and has their own lines.
 
 McMahan et al. 2017, arXiv:1602.05629: the roles of Shakespeare's plays as clients, each with two
 lines or more.
@@ -24,16 +24,16 @@ FEW = ("leave", "join")
 
 @dataclass(frozen=True, repr=False)
 class BySpeaker(Partition):
-    """Every speaker with `least` examples or more is a client, in the order of their numbers.
+    """Every speaker with at least `least` examples is a client, in the order of their numbers.
 
-    The kinds of this rule are speakers, not labels. For fewer clients than there are, as many are drawn at
-    random; their order stays. Nothing else is random.
+    The kinds of this rule are speakers, not labels. If fewer clients are requested, they are drawn at random
+    and remain in order. Nothing else is random.
 
     Args:
-        least: Examples that a client has at least, 1 or more; default: 2.
-        few: What happens to speakers with fewer. 'leave': nobody gets their examples. 'join': consecutive
-            ones together are clients, behind the others, each with `least` examples or more; if all of them
-            have fewer, they join the last client. Default: 'leave'.
+        least: Minimum number of a client's examples, 1 or more; default: 2.
+        few: Treatment of speakers with fewer. 'leave': their examples are not assigned. 'join': consecutive
+            ones form clients, after the others, with at least `least` examples each; if all together have
+            fewer, they join the last client. Default: 'leave'.
 
     >>> from laconic.core.spec import parse
     >>> speakers = [0, 0, 0, 1, 2, 2, 3]
@@ -68,8 +68,8 @@ class BySpeaker(Partition):
         arguments.whole("clients", clients, 1)
         if clients > there:
             raise SpecError(
-                f"{self!r}: clients must be at most {there}, the speakers there are, got {clients};"
-                " leave it out to take all, or lower least"
+                f"{self!r}: clients must be at most {there}, the number of speakers, got {clients};"
+                " omit it to use all, or lower least"
             )
         return clients
 
@@ -79,7 +79,7 @@ class BySpeaker(Partition):
         return [groups[group] for group in drawn.tolist()]
 
     def groups(self, kinds: Tensor) -> list[Tensor]:
-        """The examples of everyone who can be a client, int64, ascending."""
+        """Return the examples of each possible client, int64, ascending."""
         parts = torch.split(kinds.argsort(stable=True), lengths(kinds))
         found = [part for part in parts if len(part) >= self.least]
         if self.few == "leave":
@@ -97,6 +97,6 @@ class BySpeaker(Partition):
 
 
 def lengths(kinds: Tensor) -> list[int]:
-    """How many examples each speaker has, in the order of their numbers."""
+    """Return each speaker's number of examples, in the order of their numbers."""
     counts: list[int] = np.unique(kinds.numpy(), return_counts=True)[1].tolist()
     return counts

@@ -2,8 +2,8 @@
 
     size_i = floor(n * (0.1 / N + 0.9 * gamma^(N-1-i) / sum_j gamma^j))   for client i of N
 
-The sizes are floor(n / N) if gamma is 1. The environment of Sattler et al. 2019, arXiv:1903.02891 (STC), as
-in their code.
+The sizes are floor(n / N) if gamma is 1. This is the setting of Sattler et al. 2019, arXiv:1903.02891 (STC),
+as in their code.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from laconic.data.partition import Partition, ascending, classes
 
 @dataclass(frozen=True, repr=False)
 class ClassesPerClient(Partition):
-    """Each client starts at a random class and takes size / `classes` of it, then of the next, and so on.
+    """Each client takes size / `classes` examples of a random class, then of the next, and so on.
 
-    A class that is used up is skipped, so the last clients may hold more classes than `classes`; so does a
-    client whose size is no multiple of `classes`. Rounding down leaves fewer than N examples with nobody.
+    An exhausted class is skipped, so the last clients may hold more than `classes` classes; so may a client
+    whose size is not a multiple of `classes`. Rounding down leaves fewer than N examples unassigned.
 
     Args:
-        classes: Labels of a client, 1 up to the number of labels; default: 2.
-        gamma: Each client is about gamma times as large as the next, in (0, 1]; default: 1.0, equal sizes.
+        classes: Labels per client, 1 up to the number of labels; default: 2.
+        gamma: Ratio of the sizes of consecutive clients, about, in (0, 1]; default: 1.0, equal sizes.
 
     >>> from laconic.core.spec import parse
     >>> deal = parse("classes_per_client(2, gamma=0.5)").over([0, 1, 2, 3] * 250, clients=4)
@@ -58,12 +58,12 @@ class ClassesPerClient(Partition):
         number = len(classes(kinds)[0])
         if self.classes > number:
             raise SpecError(
-                f"{self!r}: classes must be in 1..{number}, as many as there are labels, got {self.classes}"
+                f"{self!r}: classes must be in 1..{number}, the number of labels, got {self.classes}"
             )
         if min(sizes(len(kinds), clients, self.gamma)) == 0:
             raise SpecError(
                 f"{self!r} leaves a client without any of {len(kinds)} examples among {clients} clients;"
-                " use fewer clients, or a gamma nearer to 1"
+                " use fewer clients, or a gamma closer to 1"
             )
 
     def shares(self, kinds: Tensor, clients: int, seed: int) -> list[Tensor]:
@@ -84,9 +84,9 @@ class ClassesPerClient(Partition):
 
 
 def sizes(n: int, clients: int, gamma: float) -> list[int]:
-    """Examples of each client; they add up to at most n, the smallest first.
+    """Return the number of each client's examples, ascending; the sum is at most n.
 
-    In whole numbers, so exact: gamma is a / b, and a^i b^(N-1-i) stands for gamma^i.
+    Computed exactly, in integers: gamma is a / b, and a^i b^(N-1-i) stands for gamma^i.
 
     >>> sizes(100, 3, 1.0), sizes(1500, 4, 0.5)
     ([33, 33, 33], [127, 217, 397, 757])
@@ -99,7 +99,7 @@ def sizes(n: int, clients: int, gamma: float) -> list[int]:
 
 
 def powers(gamma: float, count: int) -> Iterator[int]:
-    """1, gamma, gamma^2, ..., scaled to whole numbers.
+    """Yield 1, gamma, gamma^2, ..., scaled to integers.
 
     >>> [*powers(0.75, 3)]
     [16, 12, 9]

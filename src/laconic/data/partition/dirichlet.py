@@ -1,9 +1,9 @@
-"""Dirichlet: how much of each kind each client gets is drawn, so clients differ in kinds and in size.
+"""Dirichlet: random shares of each kind, so clients differ in kinds and in size.
 
     p_c ~ Dirichlet(alpha, ..., alpha)      the share of kind c that each client gets, drawn per kind
 
-Yurochkin et al. 2019, arXiv:1905.12022. With alpha 0.1 most of a kind is on one or two clients; with 100 it
-is spread nearly evenly. `lda` draws per client instead, and deals equal sizes.
+Yurochkin et al. 2019, arXiv:1905.12022. With alpha 0.1 one or two clients have most of a kind; with 100 it is
+nearly even. `lda` draws per client instead, and assigns equal sizes.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from laconic.core.spec import Status
 from laconic.core.turn import COMMON, mix
 from laconic.data.partition import Partition
 
-HINT = "0.1 skews strongly, 100 hardly at all"
+HINT = "0.1 is strongly skewed, 100 nearly even"
 
 
 @dataclass(frozen=True, repr=False)
 class Dirichlet(Partition):
-    """Each kind is cut into shares drawn from Dirichlet(alpha); all examples are dealt.
+    """Each kind is cut into shares drawn from Dirichlet(alpha); all examples are assigned.
 
-    A client gets consecutive examples of each kind, so passages of a text. One with fewer than `least` gets
-    the missing ones from the client with most.
+    A client gets consecutive examples of each kind, so passages of a text. A client with fewer than `least`
+    gets the missing ones from the client with the most.
 
     Args:
-        alpha: Concentration, above 0; default: 0.5. The smaller, the fewer kinds a client has.
-        least: Examples that every client has at least; default: 1. `least` times clients is at most n.
+        alpha: Concentration, above 0; default: 0.5. A smaller value gives fewer kinds per client.
+        least: Minimum number of a client's examples; default: 1. `least` times clients is at most n.
 
     >>> from laconic.core.spec import parse
     >>> shares = parse("dirichlet(alpha=0.1, least=2)").deal([0, 1] * 50, clients=8, seed=1)
@@ -72,7 +72,7 @@ class Dirichlet(Partition):
 
 
 def _topped_up(shares: list[Tensor], least: int) -> list[Tensor]:
-    """The shares after moving examples, so that each has `least` or more."""
+    """Move examples between shares so that each has at least `least`."""
     while min(map(len, shares)) < least:
         poor, rich = (pick(range(len(shares)), key=lambda client: len(shares[client])) for pick in (min, max))
         given = min(least - len(shares[poor]), len(shares[rich]) - least)

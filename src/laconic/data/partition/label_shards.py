@@ -1,4 +1,4 @@
-"""Label shards: the examples are sorted by label and cut into shards, and each client gets a few of them.
+"""Label shards: examples sorted by label and cut into shards, a few for each client.
 
 McMahan et al. 2017, arXiv:1602.05629: MNIST in 200 shards of 300 for 100 clients, two per client, so that
 most clients see only two digits.
@@ -20,13 +20,13 @@ from laconic.data.partition import Partition, ascending, even_cuts
 
 @dataclass(frozen=True, repr=False)
 class LabelShards(Partition):
-    """clients * `per_client` shards of consecutive examples, by label and then by place, dealt at random.
+    """clients * `per_client` shards of consecutive examples, sorted by label and index, assigned at random.
 
-    Sizes of shards differ by at most one, and all examples are dealt. A shard that begins in one label and
+    Shard sizes differ by at most one, and all examples are assigned. A shard that starts in one label and
     ends in the next holds both.
 
     Args:
-        per_client: Shards of each client, 1 or more; default: 2.
+        per_client: Shards per client, 1 or more; default: 2.
 
     >>> from laconic.core.spec import parse
     >>> labels = [0] * 6 + [1] * 6
