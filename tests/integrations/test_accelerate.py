@@ -66,7 +66,7 @@ def resumed(spec: str, build: Any, folder: str) -> tuple[bool, bool, bool]:
     forgetful = Run(spec, build)
     Path(folder, "laconic.pt").unlink(missing_ok=True)
     torch.distributed.barrier()
-    with heard("begins with an empty memory"):
+    with heard("starts with an empty memory"):
         forgetful.accelerator.load_state(folder)
     return same, agree(rest.model), torch.equal(forgetful.go(STEPS // 2, STEPS), end)
 
@@ -90,7 +90,7 @@ def prepared_copies() -> tuple[str, list[int]]:
 
 def test_prepare_refuses_a_loader_whose_ranks_share_examples(pool):
     (text, first), (_, second) = pool.run(2, prepared_copies, timeout_s=300)
-    assert "leave it out of accelerator.prepare(...)" in text
+    assert "omit it from accelerator.prepare(...)" in text
     assert first == second
 
 

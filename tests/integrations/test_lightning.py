@@ -234,7 +234,7 @@ def test_a_checkpoint_that_was_only_tested_leaves_no_memory(pool, tmp_path):
 def resumed_elsewhere(folder: str) -> str:
     fit(None, 4, **kept(folder))
     plain = Path(folder) / "step=4.ckpt"
-    with heard("which begins with an empty"):
+    with heard("which starts with an empty"):
         fit("topk(density=0.1)", ckpt=plain)
     saved = torch.load(plain, weights_only=True)
     saved["callbacks"]["LightningCompression"] = {"format": 2, "ranks": [{}]}
@@ -289,7 +289,7 @@ def test_what_cannot_go_together_is_refused_with_the_way_out():
     from lightning.pytorch.strategies import DDPStrategy
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-    with pytest.raises(AttachError, match="leave ddp_comm_hook= out"):
+    with pytest.raises(AttachError, match="omit ddp_comm_hook="):
         fit("topk(density=0.1)", strategy=DDPStrategy(ddp_comm_hook=allreduce_hook))
     with pytest.raises(AttachError, match=r"LBFGS(.|\n)*use SGD, Adam"):
         fit("topk(density=0.1)", build=torch.optim.LBFGS)
@@ -308,7 +308,7 @@ def test_ranks_that_are_no_scripts_are_refused(variant: str):
     callback.setup(trainer, None, "validate")
     with pytest.raises(AttachError, match=r"starts ranks that end with fit.*strategy='ddp'"):
         callback.setup(trainer, None, "fit")
-    with pytest.raises(AttachError, match=r"start ranks that end with fit.*leave start_method= out"):
+    with pytest.raises(AttachError, match=r"start ranks that end with fit.*omit start_method="):
         LightningStrategy("local_sgd()", start_method=trainer.strategy._start_method)
 
 
@@ -403,6 +403,6 @@ def test_the_quick_start():
 @on_ranks(1)
 @launched
 def test_one_process_is_told_that_nothing_is_compressed():
-    with heard("nothing compressed: Trainer(devices=2"):
+    with heard("nothing is exchanged or compressed: Trainer(devices=2"):
         _, _, callback = fit("topk(density=0.1)", 4, strategy="auto", devices=1)
     assert callback.handle is None

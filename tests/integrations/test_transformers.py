@@ -72,7 +72,7 @@ def resumed(spec: str, options: dict[str, Any], folder: str) -> tuple[bool, bool
     (place / "laconic.pt").unlink(missing_ok=True)
     dist.barrier()
     forgetful, _ = trainer_of(folder, spec, **options)
-    with heard("begins with an empty memory"):
+    with heard("starts with an empty memory"):
         forgetful.train(resume_from_checkpoint=place)
     end = flat(whole)
     return torch.equal(flat(rest), end), same_everywhere(flat(rest)), torch.equal(flat(forgetful), end)
@@ -118,7 +118,7 @@ def evaluated_first(folder: str) -> str:
 def test_training_after_an_evaluation_explains_why_ranks_would_differ(pool, tmp_path):
     for text in pool.run(2, evaluated_first, str(tmp_path), timeout_s=300):
         assert "GPT2LMHeadModel on 2 ranks without DistributedDataParallel" in text
-        assert "evaluate() or predict() before train()" in text and "build a new Trainer" in text
+        assert "evaluate() or predict() ran before train()" in text and "create a new Trainer" in text
 
 
 @launched

@@ -38,7 +38,7 @@ def test_another_version_is_told(found: str, fits: bool, monkeypatch: pytest.Mon
         versions.check("lightning", "this")
         return
     with pytest.warns(
-        UserWarning, match=rf"from 2.6 on and below 2.7, and {found} is installed: .*laconic\[lightning"
+        UserWarning, match=rf"from 2.6 and below 2.7, and {found} is installed: .*laconic\[lightning"
     ):
         versions.check("lightning", "this")
 

@@ -36,7 +36,10 @@ LATE = (1 << 63) - 1  # step after every warm-up
 
 @dataclass(frozen=True)
 class UpdatePart(Part):
-    """Group of tensors of an update. `decay`: share of the residual added to the next one; None: no residual."""
+    """Group of tensors of an update.
+
+    decay: share of the residual that is added to the next update; None: no residual.
+    """
 
     decay: float | None = 1.0
 

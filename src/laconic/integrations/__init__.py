@@ -1,8 +1,8 @@
-"""Trainers of others: Lightning, Accelerate, torchft and the Trainer of transformers, compressed by a line.
+"""Integrations: compression for the trainers of Lightning, Accelerate, torchft and transformers.
 
     trainer = lightning.Trainer(devices=2, strategy="ddp", callbacks=[LightningCompression("auto()")])
 
-Each library is an extra, as `pip install 'laconic[lightning]'`, and is imported where its name is first used.
+Each library is an extra, as `pip install 'laconic[lightning]'`, and is imported at first use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["LightningCompression", "LightningStrategy", "TorchftDDP", "TrainerCompression", "keep_with"]
 
 HOMES = {
-    "LightningCompression": ("lightning", "lightning"),  # the module here that has it, and the library
+    "LightningCompression": ("lightning", "lightning"),  # module in this package, and library
     "LightningStrategy": ("lightning_strategy", "lightning"),
     "TorchftDDP": ("torchft", "torchft"),
     "TrainerCompression": ("transformers", "transformers"),

@@ -1,6 +1,6 @@
-"""Accelerate (huggingface.co/docs/accelerate): its checkpoints hold what a compressed model has not sent yet.
+"""Accelerate (huggingface.co/docs/accelerate): residuals of a compressed model in its checkpoints.
 
-`laconic.compress` takes what `accelerator.prepare` returned as it is; only checkpoints need a word more.
+`laconic.compress` accepts the result of `accelerator.prepare`; only checkpoints need an extra call.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ _names: weakref.WeakKeyDictionary[Accelerator, Names] = weakref.WeakKeyDictionar
 
 
 def keep_with(accelerator: Accelerator, handle: Handle | ShardedHandle, *, name: str = folder.NAME) -> None:
-    """Let `accelerator.save_state` and `load_state` save and load this handle's memory too.
+    """Save and load this handle's state with `accelerator.save_state` and `load_state`.
 
-    Call it on all ranks, once after each `compress`; a handle that is removed is saved no more. A run that is
-    resumed has the same bits as one that was not stopped. `save_state`, which all ranks call anyway, then
-    gathers the memory of all on rank 0; of a sharded model with error feedback each rank writes its own.
+    Call it on all ranks, once after each `compress`; a removed handle is no longer saved. A resumed run has
+    the same bits as an uninterrupted one. `save_state`, which all ranks call, gathers the state of all ranks
+    on rank 0; with error feedback on a sharded model each rank writes its own.
 
     Args:
         accelerator: The Accelerator that prepared the model.
-        handle: What `laconic.compress` returned.
-        name: Of the file in the checkpoint's folder, or of its beginning where each rank writes one; without
+        handle: The result of `laconic.compress`.
+        name: Name of the file in the checkpoint's folder, or prefix if each rank writes one, without suffix.
+            Must be unique for each handle. Default: "laconic".
             its ending. One for each handle. Default: "laconic".
 
     Raises:
-        AttachError: This Accelerator saves another handle by that name.
+        AttachError: This Accelerator saves another handle with that name.
     """
     names, kept = _names.setdefault(accelerator, {}), weakref.ref(handle)
     if (other := names[name]() if name in names else None) is handle:
         return
     if other is not None:
         raise AttachError(
-            f"this Accelerator saves another handle as {name!r} already: give each a name of its own, such as"
+            f"this Accelerator saves another handle as {name!r} already: give each a unique name, such as"
             f" keep_with(accelerator, handle, name={name + '2'!r})"
         )
     names[name] = kept
@@ -53,7 +54,7 @@ def keep_with(accelerator: Accelerator, handle: Handle | ShardedHandle, *, name:
     def loading(models: list[Any], input_dir: str) -> None:
         if (living := kept()) is not None and not folder.load(living, input_dir, name):
             warn(
-                f"{input_dir} was saved without {name}*.pt: {living.method} begins with an empty memory",
+                f"{input_dir} was saved without {name}*.pt: {living.method} starts with an empty memory",
             )
 
     saves = accelerator.register_save_state_pre_hook(saving)

@@ -1,10 +1,10 @@
-"""A handle's memory in the folder of a trainer's checkpoint.
+"""State of a handle in the folder of a trainer's checkpoint.
 
-    checkpoint-500/laconic.pt          what `handle.state_dict(gather=True)` returned on rank 0
-    checkpoint-500/laconic-rank3.pt    where each rank saves its own: a memory beside shards of a model
+    checkpoint-500/laconic.pt          result of `handle.state_dict(gather=True)` on rank 0
+    checkpoint-500/laconic-rank3.pt    one file per rank, for error feedback on a sharded model
 
-Of the one file, rank 0 hands each rank its part, so only its machine needs it. Of several, each rank needs
-its own where it resumes. A file is replaced as a whole.
+From the single file, rank 0 sends each rank its part, so only its machine needs the file. Of several files,
+each rank needs its own where it resumes. Files are replaced atomically.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ NAME = "laconic"
 
 
 def save(handle: Handle | ShardedHandle, folder: Path | str, name: str = NAME) -> None:
-    """Write the memory of all ranks into this folder. Called by all ranks, between steps."""
+    """Write the state of all ranks to this folder. Called by all ranks, between steps."""
     rank = dist.get_rank()
     if handle.saved_by_each:
-        Path(folder).mkdir(parents=True, exist_ok=True)  # rank 0 may have made it on its machine alone
+        Path(folder).mkdir(parents=True, exist_ok=True)  # rank 0 may have created it on its machine only
         _write(handle.state_dict(), _of_rank(folder, name, rank))
         return
     state = handle.state_dict(gather=True)
@@ -39,14 +39,14 @@ def save(handle: Handle | ShardedHandle, folder: Path | str, name: str = NAME) -
 
 
 def load(handle: Handle | ShardedHandle, folder: Path | str, name: str = NAME) -> bool:
-    """Go on from what `save` wrote. Called by all ranks.
+    """Restore the state that `save` wrote. Called by all ranks.
 
     Returns:
-        Whether there was a file; if not, nothing has changed.
+        Whether a file exists; if not, nothing is changed.
 
     Raises:
-        StateError: On every rank: a file cannot be read, some ranks have none, or it is of another number of
-            ranks, model, method or seed.
+        StateError: On every rank: a file cannot be read, some ranks have none, or it belongs to another
+            number of ranks, model, method or seed.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     if handle.saved_by_each:
@@ -65,15 +65,17 @@ def load(handle: Handle | ShardedHandle, folder: Path | str, name: str = NAME) -
 
 
 def _load_own(handle: Handle | ShardedHandle, folder: Path | str, name: str) -> bool:
-    """`load` where each rank has a file. What one rank must refuse, all refuse, with the memory they had."""
+    """Run `load` with one file per rank. If one rank fails, all fail and keep their state."""
     before = handle.state_dict()
     own = _read(_of_rank(folder, name, dist.get_rank()))
     wrong = own if isinstance(own, str) else None
     if isinstance(own, dict):
         try:
             handle.load_state_dict(own)
-        except Exception as error:  # told to all ranks, which would go on without this one
-            wrong = str(error) if isinstance(error, StateError) else f"it is no state of a handle: {error!r}"
+        except Exception as error:  # reported to all ranks, which would continue without this one
+            wrong = (
+                str(error) if isinstance(error, StateError) else f"it is not the state of a handle: {error!r}"
+            )
     step = own.get("step") if isinstance(own, dict) and wrong is None else None
     told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, (wrong, step))
@@ -82,7 +84,7 @@ def _load_own(handle: Handle | ShardedHandle, folder: Path | str, name: str) -> 
         steps = ", ".join("none" if step is None else str(step) for _, step in told)
         refused = [
             f"the files {name}-rank<rank>.pt in {folder} are of different steps ({steps}, by rank): resume"
-            " each rank where its file is, from one checkpoint that all have written to its end"
+            " from one checkpoint that all ranks completed, each rank where its file is"
         ]
     if refused:
         handle.load_state_dict(before)
@@ -101,15 +103,15 @@ def _write(state: Mapping[str, Any], path: Path) -> None:
 
 
 def _read(path: Path) -> Any:
-    """What the file holds; None if there is none, and what is wrong with it in words."""
+    """Return the file's content, None if there is no file, or the error as text."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
-    except Exception as error:  # told to all ranks, which would wait for this one
+    except Exception as error:  # reported to all ranks, which would wait for this one
         return f"{path} cannot be used: {error}"
 
 
 def _parts(path: Path, size: int) -> list[Any]:
-    """Each rank's state; None for all if there is no file, and for all what is wrong with one that is."""
+    """Return each rank's state; for all ranks None if there is no file, or the error as text."""
     if not path.exists():
         return [None] * size
     state = _read(path)
@@ -117,5 +119,5 @@ def _parts(path: Path, size: int) -> list[Any]:
         return [state] * size
     try:
         return [own_part(state, rank, size) for rank in range(size)]
-    except Exception as error:  # told to all ranks, which would wait for rank 0
+    except Exception as error:  # reported to all ranks, which would wait for rank 0
         return [f"{path} cannot be used: {error}"] * size

@@ -1,10 +1,10 @@
-"""Lightning's Trainer without a barrier: its ranks exchange parameters now and then, in place of gradients.
+"""Lightning's Trainer without a barrier: ranks periodically exchange parameters instead of gradients.
 
-distribute(model, optimizer, spec)     in DDP's place, when the Trainer sets up
-a batch                                no collective of the Trainer either
-validation, the model of a checkpoint  the group's average
+distribute(model, optimizer, spec)     replaces DDP when the Trainer sets up
+a batch                                the Trainer runs no collective either
+validation, the model of a checkpoint  use the group's average
 the optimiser in a checkpoint          every rank's replica, optimiser and memory, gathered by rank 0
-the end of training                    every rank takes the average
+the end of training                    every rank loads the average
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ _tied: WeakKeyDictionary[LightningModule, DistributedOptimizer] = WeakKeyDiction
 
 
 class LightningStrategy(DDPStrategy):
-    """A strategy of `laconic.distribute`, `Trainer(strategy=LightningStrategy("diloco(every=100)"))`.
+    """Strategy for `laconic.distribute`, as `Trainer(strategy=LightningStrategy("diloco(every=100)"))`.
 
-    The LightningModule has one optimiser. Accumulation, precision plugins, schedules and clipping go on as
-    they are; the optimiser steps by this rank's own gradients. Validation and the model in a checkpoint are
-    of the group's average, and `fit(ckpt_path=...)` restores every rank's own replica, on as many ranks.
+    The LightningModule must have one optimiser. Accumulation, precision plugins, schedules and clipping work
+    unchanged; the optimiser steps with this rank's gradients. Validation and the model in a checkpoint use
+    the group's average, and `fit(ckpt_path=...)` restores every rank's replica, on as many ranks.
 
     Args:
         spec: A strategy whose ranks exchange parameters, such as "local_sgd(every=8)".
-        seed: Of sampling and rounding; a random topology has its own. Default: 0.
-        statistics: Of BatchNorm: "average" (default) or "keep", as `laconic.distribute` takes it.
-        options: Those of Lightning's DDPStrategy that are not DDP's own, such as `timeout`.
+        seed: Seed of sampling and rounding; a random topology has its own. Default: 0.
+        statistics: BatchNorm's statistics: "average" (default) or "keep", as for `laconic.distribute`.
+        options: Options of Lightning's DDPStrategy that are not DDP's, such as `timeout`.
 
     Attributes:
-        optimizer: What `laconic.distribute` returned, from the set-up on: figures, notes of the last step.
+        optimizer: The result of `laconic.distribute`, after set-up, with statistics and notes of the last
+            step.
 
     Raises:
-        AttachError: The spec is a method, which DDP exchanges gradients by, or an option does not fit.
+        AttachError: The spec is a method that exchanges gradients, or an option is not supported.
     """
 
     def __init__(
@@ -61,13 +62,12 @@ class LightningStrategy(DDPStrategy):
         if options.get("start_method", "popen") != "popen":
             raise AttachError(
                 f"start_method={options['start_method']!r} would start ranks that end with fit, and {found!r}"
-                " would end with them: run a script, and leave start_method= out"
+                " would end with them: run a script, and omit start_method="
             )
         super().__init__(**options)
         if self._ddp_kwargs:
             raise AttachError(
-                f"there is no DistributedDataParallel under {found!r}: leave {next(iter(self._ddp_kwargs))}="
-                " out"
+                f"{found!r} uses no DistributedDataParallel: omit {next(iter(self._ddp_kwargs))}="
             )
         self.spec, self.seed, self.statistics = found, seed, statistics
         self.optimizer: DistributedOptimizer | None = None
@@ -75,22 +75,22 @@ class LightningStrategy(DDPStrategy):
         self._finished = False
 
     def configure_ddp(self) -> None:
-        """Leave the model as it is."""
+        """Leave the model unwrapped."""
 
     def setup_optimizers(self, trainer: Trainer) -> None:
-        """Tie the optimiser to those of the other ranks."""
+        """Wrap the optimiser with `laconic.distribute`."""
         super().setup_optimizers(trainer)
         optimizers: list[Optimizer] = super().optimizers
         if len(optimizers) != 1:
             raise AttachError(
-                f"{self.spec!r} takes one optimiser, and configure_optimizers returned"
-                f" {len(optimizers)}: use its parameter groups, or laconic.distribute in a script of your"
-                " own"
+                f"{self.spec!r} supports one optimiser, and configure_optimizers returned"
+                f" {len(optimizers)}: use its parameter groups, or laconic.distribute in your"
+                " own script"
             )
         module = self.lightning_module
         assert module is not None
         if (earlier := _tied.pop(module, None)) is not None:
-            earlier.remove()  # of an earlier fit, whose figures and state stay until here
+            earlier.remove()  # of an earlier fit; its statistics and state were kept until here
         scaler = getattr(self.precision_plugin, "scaler", None)
         _, self.optimizer = distribute(
             self.model,
@@ -102,27 +102,27 @@ class LightningStrategy(DDPStrategy):
         )
         self._finished = False
         self.optimizers, _tied[module] = [self.optimizer], self.optimizer
-        # At every batch the Trainer waits for rank 0 to say whether it has got SIGTERM: the last barrier.
+        # At every batch the Trainer waits for rank 0 to report whether it received SIGTERM: the last barrier.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing
 
     def on_validation_start(self) -> None:
-        """Validate the group's average."""
+        """Load the group's average for validation."""
         if self.optimizer is not None and self._fitting:
             self._averaged.enter_context(self.optimizer.averaged())
 
     def on_validation_end(self) -> None:
-        """Back to this rank's replica."""
+        """Restore this rank's replica."""
         self._averaged.close()
 
     def on_train_end(self) -> None:
-        """Take the group's average on every rank, after the last checkpoint."""
+        """Load the group's average on every rank, after the last checkpoint."""
         assert self.optimizer is not None
         self.optimizer.finish()
         self._finished = True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The group's average. The Trainer calls it on all ranks, before their optimisers' states."""
-        self._averaged.close()  # where a checkpoint is saved as validation ends
+        """Return the group's average. The Trainer calls it on all ranks, before their optimisers' states."""
+        self._averaged.close()  # if a checkpoint is saved when validation ends
         if self.optimizer is None or not self._fitting:
             return super().lightning_module_state_dict()
         with self.optimizer.averaged():
@@ -132,13 +132,13 @@ class LightningStrategy(DDPStrategy):
             }
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The replicas, optimisers and memories of all ranks, on rank 0."""
+        """Return the replicas, optimisers and memories of all ranks, on rank 0."""
         inner = unwrap(optimizer)
         assert isinstance(inner, DistributedOptimizer)
         return inner.state_dict(gather=True)
 
     def teardown(self) -> None:
-        """Take the average where no epoch was left to train; this rank's replica where validation failed."""
+        """Load the average if no epoch was left to train, or this rank's replica if validation failed."""
         self._averaged.close()
         if self.optimizer is not None and self._fitting and not self._finished and self._running:
             self.on_train_end()  # the Trainer does not call it for a checkpoint whose training is complete
@@ -146,16 +146,16 @@ class LightningStrategy(DDPStrategy):
 
     @property
     def _fitting(self) -> bool:
-        """Whether `fit` is at work, or was the last to be."""
+        """Whether the current or last task is `fit`."""
         module = self.lightning_module
         return module is not None and module.trainer.state.fn == TrainerFn.FITTING
 
     @property
     def _running(self) -> bool:
-        """Whether the Trainer has met no error."""
+        """Whether no error occurred in the Trainer."""
         module = self.lightning_module
         return module is not None and module.trainer.state.status == TrainerStatus.RUNNING
 
 
 def _nothing() -> None:
-    """What is waited for at a batch."""
+    """Replace the Trainer's wait at each batch."""

@@ -1,4 +1,4 @@
-"""ReplicaComm: the replicas that a process group of torchft has at present."""
+"""ReplicaComm: communication among the current replicas of a torchft process group."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from laconic.core.errors import AttachError
 
 
 class ReplicaComm(PostedComm):
-    """The replicas of `group`, until it is configured anew."""
+    """Comm among the replicas of `group`, until the group is reconfigured."""
 
     def __init__(self, group: ProcessGroupGloo) -> None:
-        self._group = group  # not what is inside: gloo wakes peers once nothing refers to that
+        self._group = group  # not its inner group: gloo wakes peers once nothing references the latter
         self.rank, self.size = group.parent.rank(), group.parent.size()
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
@@ -41,10 +41,10 @@ class ReplicaComm(PostedComm):
         return x if flat is x else x.copy_(flat)
 
     def split(self, color: int) -> ReplicaComm:
-        raise AttachError("replicas come and go: they form no groups within their group")
+        raise AttachError("replicas join and leave: they form no subgroups")
 
     def counter(self) -> Counter:
-        raise AttachError("replicas come and go: they share no counter")
+        raise AttachError("replicas join and leave: they share no counter")
 
     def _start(self, sends: Sequence[Message], recvs: Sequence[Message]) -> Sequence[dist.Work]:
         # receives first: otherwise gloo sends in one direction after the other, at half the rate

@@ -1,10 +1,11 @@
-"""torchft (github.com/meta-pytorch/torchft): its DistributedDataParallel, with gradients that a method sends.
+"""torchft (github.com/meta-pytorch/torchft): its DistributedDataParallel with compressed gradients.
 
-    zero_grad() -> the manager asks who is there; replicas that fell behind get another's model
-    backward    -> a bucket: the communication thread waits for that, then RevocableExchange.mean_(bucket)
-    step()      -> should_commit: did every replica finish? If not, the step is thrown away
+    zero_grad() -> the manager starts a quorum; replicas that fell behind load another's model
+    backward    -> a bucket: the communication thread waits for the quorum, then
+    RevocableExchange.mean_(bucket) step()      -> should_commit: if a replica failed, the step is
+    discarded
 
-What goes wrong in an exchange is reported to the manager and not raised, as torchft's own all-reduce does.
+Errors in an exchange are reported to the manager and not raised, as in torchft's all-reduce.
 """
 
 import logging
@@ -37,10 +38,10 @@ log = logging.getLogger("laconic")
 
 
 class Every:
-    """The optimiser, which is not known here: it trains all."""
+    """Stand-in for the optimiser, which is not known here: it trains all parameters."""
 
     def trains(self, name: str) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
 
@@ -49,18 +50,20 @@ EVERY = Every()
 
 @outside_inference_mode("stats", "state_dict", "load_state_dict")
 class ReplicaHandle:
-    """A compressed replica: figures and state. Its model has it as `handle`."""
+    """Handle of a compressed replica, with statistics and state; the model's attribute `handle`."""
 
     def __init__(self, manager: torchft.Manager, module: nn.Module, spec: Any, seed: int) -> None:
         self._manager = manager
         self._group = gloo_of(manager)
         if sparse_embeddings(module):
-            raise AttachError("an embedding has sparse=True, and replicas send dense gradients: sparse=False")
+            raise AttachError(
+                "an embedding has sparse=True, and replicas send dense gradients: use sparse=False"
+            )
         self._names = {id(parameter): name for parameter, name in trained(module).items()}
         layout = Layout.of((name, real_shape(parameter)) for parameter, name in trained(module).items())
         self._exchange = RevocableExchange(lift(spec), layout, seed)
         self._left_out = LeftOut(trained(module))
-        self._means: dict[str, Mean] = {}  # of the present step
+        self._means: dict[str, Mean] = {}  # of the current step
         self._thread = CommunicationThread("laconic replica")
         self._quorum: int | None = None  # the group of the last exchange
 
@@ -68,30 +71,30 @@ class ReplicaHandle:
         return f"<{self._exchange.method} on {self._exchange.layout.numel:,} elements of a replica>"
 
     def stats(self) -> Stats:
-        """Bytes and seconds of this replica since the start, with those of steps that were thrown away."""
+        """Return bytes and seconds of this replica since the start, including discarded steps."""
         return self._exchange.stats()
 
     def state_dict(self) -> RankState:
-        """This replica's memory, to be saved by this replica, between steps.
+        """Return this replica's state, to be saved by this replica, between steps.
 
         Returns:
             Plain numbers, strings and tensors, which load under `torch.load(weights_only=True)`.
 
         Raises:
-            StateError: There was no step yet.
+            StateError: No step has run yet.
         """
         return self._exchange.state_dict(self._manager.current_step())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin with what `state_dict` returned. Where other replicas come back, each gets the mean of all.
+        """Load the result of `state_dict`. When other replicas rejoin, each gets the mean of all.
 
         Raises:
-            StateError: A step has begun, or the state is of another model, method or seed.
+            StateError: A step has started, or the state belongs to another model, method or seed.
         """
         self._exchange.load_state_dict(state)
 
     def hook(self, manager: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """DDP's communication hook: the bucket's mean over replicas, later."""
+        """Return a future of the bucket's mean over replicas; DDP's communication hook."""
         buffer, first, last = bucket.buffer(), bucket.index() == 0, bucket.is_last()
         layout = layout_of([self._names[id(each)] for each in bucket.parameters()], bucket)
         self._left_out.clear_stale_(buffer, layout)
@@ -106,24 +109,24 @@ class ReplicaHandle:
                 try:
                     self._mean_(buffer, layout, first, last)
                 except Exception as error:
-                    log.warning("step %d is thrown away: %s", self._manager.current_step(), error)
+                    log.warning("step %d is discarded: %s", self._manager.current_step(), error)
                     self._manager.report_error(error)
                     let_go(error)
             return buffer
 
         answer = self._thread.submit(job, buffer.device)
-        if last:  # at the end of backward DDP would raise as well, next, as a C++ error about a cast
+        if last:  # DDP would raise again at the end of backward, as a C++ error about a cast
             Variable._execution_engine.queue_callback(partial(self._finish_backward, answer))
         return answer
 
     def _finish_backward(self, last: Answer) -> None:
         self._thread.wait(last)
         means = self._means if self._manager.errored() is None else {}
-        # after DDP's own callback, which writes gradients, and none for parameters that were not used
+        # after DDP's own callback, which writes gradients, but none for unused parameters
         Variable._execution_engine.queue_callback(partial(self._left_out.note, means, EVERY))
 
     def end(self) -> None:
-        """End the thread when the queued buckets are done."""
+        """End the thread after the queued buckets."""
         self._left_out.remove()
         self._thread.end()
 
@@ -132,13 +135,13 @@ class ReplicaHandle:
         takes_part = manager.is_participating()
         if first:
             same, self._quorum = manager._quorum_id == self._quorum, manager._quorum_id
-            if not same:  # as many replicas as there are now; words, as a warning of a thread has no line
+            if not same:  # the number of current replicas; logged, as a thread's warning has no line
                 for told in expensive_gathers(exchange.method, exchange.layout, self._group.size()):
                     log.warning("%s", told)
             group = None if same else ReplicaComm(self._group)
             exchange.begin(manager.current_step(), group, behind=not takes_part)
         flat = buffer.to(torch.float32)
-        if takes_part:  # who does not has no gradient, but is counted: memories add up to a mean over all
+        if takes_part:  # others have no gradient but are counted: memories add up to a mean over all
             flat.mul_(self._group.size() / manager.num_participants())
         else:
             flat.zero_()
@@ -154,43 +157,43 @@ class ReplicaHandle:
 
 
 class TorchftDDP(torchft.DistributedDataParallel):
-    """torchft's DistributedDataParallel, whose replicas exchange gradients by a method.
+    """torchft's DistributedDataParallel, with gradients exchanged by a method.
 
-    A step that is not committed leaves no trace in the method's memory. When replicas come or go, each of
-    those that are there begins with the mean of the memories that are left.
+    A step that is not committed does not change the method's memory. When replicas join or leave, each
+    remaining one starts with the mean of the remaining memories.
 
     Attributes:
-        handle: Figures and state: `model.handle.stats().ratio`.
+        handle: Statistics and state: `model.handle.stats().ratio`.
 
     Args:
         manager: The replica's Manager, on a `ProcessGroupGloo`.
-        module: The model. None of its gradients may be sparse.
-        spec: A string such as "cgx(bits=4)", or what `laconic.parse` returns; equal on all replicas.
+        module: The model. No gradient may be sparse.
+        spec: A string such as "cgx(bits=4)", or the result of `laconic.parse`; equal on all replicas.
         seed: Seed of sampling and stochastic rounding; equal on all replicas.
-        options: Those of `DistributedDataParallel`, but `process_group` and `find_unused_parameters`.
+        options: Options of `DistributedDataParallel` except `process_group` and `find_unused_parameters`.
 
     Raises:
-        AttachError: The process group is of another kind, a gradient is sparse, or the method changes how
-            the optimiser steps.
-        SpecError: The spec is wrong.
+        AttachError: The process group is of another type, a gradient is sparse, or the method changes the
+            optimiser's step.
+        SpecError: The spec is invalid.
     """
 
     def __init__(
         self, manager: torchft.Manager, module: nn.Module, spec: Any, *, seed: int = 0, **options: Any
     ) -> None:
         handle = ReplicaHandle(manager, module, spec, seed)
-        self._comm_hook = handle.hook  # torchft's own is there to be registered by its constructor
+        self._comm_hook = handle.hook  # torchft's constructor registers this attribute
         super().__init__(manager, module, **options)
         self.handle = handle
         weakref.finalize(self, handle.end).atexit = False
 
 
 def gloo_of(manager: torchft.Manager) -> torchft.ProcessGroupGloo:
-    """The manager's process group. Raises `AttachError` if it is none that sends and receives by itself."""
+    """Return the manager's process group. Raises `AttachError` unless it supports send and receive."""
     group = manager._pg
     if not isinstance(group, torchft.ProcessGroupGloo):
         raise AttachError(
-            f"the manager's process group is {type(group).__name__}, and messages of a method go over"
-            " ProcessGroupGloo, which takes those of GPUs by way of the host: give the Manager that"
+            f"the manager's process group is {type(group).__name__}, and messages of a method need"
+            " ProcessGroupGloo, which copies GPU tensors via the host: pass that to the Manager"
         )
     return group

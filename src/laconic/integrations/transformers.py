@@ -1,7 +1,7 @@
-"""The Trainer of transformers: a callback that compresses what its ranks exchange.
+"""Trainer of transformers: a callback that compresses the gradients its ranks exchange.
 
-The Trainer wraps the model inside `train`, and gives its callbacks the bare one: so this one is made with the
-Trainer at hand, whose `model_wrapped` it takes as training begins.
+The Trainer wraps the model inside `train`, but passes the bare one to its callbacks: so this callback is
+created with the Trainer and uses its `model_wrapped` when training starts.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 
 class TrainerCompression(TrainerCallback):
-    """Compresses the gradients of a Trainer, `trainer.add_callback(TrainerCompression(trainer, "auto()"))`.
+    """Callback that compresses gradients, `trainer.add_callback(TrainerCompression(trainer, "auto()"))`.
 
-    Accumulation, mixed precision and clipping go on as they are; with momentum correction (`dgc`) set
-    `max_grad_norm=0` and use its own `clip=`. Each checkpoint gets a file laconic.pt with the memory of all
-    ranks, and `train(resume_from_checkpoint=...)` goes on from it with the same bits, on as many ranks.
-    Trials of a hyperparameter search, and checkpoints under `save_only_model`, get none.
+    Accumulation, mixed precision and clipping work unchanged; with momentum correction (`dgc`) set
+    `max_grad_norm=0` and use its own `clip=`. Each checkpoint gets a file laconic.pt with the state of all
+    ranks, and `train(resume_from_checkpoint=...)` resumes from it with the same bits, on as many ranks.
+    Trials of a hyperparameter search, and checkpoints with `save_only_model`, get no such file.
 
     Args:
-        trainer: The Trainer that it is added to.
-        spec: As `laconic.compress` takes it.
-        seed: Of sampling and stochastic rounding; equal on all ranks. Default: 0.
+        trainer: The Trainer to which it is added.
+        spec: Spec, as for `laconic.compress`.
+        seed: Seed of sampling and stochastic rounding; equal on all ranks. Default: 0.
 
     Attributes:
-        handle: What `laconic.compress` returned, from the start of training on; its figures stay.
+        handle: The result of `laconic.compress`, once training has started; its statistics remain.
     """
 
     def __init__(self, trainer: Trainer, spec: Any, *, seed: int = 0) -> None:
@@ -48,7 +48,7 @@ class TrainerCompression(TrainerCallback):
         trainer.train = self._noting(trainer.train)
 
     def _noting(self, train: Any) -> Any:
-        """The Trainer's `train`, which notes where it resumes: no callback is told."""
+        """Wrap the Trainer's `train` to record its checkpoint, which callbacks do not receive."""
 
         @functools.wraps(train)
         def noted(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -65,45 +65,45 @@ class TrainerCompression(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Attach to the wrapped model, and go on from the checkpoint that the Trainer has loaded.
+        """Attach to the wrapped model, and restore the state from the Trainer's checkpoint.
 
         Raises:
-            AttachError: evaluate() was called before train(), the model is sharded by FSDP1 or driven by
-                DeepSpeed, or it does not suit the method.
-            StateError: What the checkpoint holds is of another run.
+            AttachError: evaluate() was called before train(), the model uses FSDP1 or DeepSpeed, or it does
+                not support the method.
+            StateError: The state in the checkpoint belongs to another run.
         """
         self._detach()  # of an attempt with a larger batch, under auto_find_batch_size
         model, resumed = self.trainer.model_wrapped, self._resumed
         if args.world_size == 1 and inside(model) is None:
             warn(
-                "there is one process, so nothing is exchanged and nothing compressed: torchrun"
+                "there is only one process, so nothing is exchanged or compressed: torchrun"
                 " --nproc-per-node 2 starts two",
             )
             return
         if inside(model) is None and not is_sharded(model) and not parallel_otherwise(self.trainer):
             raise AttachError(
                 f"the Trainer trains {type(model).__name__} on {args.world_size} ranks without"
-                " DistributedDataParallel, so that each rank trains a model of its own: evaluate() or"
-                " predict() before train() makes it do so. Call train() first, or build a new Trainer for it"
+                " DistributedDataParallel, so that each rank trains a separate model, because evaluate() or"
+                " predict() ran before train(). Call train() first, or create a new Trainer for it"
             )
         self.handle = compress(model, self.trainer.optimizer, self.spec, seed=self.seed)
         self._attached = True
         if resumed is not None and not folder.load(self.handle, resumed):
             warn(
-                f"{resumed} was saved without {folder.NAME}*.pt: {self.handle.method} begins with an empty"
+                f"{resumed} was saved without {folder.NAME}*.pt: {self.handle.method} starts with an empty"
                 " memory",
             )
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Write the memory of all ranks beside the model that the Trainer has just saved."""
+        """Write the state of all ranks next to the model that the Trainer has just saved."""
         if self.handle is None or args.save_only_model or state.is_hyper_param_search:
             return
         folder.save(self.handle, Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
 
     def _detach(self) -> None:
-        """Make model and optimiser plain again."""
+        """Detach from model and optimiser."""
         if self._attached and self.handle is not None:
             self._attached = False
             self.handle.remove()

@@ -1,4 +1,4 @@
-"""The versions of other libraries with which integrations are tested: those of the extras."""
+"""Versions of the libraries with which the integrations are tested: those of the extras."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.metadata import version
 from laconic.core.extras import require
 from laconic.core.warning import warn
 
-TESTED = {  # from this version on, and below that one
+TESTED = {  # from the first version, below the second
     "accelerate": ("1.15", "1.16"),
     "lightning": ("2.6", "2.7"),
     "torchft": ("0.2", "0.3"),
@@ -20,8 +20,8 @@ def check(library: str, use: str) -> None:
     """Warn if the installed library is outside the tested range.
 
     Args:
-        library: Its name in `import` and in pip; the name of our extra too.
-        use: What needs it, as the subject of a sentence.
+        library: Its name in `import`, in pip and as our extra.
+        use: Name of the caller, the subject of the warning.
 
     Raises:
         ExtraError: It is not installed.
@@ -31,13 +31,13 @@ def check(library: str, use: str) -> None:
     found, (lowest, end) = version(library), TESTED[library]
     if not release(lowest) <= release(found) < release(end):
         warn(
-            f"{use} is tested with {library} from {lowest} on and below {end}, and {found} is installed: if"
-            f" it does not work, {install} brings one that does",
+            f"{use} is tested with {library} from {lowest} and below {end}, and {found} is installed: if"
+            f" it fails, {install} installs a tested version",
         )
 
 
 def release(text: str) -> tuple[int, ...]:
-    """The leading numbers of a version.
+    """Return the leading numbers of a version.
 
     >>> release("2.10.0rc1") > release("2.6")
     True
