@@ -151,7 +151,7 @@ def longer(kind, both):
         said.append(told(lambda args=args, kwargs=kwargs: pipeline.schedule.step(*args, **kwargs)))
     before, (name, text), after = said
     assert before is after is None
-    assert name == "StateError" and "(2, 9, 16)" in text and "alike" in text
+    assert name == "StateError" and "(2, 9, 16)" in text and "one shape" in text
     agree_on_sides(handle)
 
 
@@ -356,7 +356,7 @@ WRONG = [
     ({"forward": "change(minmax(4))", "samples": 9, "keep": "topk(0.1)"}, SpecError, "fixed size"),
     ({"spec": "dgc()"}, SpecError, "ac_sgd"),
     ({"forward": "sum()"}, SpecError, "codec"),
-    ({"forward": "change(minmax(bits=1))", "samples": 9}, UserWarning, "leaves 5"),
+    ({"forward": "change(minmax(bits=1))", "samples": 9}, UserWarning, "loses 5"),
 ]
 
 

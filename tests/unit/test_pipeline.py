@@ -141,8 +141,8 @@ def test_messages_are_checked():
     assert torch.equal(opened(sealed(body, 9, CPU, room=HEADER.size + 11), 9), body)
     for words, message, number in (
         ("disagree", sealed(body, 9, CPU), 8),
-        ("announced", sealed(body, 9, CPU)[:-1], 9),
-        ("no message", torch.zeros(HEADER.size, dtype=torch.uint8), 9),
+        ("announces", sealed(body, 9, CPU)[:-1], 9),
+        ("not a message", torch.zeros(HEADER.size, dtype=torch.uint8), 9),
     ):
         refuses(WireError, words, opened, message, number)
     with pytest.raises(PeerFailed):

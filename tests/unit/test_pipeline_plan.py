@@ -176,7 +176,7 @@ def test_laconic_plan_ranks_what_crosses_stages(monkeypatch) -> None:
         ("--replicas 0", "--replicas must be a whole number in 1..256, got 0"),
         ("--replicas 2", "laconic plan needs --params"),
         ("--replicas-with cgx()", "--replicas-with needs --replicas of 2 or more"),
-        ("--with dgc()", "is for workers that each have the whole model"),
+        ("--with dgc()", "is for workers that each hold the whole model"),
         ("--out x.svg", "--out draws methods by workers, not pipelines"),
     ])  # fmt: skip
 def test_wrong_pipelines_are_refused_in_one_line(words: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Pipelines over slow links: what crosses between stages as bytes, and activations as changes."""
+"""Pipelines over slow links: compressed activations and gradients between the stages."""
 
 from laconic.pipeline.coding import PipelineCoding as PipelineCoding
 from laconic.pipeline.compress import compress as compress

@@ -1,11 +1,11 @@
-"""Buffer: what one side of a boundary remembers of samples, and which history it shares with the other side.
+"""Buffer: one side's stored activations of a boundary, by sample, with a version shared by both sides.
 
-    draft(micro-batch)    what a step would change: kept apart, until the step is known to have ended well
-    settle()              on all ranks: the drafts count
-    discard()             on all ranks: as if the step had not been
+    draft(micro-batch)    record the changes of a step apart from the rows until the step has succeeded
+    settle()              on all ranks: apply the drafts
+    discard()             on all ranks: drop the drafts
 
-Nothing of a step that failed anywhere is kept on any side, whichever message it stopped at. The version is a
-digest of every body that has ever changed the buffer, in order: sides of one version hold the same bytes.
+No side stores anything of a step that failed on any rank, whichever message it stopped at. The version is a
+digest of every body that has changed the buffer, in order: sides with the same version hold the same bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEW = bytes(8)  # the version of an empty buffer
 
 @dataclass(frozen=True)
 class Draft:
-    """Of one micro-batch: int64 (k,) samples, their new rows uint8 (nbytes,), and a digest of its body."""
+    """Draft of one micro-batch: int64 (k,) samples, new rows uint8 (nbytes,), and a digest of its body."""
 
     ids: Tensor
     rows: list[Tensor]
@@ -36,7 +36,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Saved:
-    """A copy of a buffer: bool (samples,), uint8 (seen samples, bytes of one), and uint8 (8,)."""
+    """Copy of a buffer: bool (samples,), uint8 (seen samples, bytes per sample), and uint8 (8,)."""
 
     seen: Tensor
     rows: Tensor
@@ -44,12 +44,12 @@ class Saved:
 
 
 class Buffer:
-    """One row of bytes for each sample, in a memory that opens when it is needed.
+    """One row of bytes per sample, in a memory that is opened on first use.
 
     Attributes:
-        seen: bool (samples,), whose rows are there.
+        seen: bool (samples,): whether the sample has a row.
         version: equal on both sides as long as their rows are.
-        first_visits, changes: samples that settled for the first time, and again.
+        first_visits, changes: number of samples settled for the first time, and again.
     """
 
     def __init__(self, samples: int, open_memory: Callable[[], Memory]) -> None:
@@ -61,26 +61,26 @@ class Buffer:
 
     @cached_property
     def memory(self) -> Memory:
-        """The rows. Raises `StateError` or `OSError` if there is no room."""
+        """Return the rows. Raises `StateError` or `OSError` if there is no room."""
         return self._open()
 
     @property
     def opened(self) -> bool:
-        """Whether there is a memory yet."""
+        """Whether the memory is open."""
         return "memory" in self.__dict__
 
     @property
     def nbytes(self) -> int:
-        """Of all rows, seen or not; 0 before there is a memory."""
+        """Size of all rows, seen or not; 0 before the memory is open."""
         return self.memory.samples * self.memory.nbytes if self.opened else 0
 
     @property
     def untouched(self) -> int:
-        """Bytes that are promised, and that no sample has taken yet."""
+        """Bytes that are reserved but not yet written."""
         return self.nbytes - int(self.seen.sum()) * self.memory.nbytes if self.opened else 0
 
     def check(self) -> None:
-        """Raise `OSError`, with the way out, if rows could not be written."""
+        """Raise `OSError`, with the remedy, if rows could not be written."""
         if self.opened:
             try:
                 self.memory.check()
@@ -90,7 +90,7 @@ class Buffer:
                 ) from error
 
     def draft(self, micro: int, ids: Tensor, rows: list[Tensor], body: Tensor) -> None:
-        """Note what a micro-batch changes, in rows that nobody else writes to.
+        """Record the changes of a micro-batch; the rows must not be modified afterwards.
 
         Raises:
             StateError, OSError: There is no room for rows.
@@ -100,7 +100,7 @@ class Buffer:
         self._drafts[micro] = Draft(ids, [row.cpu() for row in rows], brought)
 
     def settle(self) -> None:
-        """Keep the drafts. A disk that fails meanwhile is told by the next `check`: at the next step."""
+        """Apply the drafts. The next `check`, in the next step, reports a disk that fails here."""
         for _, draft in sorted(self._drafts.items()):
             with suppress(OSError):
                 for sample, row in zip(draft.ids.tolist(), draft.rows, strict=True):
@@ -117,7 +117,7 @@ class Buffer:
         self._drafts.clear()
 
     def forget(self) -> None:
-        """As if no sample had been seen; the memory is opened anew, so one that failed works again."""
+        """Reset to unseen samples. Opens the memory again, so it recovers from an earlier failure."""
         self.discard()
         self.close()
         self.seen.zero_()
@@ -130,11 +130,11 @@ class Buffer:
             del self.memory
 
     def digest(self) -> str:
-        """A short text of all that is remembered, equal on both sides."""
+        """Return a short digest of the stored state, equal on both sides."""
         return self.memory.digest(self.seen) if self.opened else ""
 
     def save(self) -> Saved:
-        """A copy. Raises `OSError` if rows could not be written."""
+        """Return a copy. Raises `OSError` if rows could not be written."""
         if self.opened:
             self.memory.flush()
         rows = (
@@ -145,7 +145,7 @@ class Buffer:
         )
 
     def restore(self, saved: Saved) -> None:
-        """Continue from a copy whose rows fit. Raises `OSError` if there is no room: it is empty then."""
+        """Restore a copy whose rows fit. If there is no room, raise `OSError` with the buffer empty."""
         self.forget()
         if len(saved.rows):
             self.memory.load(saved.seen, saved.rows)

@@ -1,4 +1,4 @@
-"""The channel of `change(codec)`: one side's buffer of samples, and what the next visit changes in it."""
+"""Channel of `change(codec)`: one side's buffer of samples and its updates."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from laconic.pipeline.buffer import Buffer
 from laconic.pipeline.channel import Channel, Coded, Plain, Visit, as_vector, check_finite
 from laconic.pipeline.codings.change import Change
 
-OpenMemory = Callable[[str, int], Memory]  # of a boundary's name and the bytes of a row
+OpenMemory = Callable[[str, int], Memory]  # takes the boundary's name and the bytes per row
 
 
 class Changes(Channel):
-    """m[sample] for each sample, as bytes of the codec `keep`.
+    """State m[sample] of each sample, stored in the codec `keep`.
 
-    Body: the wires of the micro-batch's samples, in order; led by their lengths, uint32 (rows,), unless both
-    codecs have fixed sizes. Both sides keep decode(keep.encode(m + decoded change)), bit for bit the same: at
-    once, or where the visit is of a step that may still fail, when `buffer.settle` is called.
+    Body: the wires of the micro-batch's samples, in order; preceded by their lengths, uint32 (rows,), unless
+    both codecs have fixed sizes. Both sides store decode(keep.encode(m + decoded change)), which is
+    bit-identical: immediately, or in `buffer.settle` if the visit's step can still fail.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class Changes(Channel):
     ) -> None:
         super().__init__(name, shape, dtype, seed)
         self.change, self.keep = change, keep
-        self.rows, self.n = (shape[0] if shape else 1), shape[1:].numel()  # samples, and elements of each
+        self.rows, self.n = (shape[0] if shape else 1), shape[1:].numel()  # samples, and elements per sample
         self.row_bytes = keep.nbytes(self.n)
         self.buffer = Buffer(samples, lambda: memory(name, self.row_bytes))
 
     @property
     def fixed(self) -> bool:
-        """Whether a body's length follows from which samples are new."""
+        """Whether the set of new samples determines a body's length."""
         return self.change.codec.fixed_size and self.change.first_codec.fixed_size
 
     @property
@@ -102,7 +102,7 @@ class Changes(Channel):
             self._along(out[i]).copy_(value.view(self._along(out[i]).shape))
 
     def _known(self, visit: Visit) -> Tensor:
-        """bool (rows,): which samples have been seen. None of an evaluation's, which leaves no trace."""
+        """Return bool (rows,): the samples seen before; all False in evaluation, which uses no buffer."""
         if not visit.training:
             return torch.zeros(self.rows, dtype=torch.bool, device="cpu")
         assert visit.ids is not None
@@ -112,7 +112,7 @@ class Changes(Channel):
         return row if visit.ids is None or not visit.training else int(visit.ids[row])
 
     def _along(self, row: Tensor) -> Tensor:
-        """A sample's view with its elements in the order in which they are encoded."""
+        """Return a view of a sample with its elements in encoding order."""
         return row.movedim(-1, 0) if self.change.along == "channels" and row.dim() > 1 else row
 
     def _vector(self, row: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class Changes(Channel):
         return self.keep.decode(self.buffer.memory.read(sample).to(device), self.n)
 
     def _remember(self, values: list[Tensor], visit: Visit, body: Tensor) -> list[Tensor]:
-        """Keep the samples' new values; what is kept, which `keep` may have rounded."""
+        """Store the samples' new values and return them as stored, possibly rounded by `keep`."""
         if not visit.training or visit.ids is None:
             return values
         samples = visit.ids.tolist()
@@ -136,15 +136,15 @@ class Changes(Channel):
         return values if self.keep.lossless else [self.keep.decode(row, self.n) for row in rows]
 
     def _wires(self, body: Tensor, known: list[bool]) -> list[Tensor]:
-        """The samples' wires in a body. Raises `WireError` unless they fill it."""
+        """Return the samples' wires in a body. Raises `WireError` unless they fill it."""
         sizes = [(self.change.codec if old else self.change.first_codec).nbytes(self.n) for old in known]
         if not self.fixed:
             head, body = body[: 4 * len(known)], body[4 * len(known) :]
             if head.numel() < 4 * len(known):
-                raise WireError(f"the lengths of {len(known)} wires fill {4 * len(known)} bytes")
+                raise WireError(f"the lengths of {len(known)} wires take {4 * len(known)} bytes")
             sizes = unsigned(head).tolist()
         if sum(sizes) != body.numel():
-            raise WireError(f"wires of {sum(sizes)} bytes are announced, but {body.numel()} came")
+            raise WireError(f"expected wires of {sum(sizes)} bytes, got {body.numel()}")
         return list(torch.split(body, sizes))
 
 
@@ -158,7 +158,7 @@ def channel_of(
     samples: int,
     memory: OpenMemory,
 ) -> Channel:
-    """The channel of a coding; `keep`, `samples` and `memory` are for those that remember."""
+    """Return the channel of a coding; only `change` uses `keep`, `samples` and `memory`."""
     if isinstance(coding, Change):
         return Changes(name, shape, dtype, seed, coding, keep, samples, memory)
     if isinstance(coding, Dense):

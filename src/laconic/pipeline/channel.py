@@ -1,4 +1,4 @@
-"""Channel: one tensor that crosses one boundary in one direction, seen from one side."""
+"""Channel: one side of one tensor that crosses one boundary in one direction."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from laconic.core.turn import mix, name_key
 
 @dataclass(frozen=True)
 class Visit:
-    """One micro-batch on its way.
+    """One transfer of a micro-batch.
 
     Attributes:
-        ids: int64 (rows,) of its samples, or None where nobody gave any.
-        may_fail: whether it is of a step that others may void: what it changes waits for that step's end.
+        ids: int64 (rows,) ids of its samples, or None if none were given.
+        may_fail: whether other ranks can still void its step; changes then wait for the end of the step.
     """
 
     step: int
@@ -31,10 +31,10 @@ class Visit:
 
 
 class Channel(ABC):
-    """Encodes on the sender's side, decodes on the receiver's; a memory, if any, changes with either.
+    """Encoder on the sender's side, decoder on the receiver's; either updates the memory, if there is one.
 
     Attributes:
-        name: of the boundary and its tensor, such as "0>1:0"; equal on both sides.
+        name: boundary and tensor, such as "0>1:0"; equal on both sides.
         shape, dtype: of the tensor.
     """
 
@@ -45,31 +45,31 @@ class Channel(ABC):
     @property
     @abstractmethod
     def most(self) -> int:
-        """The most bytes of any body."""
+        """Largest size of a body, in bytes."""
 
     def room(self, visit: Visit) -> int:
-        """The most bytes of this visit's body, from what both sides know."""
+        """Return the largest size of this visit's body, in bytes, from facts known to both sides."""
         return self.most
 
     @abstractmethod
     def encode(self, x: Tensor, visit: Visit) -> Tensor:
-        """A body uint8 (m,) of x. Raises `NonFiniteError` for NaN and Inf, with no memory changed."""
+        """Encode x to a body uint8 (m,). Raises `NonFiniteError`, with no memory changed, for NaN and Inf."""
 
     @abstractmethod
     def decode_(self, body: Tensor, out: Tensor, visit: Visit) -> None:
-        """Write what a body stands for to `out`. Raises `WireError` for one that no encoder can have made."""
+        """Decode a body to `out`. Raises `WireError` for a body that no encoder can have made."""
 
     def agreed(self, visit: Visit) -> tuple[bytes | str, ...]:
-        """What both sides must have alike to understand a body."""
+        """Return the facts that must be equal on both sides to decode a body."""
         return self.name, repr((tuple(self.shape), self.dtype, visit.step, visit.micro, visit.training))
 
     def key(self, visit: Visit, sample: int = 0) -> int:
-        """For random codecs: from seed, boundary, step, micro-batch and sample."""
+        """Return a key for random codecs, derived from seed, boundary, step, micro-batch and sample."""
         return mix(self._seed, visit.step, visit.micro, sample)
 
 
 class Plain(Channel):
-    """The tensor's own bytes, in its own dtype: nothing is lost."""
+    """The tensor's own bytes in its own dtype, lossless."""
 
     @property
     def most(self) -> int:
@@ -81,12 +81,12 @@ class Plain(Channel):
 
     def decode_(self, body: Tensor, out: Tensor, visit: Visit) -> None:
         if body.numel() != self.most:
-            raise WireError(f"a body of {self.most} bytes is expected, got {body.numel()}")
+            raise WireError(f"expected a body of {self.most} bytes, got {body.numel()}")
         out.copy_(as_numbers(body, self.dtype).view(self.shape))
 
 
 class Coded(Channel):
-    """The whole tensor by one codec, without memory."""
+    """The whole tensor in one codec, without memory."""
 
     def __init__(self, name: str, shape: torch.Size, dtype: torch.dtype, seed: int, codec: Codec) -> None:
         super().__init__(name, shape, dtype, seed)
@@ -105,11 +105,11 @@ class Coded(Channel):
 
 
 def check_finite(x: Tensor) -> None:
-    """Raise `NonFiniteError` for NaN and Inf: not every codec does."""
+    """Raise `NonFiniteError` for NaN and Inf; some codecs do not check."""
     if not bool(x.isfinite().all()):
-        raise NonFiniteError("it holds NaN or Inf")
+        raise NonFiniteError("the tensor holds NaN or Inf")
 
 
 def as_vector(x: Tensor) -> Tensor:
-    """x as a contiguous float32 (n,)."""
+    """Return x as a contiguous float32 (n,)."""
     return x.to(torch.float32).contiguous().view(-1)

@@ -1,4 +1,4 @@
-"""Pipeline coding: what a spec can say about the boundary between stages, beside a plain codec."""
+"""Pipeline coding: a spec for the boundary between stages."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from laconic.core.spec import Spec
 
 
 class PipelineCoding(Spec):
-    """Base of `change(...)`, one direction, and of methods such as `ac_sgd(...)`, both directions."""
+    """Base of `change(...)` (one direction) and of methods such as `ac_sgd(...)` (both directions)."""

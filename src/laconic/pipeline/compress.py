@@ -1,4 +1,4 @@
-"""`compress`: what crosses between the stages of torch's pipelines, in fewer bytes."""
+"""`compress`: send fewer bytes between the stages of torch's pipelines."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from laconic.pipeline.place import Place
 from laconic.pipeline.plan import Plan
 
 FORWARD, BACKWARD = "change(minmax(bits=4))", "minmax(bits=8)"
-NO_TARGET = "the loss has no target: give step target=, on the rank of the last stage"
-TESTED = ((2, 13), (2, 13))  # torch's stages change between versions: widen it where the tests have run
+NO_TARGET = "the loss has no target: pass target= to step, on the rank of the last stage"
+TESTED = ((2, 13), (2, 13))  # torch's stages change between versions: widen after running the tests
 
 
 def compress(
@@ -47,43 +47,43 @@ def compress(
     group: dist.ProcessGroup | None = None,
     seed: int = 0,
 ) -> Handle:
-    """Pack the activations and gradients that cross between pipeline stages; the script stays as it is.
+    """Compress the activations and gradients sent between pipeline stages, without changes to the script.
 
         schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=loss_fn)
         handle = laconic.pipeline.compress(schedule, "ac_sgd(forward=4, backward=8)", samples=len(dataset))
         ...
         handle.step(x, samples=ids)        # in place of schedule.step(x), with the same ids on every rank
 
-    For GPipe, 1F1B, interleaved and V schedules of `torch.distributed.pipelining`, and stages made with
-    `PipelineStage`. What crosses is bytes on the stages' own process group. `schedule.eval` sends what
-    `change(...)` would send at a first visit, and leaves no trace in buffers.
+    Supports GPipe, 1F1B, interleaved and V schedules of `torch.distributed.pipelining`, and stages made with
+    `PipelineStage`. The coded bytes use the stages' own process group. `schedule.eval` sends `change(...)`
+    activations as first visits, and does not touch the buffers.
 
-    A stage may be under `DistributedDataParallel`, with gradients compressed by `laconic.compress`: give all
-    replicas' ranks as `group`, so that one that fails does not leave the others alone.
+    A stage may be wrapped in `DistributedDataParallel`, with gradients compressed by `laconic.compress`: pass
+    the ranks of all replicas as `group`, so that all of them raise if one fails.
 
-    Called on every rank of the stages' group, after the schedule was made and before its first step.
+    Call this on every rank of the stages' group, after making the schedule and before its first step.
 
     Args:
         schedule_or_stage: a schedule; or this rank's stage, or list of stages, before a schedule is made.
         spec: a method for both directions, such as "ac_sgd(forward=4, backward=8)", or one codec for both, or
-            a `change(...)` for activations; in place of these two:
-        forward: of activations: `change(codec)`, or any codec or selector, directly. "dense()": as they are.
-        backward: of their gradients: any codec or selector.
-        samples: how many samples the dataset has, whose ids are 0..samples - 1. Only for `change(...)`.
-        keep: how a sample's activation is kept on both sides: any codec of fixed size, such as "dense()",
-            float32, "cast('fp16')" or "minmax(bits=8)".
-        folder: where buffers are files, one for each boundary; several handles may share it; default: in RAM.
-        most_bytes: what this rank's buffers may take; default: the free memory, or the free disk.
-        group: the ranks that raise together; default: those of the stages' group.
-        seed: of random rounding.
+            `change(...)` for activations; replaces `forward` and `backward`.
+        forward: coding of activations: `change(codec)`, or any codec or selector. "dense()": uncompressed.
+        backward: codec or selector of their gradients.
+        samples: number of samples in the dataset, with ids 0..samples - 1. Only for `change(...)`.
+        keep: codec in which both sides store a sample's activation: any codec of fixed size, such as
+            "dense()" (float32), "cast('fp16')" or "minmax(bits=8)".
+        folder: folder for buffer files, one per boundary; several handles may share it; default: in RAM.
+        most_bytes: limit of this rank's buffers; default: the free memory, or the free disk space.
+        group: the ranks that raise together; default: the stages' group.
+        seed: seed of random rounding.
 
     Returns:
-        The handle of this rank: steps, figures, state, and `remove()`.
+        This rank's handle: steps, statistics, state, and `remove()`.
 
     Raises:
-        AttachError: with nothing attached: an untested version of torch, no schedule or stage of this kind,
-            one that is compressed already, or ranks that disagree.
-        SpecError: for arguments that are wrong.
+        AttachError: Nothing is attached: the version of torch is untested, there is no schedule or stage of
+            this kind, a stage is already compressed, or ranks disagree.
+        SpecError: An argument is invalid.
     """
     check_version(torch.__version__)
     stages = stages_of(schedule_or_stage)
@@ -105,7 +105,7 @@ def compress(
 
 
 def check_version(version: str) -> None:
-    """Raise `AttachError` for a torch whose stages were not tested.
+    """Raise `AttachError` for a version of torch whose stages are untested.
 
     >>> check_version("2.7.1+cpu")
     Traceback (most recent call last):
@@ -122,14 +122,14 @@ with 2.7.1+cpu: install torch==2.13.*
 
 
 def is_schedule(given: Any) -> bool:
-    """Whether this is a schedule of torch, and no stage."""
+    """Return whether this is a schedule of torch, not a stage."""
     from torch.distributed.pipelining import schedules
 
     return isinstance(given, schedules._PipelineSchedule)
 
 
 def stages_of(given: Any) -> list[Any]:
-    """This rank's stages, of a schedule or as they are. Raises `AttachError` for anything else."""
+    """Return this rank's stages. Raises `AttachError` unless given a schedule or stages."""
     from torch.distributed.pipelining import PipelineStage
 
     from laconic.pipeline.stage import CompressedStage
@@ -144,11 +144,11 @@ def stages_of(given: Any) -> list[Any]:
             got = type(stage).__name__
             raise AttachError(
                 "compress takes a schedule of torch.distributed.pipelining whose stages are PipelineStage, or"
-                f" such a stage, got {got}: cut the model by hand, PipelineStage(module, index, ...)"
+                f" such a stage, got {got}: split the model by hand with PipelineStage(module, index, ...)"
             )
         if isinstance(stage, CompressedStage):
             raise AttachError(
-                f"stage {stage.stage_index} is compressed already: call its handle.remove() first"
+                f"stage {stage.stage_index} is already compressed: call its handle.remove() first"
             )
     return stages
 
@@ -163,12 +163,12 @@ def _plan(
     most_bytes: int | None,
     seed: int,
 ) -> Plan:
-    """The arguments, parsed and checked."""
+    """Parse and check the arguments."""
     if spec is not None:
         method = parse(spec) if isinstance(spec, str) else spec
         if forward != FORWARD or (backward != BACKWARD and not isinstance(method, Change)):
             raise SpecError(
-                f"{method!r} says what is sent forward and backward, so give it, or forward= and backward=,"
+                f"{method!r} sets both directions: pass it, or forward= and backward=,"
                 f" not both: got forward={forward!r}, backward={backward!r}"
             )
         if isinstance(method, AcSgd | Direct):
@@ -179,22 +179,22 @@ def _plan(
             forward = backward = lift_codec(method)
         else:
             raise SpecError(
-                "between stages go ac_sgd(...), direct(...), change(...), codecs and selectors, got"
+                "between stages use ac_sgd(...), direct(...), change(...), codecs or selectors, got"
                 f" {method!r}"
             )
     up = parse(forward) if isinstance(forward, str) else forward
     up = up if isinstance(up, Change) else lift_codec(up)
     kept = lift_codec(keep)
     if not kept.fixed_size:
-        raise SpecError(f"keep takes a codec of fixed size, got {kept!r}: such as minmax(bits=8)")
+        raise SpecError(f"keep must be a codec of fixed size, such as minmax(bits=8), got {kept!r}")
     if isinstance(up, Change):
         if samples is None:
-            raise SpecError(f"{up!r} keeps a buffer for each sample: say how many, samples=len(dataset)")
+            raise SpecError(f"{up!r} stores a buffer for each sample: pass samples=len(dataset)")
         arguments.whole("samples", samples, 1)
         if (error := up.error()) >= LIMIT:
             warn(
-                f"{up!r} leaves {error:.2f} of |x|^2 at each visit, and theory asks for less than {LIMIT}:"
-                " take more bits, or shorter blocks",
+                f"{up!r} loses {error:.2f} of |x|^2 at each visit, and theory requires less than {LIMIT}:"
+                " use more bits or shorter blocks",
             )
     if most_bytes is not None:
         arguments.whole("most_bytes", most_bytes, 1)
@@ -203,7 +203,7 @@ def _plan(
 
 
 def _attached(handle: Handle, schedule: Any, stages: Sequence[Any]) -> Handle:
-    """Re-class the stages, and let the schedule's step end with an agreement of all ranks."""
+    """Replace the class of each stage, and make the schedule's step end with an agreement of all ranks."""
     from laconic.pipeline.stage import CompressedStage
 
     def ends(stage: Any) -> None:
@@ -242,7 +242,7 @@ def _attached(handle: Handle, schedule: Any, stages: Sequence[Any]) -> Handle:
             try:
                 return plain_step(*args, target=target, **kwargs)
             finally:
-                batches.ended()  # torch may refuse a step before it begins
+                batches.ended()  # torch may reject a step before it begins
 
         schedule._step_microbatches, schedule.step = step, whole_step
         handle.when_removed(
@@ -253,7 +253,7 @@ def _attached(handle: Handle, schedule: Any, stages: Sequence[Any]) -> Handle:
 
 
 def _guard_loss(handle: Handle, schedule: Any) -> None:
-    """Let a loss that fails, or has no target, be told to all ranks at the end of the step."""
+    """Make all ranks raise at the end of the step if the loss fails or has no target."""
     one, each = schedule._compute_loss, schedule._maybe_compute_loss
     zero = functools.partial(torch.zeros, (), dtype=torch.float32, device="cpu")
 
@@ -277,14 +277,14 @@ def _guard_loss(handle: Handle, schedule: Any) -> None:
 
 
 def _restored(stage: Any, kind: type) -> None:
-    """Torch's own stage again."""
+    """Restore torch's own stage."""
     stage.__class__ = kind
     for name in ("_laconic", "_laconic_begin", "_laconic_end", "_laconic_ids"):
         delattr(stage, name)
 
 
 def _warned_at_exit(handle: Handle) -> Callable[[], None]:
-    """Let a script that ends without `remove` hear of buffers that were of no use; what undoes it."""
+    """Warn at exit, if `remove` was not called, that buffers were never reused; return the canceller."""
     known = weakref.ref(handle)
 
     def warn_if_alive() -> None:

@@ -1,13 +1,13 @@
-"""What crosses from stage to stage of a pipeline: a spec of `--with` where there are `--stages`.
+"""Crossing: the spec for data between pipeline stages, given to `--with` together with `--stages`.
 
 | spec | activations | their gradients |
 |---|---|---|
 | `dense()` | float32, by torch's own stages | float32 |
-| `direct(dense(), dense())` | float32, by ours: over gloo, receives first | float32 |
+| `direct(dense(), dense())` | float32, by Laconic's: over gloo, receives first | float32 |
 | `ac_sgd(forward=4, backward=8)` | changes, in 4 bits | in 8 bits |
 | `direct(minmax(bits=4))` | in 4 bits | in 8 bits |
 | `change(minmax(bits=4))` | changes, by its codec | in 8 bits |
-| a codec or selector, `cast('fp16')` | by it | by it |
+| a codec or selector, `cast('fp16')` | in it | in it |
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from laconic.pipeline.codings.direct import EIGHT, Direct
 
 @dataclass(frozen=True)
 class Crossing:
-    """`spec`: its canonical text. `forward`, `backward`: what codes activations, and their gradients."""
+    """`spec`: its canonical text. `forward`, `backward`: codings of activations and of their gradients."""
 
     spec: str
     forward: Codec | Change
@@ -36,17 +36,17 @@ class Crossing:
 
     @property
     def dense(self) -> bool:
-        """Whether torch's own stages do."""
+        """Whether torch's own stages are used."""
         return self.spec == repr(Dense())
 
     @property
     def remembers(self) -> bool:
-        """Whether it keeps a buffer for each sample."""
+        """Whether it stores a buffer for each sample."""
         return isinstance(self.forward, Change)
 
 
 def crossing(text: str) -> Crossing:
-    """The crossing of a spec. Raises `SpecError` if it is of something else.
+    """Return the crossing of a spec. Raises `SpecError` for a spec of another kind.
 
     >>> crossing("ac_sgd(2, 6)").forward, crossing("cast('fp16')").backward
     (change(minmax(bits=2, block=128)), cast(dtype='fp16'))
@@ -60,14 +60,14 @@ def crossing(text: str) -> Crossing:
     if isinstance(found, Change):
         return Crossing(repr(found), found, EIGHT)
     raise SpecError(
-        f"{text} is for workers that each have the whole model: with --stages give what crosses them, such as"
-        " ac_sgd(forward=4, backward=8), a codec or dense(), and methods for gradients of weights to"
+        f"{text} is for workers that each hold the whole model: with --stages give a boundary coding, such as"
+        " ac_sgd(forward=4, backward=8), a codec or dense(), and pass methods for weight gradients to"
         " --replicas-with"
     )
 
 
 def for_stages(text: str) -> bool:
-    """Whether a spec means something between stages alone."""
+    """Return whether a spec is valid only between stages."""
     try:
         return isinstance(parse(text), PipelineCoding)
     except SpecError:

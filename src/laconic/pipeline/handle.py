@@ -28,11 +28,11 @@ from laconic.pipeline.step import Step, checked_ids
 
 @outside_inference_mode("stats", "forget", "state_dict", "load_state_dict", "remove")
 class Handle:
-    """A compressed pipeline on one rank: steps with sample ids, figures, state, and the way back.
+    """Compressed pipeline on one rank: steps with sample ids, statistics, state, and removal.
 
-    Whatever goes wrong inside a step, such as a NaN or an id that comes twice, is raised on every rank at
-    the end of that step. Buffers hold nothing of a step that failed: a script that catches the error may go
-    on with the next batch. After `remove`, only `stats` and `remove` can still be called.
+    An error inside a step, such as a NaN or a duplicate id, is raised on every rank at the end of that step.
+    Buffers store nothing of a failed step: a script that catches the error may continue with the next batch.
+    After `remove`, only `stats` and `remove` can be called.
     """
 
     def __init__(self, plan: Plan, schedule: Any, stages: Sequence[Any], comm: Comm, exact: bool) -> None:
@@ -43,8 +43,8 @@ class Handle:
         self._ids: Tensor | Sequence[int] | None = None
         self._upcoming: Tensor | Sequence[int] | None = None
         self._first_rank = dist.get_process_group_ranks(self._stages[0].group or dist.group.WORLD)[0]
-        self._ended = 0  # stages whose part of the step is over
-        self._loaded: dict[str, Saved] = {}  # of boundaries that nothing has crossed since
+        self._ended = 0  # stages that have finished the step
+        self._loaded: dict[str, Saved] = {}  # of boundaries not used since loading
         self._removers: list[Callable[[], None]] = []
         self._removed = False
         self.links = [StageLinks(each, self._step, self._traffic, self._make, exact) for each in stages]
@@ -55,7 +55,7 @@ class Handle:
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """What all ranks must have alike."""
+        """Return the configuration that must be equal on all ranks."""
         plan = self.plan
         return {
             "forward": repr(plan.forward),
@@ -69,7 +69,7 @@ class Handle:
 
     @property
     def samples(self) -> Tensor | Sequence[int] | None:
-        """The ids of the next step's samples: set them before each step, equal on all ranks."""
+        """Sample ids of the next step: set them before each step, equal on all ranks."""
         return self._ids
 
     @samples.setter
@@ -79,7 +79,7 @@ class Handle:
 
     @property
     def upcoming(self) -> Tensor | Sequence[int] | None:
-        """The ids of the step after, if known: their buffers are read from the disk meanwhile."""
+        """Sample ids of the step after the next, if known: their buffers are read from disk ahead of time."""
         return self._upcoming
 
     @upcoming.setter
@@ -93,34 +93,34 @@ class Handle:
         upcoming: Tensor | Sequence[int] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """`schedule.step(*args, **kwargs)` with the ids of its samples. Called on every rank.
+        """Call `schedule.step(*args, **kwargs)` with the ids of its samples. Call this on every rank.
 
         Args:
-            args: of the schedule's own step: the batch on the first rank.
+            args: arguments of the schedule's own step: the batch on the first rank.
             samples: int64 (batch,), the samples' ids in 0..N-1, each once; equal on all ranks.
-            upcoming: the ids of the next step, which buffers in a folder then read ahead.
-            kwargs: of the schedule's own step, such as `target` and `losses`.
+            upcoming: ids of the next step, which buffers in a folder read ahead.
+            kwargs: keyword arguments of the schedule's own step, such as `target` and `losses`.
 
         Returns:
-            What the schedule's own step returns.
+            The result of the schedule's own step.
 
         Raises:
-            AttachError: `compress` was given stages: call the step of their schedule, after `handle.samples`;
+            AttachError: `compress` was given stages: set `handle.samples`, then call their schedule's step;
                 or the handle was removed.
-            StateError, NonFiniteError, WireError, OSError: on every rank: see the message.
+            StateError, NonFiniteError, WireError, OSError: The step failed; raised on every rank.
         """
         self._check_attached()
         if self.batches is None:
             raise AttachError(
                 "compress was given stages, not their schedule: set handle.samples = ids, then call"
-                " schedule.step; or give compress the schedule"
+                " schedule.step; or pass the schedule to compress"
             )
         self.batches.check_ids(samples)
         self._ids, self._upcoming = samples, upcoming
         return self._schedule.step(*args, **kwargs)
 
     def stats(self) -> Stats:
-        """Bytes and seconds of this rank since the start."""
+        """Return bytes and seconds of this rank since the start."""
         buffers = [each.buffer for each in self._changes()]
         return Stats.of(
             self._traffic,
@@ -131,7 +131,7 @@ class Handle:
         )
 
     def digests(self) -> dict[str, str]:
-        """Of each boundary's buffer on this rank, by name and side: equal on both sides, always."""
+        """Return the digest of each boundary's buffer on this rank, by name and side; equal on both sides."""
         self._check_attached()
         sides = {"send": "sent", "receive": "received"}
         return {
@@ -142,21 +142,21 @@ class Handle:
         }
 
     def forget(self) -> None:
-        """Empty all buffers, after an error too: each sample's next visit is its first. For all ranks."""
+        """Empty all buffers, so that each sample's next visit is its first. Call this on every rank."""
         self._check_attached()
         self._loaded.clear()
         for each in self._changes():
             each.buffer.forget()
 
     def state_dict(self, *, buffers: bool = True) -> dict[str, Any]:
-        """This rank's state, to be saved by this rank, between steps. The rank is in every key.
+        """Return this rank's state, for this rank to save between steps. The rank is in every key.
 
         Args:
             buffers: Whether to save the samples' activations, which may be large. Without them, every
-                sample's next visit after `load_state_dict` is a first one. Equal on all ranks.
+                sample's next visit after `load_state_dict` is a first visit. Equal on all ranks.
 
         Returns:
-            Plain numbers, strings and tensors, which load under `torch.load(weights_only=True)`.
+            Plain numbers, strings and tensors, loadable with `torch.load(weights_only=True)`.
 
         Raises:
             OSError: A file of `folder` could not be written.
@@ -166,12 +166,12 @@ class Handle:
         return state.saved(self._identity(), self._step.number, kept if buffers else {})
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken. Called on every rank, with states of one checkpoint.
+        """Restore a state of `state_dict`. Call this on every rank, with states of one checkpoint.
 
         Raises:
-            StateError: With nothing changed: the state is damaged, or of another rank, pipeline, spec or
-                shape. Where nothing has crossed yet, another shape is told by the first step, on every rank.
-            OSError: There is no room for its buffers, which are all empty then.
+            StateError: The state is damaged, or of another rank, pipeline, spec or shape; nothing is changed.
+                For boundaries not used yet, the first step reports another shape, on every rank.
+            OSError: There is no room for its buffers; all of them are empty then.
         """
         self._check_attached()
         step, loaded = state.loaded(saved, self._identity())
@@ -186,7 +186,7 @@ class Handle:
             raise
 
     def remove(self) -> None:
-        """Give torch its stages back, and free the buffers. Called on every rank, between steps."""
+        """Restore torch's stages and free the buffers. Call this on every rank, between steps."""
         removers, self._removers, self._removed = self._removers, [], True
         for remove in reversed(removers):
             remove()
@@ -197,27 +197,27 @@ class Handle:
         self._loaded.clear()
 
     def when_removed(self, *removers: Callable[[], None]) -> None:
-        """Call these once, the last one first, in `remove`."""
+        """Register callbacks for `remove`, called once, last one first."""
         self._removers += removers
 
     def warn_of_one_epoch(self) -> None:
-        """Warn if samples have crossed, but none a second time."""
+        """Warn if samples were sent, but none a second time."""
         stats = self.stats()
         if stats.first_visits and not stats.changes:
             warn(
                 f"{self.plan.forward!r} has sent {stats.first_visits} samples for the first time and none"
-                " again: its buffers were of no use. In training of one epoch, quantise directly: forward="
+                " again, so its buffers were useless. In training of one epoch, quantise directly: forward="
                 f"'{self.plan.direct!r}'",
             )
 
     def begin(self, stage: Any) -> None:
-        """Called by each stage before a step."""
+        """Start a step; each stage calls this before a step."""
         if stage is not self._stages[0]:
             return
         step, self._ended = self._step, 0
         step.begin()
         for each in self._changes():
-            each.buffer.discard()  # of a step that failed
+            each.buffer.discard()  # drafts of a failed step
         ids, self._ids = self._ids, None
         if not isinstance(self.plan.forward, Change) or not stage.has_backward:
             return
@@ -230,11 +230,11 @@ class Handle:
             state.agree_on(self._comm, step, list(self._changes()), self._first_rank)
 
     def begin_first(self, error: Exception | None) -> None:
-        """Called on all ranks in a step, with what is wrong before its first message."""
+        """Start the first step, on all ranks, with the error found before its first message, if any."""
         self._step.begin_first(self._comm, error)
 
     def end(self, stage: Any = None) -> None:
-        """Called at the end of a step: by the schedule, or by each stage where no schedule is known."""
+        """Finish a step; called by the schedule, or by each stage if no schedule is known."""
         self._ended += 1
         if stage is None or self._ended == len(self._stages):
             self._step.end(self._comm)

@@ -30,35 +30,36 @@ def link(
     group: dist.ProcessGroup | None = None,
     seed: int = 0,
 ) -> Link:
-    """A packed send and receive that gradients go back through.
+    """Return a differentiable, compressed send and receive.
 
         link = laconic.pipeline.link("minmax(bits=4)", backward="minmax(bits=8)")
         token = link.send(first_half(x), to=1); token.backward()                      # rank 0
         loss_fn(second_half(link.receive((32, 256), source=0)), y).backward()         # rank 1
 
-    Calls block, and match in order; gradients find their own tensors, in whatever order autograd has them. A
-    sender waits until its tensor is taken: call `backward` on either end after all tensors of a step have
-    crossed, as two ends that both send wait for each other until the group's time-out. Each message goes
-    once, without memory: for changes by sample see `laconic.pipeline.compress`. Before a tensor goes an offer
-    of 24 bytes, its length and a digest of shape, dtype, codec and turn, and the answer to it, 24 bytes too,
-    so that ends that disagree both hear of it; a gradient has an offer and no answer, and goes only where
-    both ends want one. So a tensor costs a round trip of the link beside its bytes.
+    Calls block and match in order; gradients find their tensors in whatever order autograd computes them. A
+    sender waits until its tensor is received: call `backward` on either end only after all tensors of a step
+    were sent, because two ends that both send wait for each other until the group's time-out. Each message is
+    sent once, without memory; for changes by sample see `laconic.pipeline.compress`.
+
+    A 24-byte offer precedes each tensor: its length and a digest of shape, dtype, codec and turn. A 24-byte
+    answer follows, so that both ends report a disagreement. A gradient has an offer and no answer, and is
+    sent only if both ends want it. Each tensor therefore costs one additional round trip.
 
     Args:
-        codec: any codec or selector, of what is sent.
-        backward: of its gradient; default: the same codec.
-        group: the ranks' process group; default: all. Ranks are its own.
-        seed: of random rounding.
+        codec: codec or selector of the sent tensor.
+        backward: codec or selector of its gradient; default: the same.
+        group: the ranks' process group; default: all ranks. Ranks are numbered within the group.
+        seed: seed of random rounding.
 
     Raises:
-        SpecError: for a spec that is no codec or selector.
+        SpecError: The spec is not a codec or selector.
     """
     forward = lift_codec(codec)
     return Link(forward, forward if backward is None else lift_codec(backward), group, seed)
 
 
 class Link:
-    """One rank's ends. Made by `laconic.pipeline.link`, with equal arguments on both ranks."""
+    """Both directions of one rank. Made by `laconic.pipeline.link`, with equal arguments on both ranks."""
 
     def __init__(
         self, forward: Codec, backward: Codec, group: dist.ProcessGroup | None = None, seed: int = 0
@@ -81,12 +82,12 @@ class Link:
             to: the other rank.
 
         Returns:
-            A token, a scalar of zero, which requires a gradient where x does: its `backward()` waits for that
-            of x, and goes on from there. It raises `PeerError` where the receiver has disabled gradients, and
-            waits in vain, up to the time-out of the group, where it does not use what it received.
+            A scalar token with value zero, which requires a gradient if x does. Its `backward()` waits for
+            the gradient of x and continues from there. It raises `PeerError` if the receiver has disabled
+            gradients, and waits until the group's time-out if the receiver does not use the received tensor.
 
         Raises:
-            NonFiniteError, AttachError: for NaN and Inf, and integers; the receiver raises `PeerError`.
+            NonFiniteError, AttachError: x holds NaN or Inf, or integers; the receiver raises `PeerError`.
             WireError: The two sides disagree; the receiver raises it too.
         """
         token: Tensor = _Send.apply(x, self, to, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
@@ -100,15 +101,15 @@ class Link:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """Receive what a rank sends. In `backward` its gradient goes back there.
+        """Receive a tensor from a rank. `backward` sends its gradient to that rank.
 
         Args:
-            shape, dtype: of what is sent, equal on both ranks.
+            shape, dtype: of the sent tensor, equal on both ranks.
             source: the other rank.
-            device: where it is wanted.
+            device: device of the result.
 
         Returns:
-            A tensor that requires a gradient where gradients are enabled, and what was sent requires one.
+            A tensor that requires a gradient if gradients are enabled and the sent tensor requires one.
 
         Raises:
             PeerError: The sender could not send it.
@@ -124,26 +125,26 @@ class Link:
         return received
 
     def stats(self) -> Stats:
-        """Bytes and seconds of this rank since the start; a step is a tensor sent or received."""
+        """Return bytes and seconds of this rank since the start; a step is one tensor sent or received."""
         return Stats.of(self._traffic, steps=sum(self._turns.values()))
 
     def begin(self, source: int, to: int) -> int:
-        """The turn of the next tensor from one rank to another."""
+        """Return the turn of the next tensor from one rank to another."""
         turn = self._turns.get((source, to), 0)
         self._turns[source, to] = turn + 1
         return turn
 
     def put(self, direction: Direction, x: Tensor, to: int, turn: int, wanted: bool = False) -> bool:
-        """Offer x to a rank, and send it. If it cannot be sent, the other side hears that, and this raises.
+        """Offer x to a rank and send it. If it cannot be sent, inform the other side and raise.
 
         Returns:
-            Whether a gradient comes back: `wanted` here, and there.
+            Whether a gradient will arrive: both this end and the other want one.
         """
         channel, visit, agreed = self._channel(direction, x.shape, x.dtype, self.rank, to, turn)
         try:
             if not (x.is_floating_point() or isinstance(channel, Plain)):
                 raise AttachError(
-                    f"a tensor of {x.dtype}, and codecs are about floating-point numbers: send it by a link"
+                    f"a tensor of {x.dtype}, but codecs are for floating-point numbers: send it over a link"
                     " of dense(), or cast it to float32"
                 )
             body = channel.encode(x, visit)
@@ -163,7 +164,7 @@ class Link:
         return wanted and answer.gradient
 
     def get(self, out: Tensor, source: int, turn: int, wanted: bool) -> bool:
-        """One tensor from a rank, decoded to `out`; whether its gradient is wanted there."""
+        """Receive a tensor from a rank into `out`, and return whether the sender wants its gradient."""
         channel, visit, agreed = self._channel("forward", out.shape, out.dtype, source, self.rank, turn)
         offer = self._offered("forward", out.device, source)
         alike = offer.agreed == agreed
@@ -175,14 +176,14 @@ class Link:
         return offer.gradient
 
     def awaits(self, x: Tensor, to: int, turn: int) -> Awaited:
-        """Where the gradient of what was sent will arrive, for as long as this is kept."""
+        """Return the `Awaited` for gradients of a sent tensor; they arrive there as long as it exists."""
         channel, visit, agreed = self._channel("backward", x.shape, x.dtype, to, self.rank, turn)
         awaited = Awaited(channel, visit, x.device)
         self._awaited.setdefault(to, WeakValueDictionary())[agreed] = awaited
         return awaited
 
     def gradient(self, awaited: Awaited, source: int) -> Tensor:
-        """What a rank sends back. Gradients of other tensors that come first are kept for these."""
+        """Return the gradient sent back by a rank, and store other tensors' gradients that arrive first."""
         known = self._awaited[source]
         while not awaited.came:
             offer = self._offered("backward", awaited.device, source)
@@ -198,8 +199,7 @@ class Link:
         offer = self._hear(direction, device, source)
         if offer.state is State.FAILED:
             raise PeerError(
-                f"rank {self.rank}: rank {source} could not send its tensor, and says why: its own error"
-                " names it"
+                f"rank {self.rank}: rank {source} could not send its tensor: see the error of that rank"
             )
         return offer
 
@@ -225,14 +225,14 @@ class Link:
     def _unlike(self, channel: Channel, other: int) -> str:
         return (
             f"rank {self.rank} has {channel.dtype} of {tuple(channel.shape)} by {self!r}, and rank {other}"
-            " another shape, dtype, codec or seed, or is at another turn: make links of equal arguments on"
-            " both ranks, name the shape and dtype of what is sent, and match calls in order"
+            " another shape, dtype, codec or seed, or is at another turn: make links with equal arguments on"
+            " both ranks, pass the shape and dtype of the sent tensor, and match calls in order"
         )
 
     def _channel(
         self, direction: Direction, shape: torch.Size, dtype: torch.dtype, source: int, to: int, turn: int
     ) -> tuple[Channel, Visit, int]:
-        """The channel of a tensor or its gradient between ranks, and a digest of what both must have."""
+        """Return the channel of a tensor or its gradient between ranks, and the digest both must share."""
         name, codec, visit = f"{source}>{to}:{direction}", self._codecs[direction], Visit(turn, 0, None)
         channel: Channel = Coded(name, shape, dtype, self._seed, codec)
         if isinstance(codec, Dense):
@@ -242,7 +242,7 @@ class Link:
 
 @dataclass(eq=False)
 class Awaited:
-    """Gradients of one sent tensor: how they come, and those that have come before it asked for them."""
+    """Gradients of one sent tensor: how to receive them, and those that arrived before they were needed."""
 
     channel: Channel
     visit: Visit
@@ -252,7 +252,7 @@ class Awaited:
 
 @dataclass(frozen=True)
 class _Arrived:
-    """A tensor on its way past autograd, which would take an argument for one of its own."""
+    """Received tensor, wrapped so that autograd does not treat it as one of its inputs."""
 
     out: Tensor
 
@@ -270,8 +270,8 @@ class _Send(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         if ctx.awaited is None:
             raise PeerError(
-                f"rank {ctx.to} received this tensor without gradients, so none comes back: let it call"
-                " receive where gradients are enabled, or send what requires none"
+                f"rank {ctx.to} received this tensor without gradients, so none is sent back: call"
+                " receive with gradients enabled, or send a tensor that requires none"
             )
         return ctx.ends.gradient(ctx.awaited, ctx.to), None, None, None
 

@@ -1,4 +1,4 @@
-"""Links: what one stage sends and receives, packed. The six methods of torch's stage call it."""
+"""Compressed sends and receives of one stage, called by the six methods of torch's stage."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from laconic.pipeline.stats import Traffic
 from laconic.pipeline.step import Step
 
 Direction = Literal["forward", "backward"]
-Posted = tuple[Channel, Tensor, Tensor, Visit]  # where to decode to, and the message
+Posted = tuple[Channel, Tensor, Tensor, Visit]  # channel, destination, message, visit
 T = TypeVar("T")
-MakeChannel = Callable[[Direction, str, torch.Size, torch.dtype, bool], Channel]  # the last: for training
+MakeChannel = Callable[[Direction, str, torch.Size, torch.dtype, bool], Channel]  # the last: whether training
 
 
 @dataclass
 class StageLinks:
-    """One stage's channels, made when a tensor first crosses: neighbours on one rank need none.
+    """Channels of one stage, created when a tensor is first sent; neighbours on one rank need none.
 
-    Torch's 1F1B and looped schedules fire sends before receives. On gloo the notice that a receive is ready
-    then queues behind our own payload, and two neighbours send in one direction at a time: 1.57 MB each way
-    over 100 Mbit/s took 0.26 s, and 0.14 s with receives first. So there each receive is posted at once, when
-    the schedule asks for its op, in the same order; the schedule gets no op, and `arrived` waits for it.
+    Torch's 1F1B and looped schedules start sends before receives. On gloo the notice that a receive is ready
+    then queues behind this rank's own payload, and two neighbours send in one direction at a time: 1.57 MB
+    each way over 100 Mbit/s took 0.26 s, and 0.14 s with receives first. On gloo each receive is therefore
+    posted at once, when the schedule asks for its op, in the same order; the schedule gets no op, and
+    `arrived` waits.
 
     Attributes:
         exact: Whether both sides must name one length, as on NCCL. On gloo a receiver offers room for the
-            longest message instead; a message that is longer than its room ends the process there.
+            longest message instead; a message longer than its room ends the process there.
     """
 
     stage: Any
@@ -44,22 +45,24 @@ class StageLinks:
     make: MakeChannel
     exact: bool
     channels: dict[tuple[Direction, str, int], Channel] = field(default_factory=dict)
-    tests: dict[tuple[Direction, str, int], Channel] = field(default_factory=dict)  # of evaluation: no memory
-    void: set[int] = field(default_factory=set)  # micro-batches whose forward pass has failed
+    tests: dict[tuple[Direction, str, int], Channel] = field(
+        default_factory=dict
+    )  # channels of evaluation, without memory
+    void: set[int] = field(default_factory=set)  # micro-batches whose forward pass failed
     _posted: dict[tuple[Direction, int], list[Posted]] = field(default_factory=dict)
     _coming: dict[tuple[Direction, int], list[dist.Work]] = field(default_factory=dict)
     _rooms: dict[tuple[Direction, int, int], Tensor] = field(default_factory=dict)
     _sent: list[Tensor] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Before a step: nothing is on its way."""
+        """Reset before a step."""
         self._posted.clear()
         self._coming.clear()
         self._sent.clear()
         self.void.clear()
 
     def send(self, direction: Direction, micro: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
-        """The same sends with packed bytes."""
+        """Return the same sends with coded bytes."""
         for slot, op in enumerate(ops):
             x: Tensor = op.tensor
             channel, visit = self._channel(direction, "send", slot, x), self._visit(micro)
@@ -68,13 +71,13 @@ class StageLinks:
             agreed, body = self._encoded(channel, x, visit, direction)
             op.tensor = sealed(body, agreed, x.device, room)
             self.traffic.sent(direction, op.tensor.numel(), x.nbytes, time.perf_counter() - began)
-            self._sent.append(op.tensor)  # until it has gone
+            self._sent.append(op.tensor)  # kept alive until it is sent
         return ops
 
     def post(self, direction: Direction, micro: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
-        """The same receives, of packed bytes: posted already on gloo, where none are left to the schedule.
+        """Return the same receives for coded bytes; none on gloo, where they are posted at once.
 
-        `fill` decodes them to where the ops were to receive.
+        `fill` decodes them to the tensors of the ops.
         """
         posted = self._posted[direction, micro] = []
         for slot, op in enumerate(ops):
@@ -95,12 +98,12 @@ class StageLinks:
         return []
 
     def arrived(self, direction: Direction, micro: int) -> None:
-        """Wait for what was posted for this micro-batch. Raises what torch raises if its sender is gone."""
+        """Wait for this micro-batch's posted receives. Raises torch's error if the sender is gone."""
         for work in self._coming.pop((direction, micro), ()):
             work.wait()
 
     def fill(self, direction: Direction, micro: int) -> None:
-        """Decode what was received for this micro-batch; nothing where no receive was posted.
+        """Decode this micro-batch's received messages, if a receive was posted.
 
         Schedules that give a rank two neighbouring stages pass tensors on without sending them.
         """
@@ -121,7 +124,7 @@ class StageLinks:
     def _encoded(
         self, channel: Channel, x: Tensor, visit: Visit, direction: Direction
     ) -> tuple[int, Tensor | None]:
-        """What the sides must agree on and the body; no body if this rank has failed, now or before."""
+        """Return the agreed digest and the body; no body if this rank has failed."""
         if self.step.failed:
             return 0, None
         try:
@@ -133,34 +136,34 @@ class StageLinks:
             return 0, None
 
     def _check(self, channel: Channel, x: Tensor, visit: Visit) -> None:
-        """Raise an error that says what to do unless this tensor fits its channel."""
+        """Raise an error with the remedy unless this tensor fits its channel."""
         if not (x.is_floating_point() or isinstance(channel, Plain)):
             raise AttachError(
-                f"a tensor of {x.dtype} crosses this boundary, and codecs are about floating-point numbers:"
-                " let each stage compute what it needs of its kwargs, or cast it to float32"
+                f"a tensor of {x.dtype} crosses this boundary, but codecs are for floating-point numbers:"
+                " compute it from kwargs on each stage, or cast it to float32"
             )
         if x.shape != channel.shape or x.dtype != channel.dtype:
             raise StateError(
                 f"the tensor was {channel.dtype} of {tuple(channel.shape)}, now it is {x.dtype} of"
-                f" {tuple(x.shape)}: batches must be alike: pad or cut sequences, and drop a short last one"
+                f" {tuple(x.shape)}: batches need one shape: pad or cut sequences, and drop a short last one"
             )
         ids = visit.ids
         if visit.training and isinstance(channel, Changes) and (ids is None or len(ids) != channel.rows):
             given = 0 if ids is None else len(ids)
             raise StateError(
-                f"{given} sample ids for a micro-batch of {channel.rows}: give one id for each sample of the"
-                " batch, and let the first dimension of what crosses be that of samples"
+                f"{given} sample ids for a micro-batch of {channel.rows}: pass one id for each sample of the"
+                " batch, and make samples the first dimension of every tensor between stages"
             )
 
     def _channel(self, direction: Direction, side: str, slot: int, tensor: Tensor) -> Channel:
-        """The channel of a tensor: made anew where torch has told both sides another shape, as between two
-        evaluations, unless it holds samples.
+        """Return the channel of a tensor. Replaces it if torch has announced another shape to both sides, as
+        between two evaluations, unless it stores samples.
         """
         training = bool(self.stage.has_backward)
         known = self.channels if training else self.tests
         found = known.get((direction, side, slot))
         shape, dtype = tensor.shape, tensor.dtype
-        if direction == "forward" and side == "send":  # what the next stage was told, whatever comes
+        if direction == "forward" and side == "send":  # the announced shape, even if the tensor differs
             told = self.stage._stage_meta.outputs[slot]
             shape, dtype = told.shape, told.dtype
         other = found is not None and (found.shape, found.dtype) != (shape, dtype)
@@ -178,7 +181,7 @@ class StageLinks:
         return Visit(self.step.number, micro, ids, bool(self.stage.has_backward), may_fail=True)
 
     def guarded(self, micro: int, what: str, call: Callable[[], T], instead: Callable[[], T]) -> T:
-        """`call()`, or `instead()` where it raises: the step goes on, and all ranks raise at its end."""
+        """Return `call()`, or `instead()` if it raises: all ranks raise at the step's end."""
         try:
             return call()
         except Exception as error:
@@ -192,5 +195,5 @@ class StageLinks:
 
 
 def agreement(channel: Channel, visit: Visit) -> int:
-    """A digest of what both sides must have alike before this visit."""
+    """Return a digest of the facts that must be equal on both sides before this visit."""
     return digest(*channel.agreed(visit))

@@ -1,4 +1,4 @@
-"""An offer: what goes ahead of a link's tensor, so that both ends know before it goes whether they agree.
+"""Offer: a header sent before a link's tensor, so that both ends know whether they agree.
 
     [magic u32 | state u16 | gradient u16 | body bytes u64 | digest u64]   24 bytes
 
@@ -21,7 +21,7 @@ MAGIC = 0x314F4C4C  # "LLO1"
 
 
 class State(IntEnum):
-    """OFFERED: there is a tensor, or it is taken. FAILED: it cannot be sent. REFUSED: it is not expected."""
+    """OFFERED: a tensor is ready, or accepted. FAILED: it cannot be sent. REFUSED: it is not expected."""
 
     OFFERED = 0
     FAILED = 1
@@ -30,7 +30,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True)
 class Offer:
-    """`gradient`: whether this end wants one to go back. `nbytes`: of the body. `agreed`: a digest."""
+    """`gradient`: whether this end wants a gradient. `nbytes`: size of the body. `agreed`: a digest."""
 
     state: State
     gradient: bool = False
@@ -38,18 +38,18 @@ class Offer:
     agreed: int = 0
 
     def message(self, device: torch.device) -> Tensor:
-        """uint8 (24,) on this device."""
+        """Encode to uint8 (24,) on this device."""
         head = HEADER.pack(MAGIC, self.state, self.gradient, self.nbytes, self.agreed)
         return torch.frombuffer(bytearray(head), dtype=torch.uint8).to(device)
 
     @classmethod
     def of(cls, message: Tensor) -> Offer:
-        """What a message uint8 (24,) says. Raises `WireError` if it is none.
+        """Parse a message uint8 (24,). Raises `WireError` for any other message.
 
         >>> Offer.of(Offer(State.OFFERED, True, 9, 7).message(torch.device("cpu"))).nbytes
         9
         """
         magic, state, gradient, nbytes, agreed = HEADER.unpack(bytes(message.tolist()))
         if magic != MAGIC or state not in [*State]:
-            raise WireError("this is no offer of a link: match send and receive in order on both ranks")
+            raise WireError("this is not an offer of a link: match send and receive in order on both ranks")
         return cls(State(state), bool(gradient), nbytes, agreed)

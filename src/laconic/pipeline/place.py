@@ -1,4 +1,4 @@
-"""Where a rank's buffers live: in RAM or in a folder, all of them under one bound."""
+"""Location of a rank's buffers: RAM or a folder, with one limit for all of them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from laconic.pipeline.buffer import Buffer
 
 @dataclass(frozen=True)
 class Place:
-    """`folder`: None is RAM. `most_bytes`: of all buffers of a rank; None is what the machine has free."""
+    """`folder`: None for RAM. `most_bytes`: limit of a rank's buffers; None for the machine's free memory."""
 
     folder: Path | None
     most_bytes: int | None
 
     def open(self, name: str, samples: int, nbytes: int, others: Iterable[Buffer], rank: int) -> Memory:
-        """A memory beside those of `others`.
+        """Open a memory, given the buffers `others` that are open already.
 
         Raises:
-            StateError, OSError: There is no room, with the size that is needed.
+            StateError, OSError: There is no room; the message names the size needed.
         """
         if self.most_bytes is not None:
             taken = sum(each.nbytes for each in others)
@@ -30,7 +30,7 @@ class Place:
         if self.folder is not None:
             file = f"rank{rank}-{name.replace('>', 'to').replace(':', '-')}.rows"
             return OnDisk(samples, nbytes, self.folder / file)
-        if self.most_bytes is None:  # what others have touched is no longer free
+        if self.most_bytes is None:  # memory that others have touched is no longer free
             promised = sum(each.untouched for each in others)
             check_size(name, samples, nbytes, promised, free_ram(), "this machine's free memory")
         return InRam(samples, nbytes)

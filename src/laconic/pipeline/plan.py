@@ -1,4 +1,4 @@
-"""Plan: what `compress` was asked for, parsed and checked."""
+"""Plan: the parsed and checked arguments of `compress`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from laconic.pipeline.place import Place
 
 @dataclass(frozen=True)
 class Plan:
-    """Equal on all ranks but for `place`."""
+    """Arguments of `compress`, equal on all ranks except `place`."""
 
     forward: Change | Codec
     backward: Codec
@@ -22,5 +22,5 @@ class Plan:
 
     @property
     def direct(self) -> Codec:
-        """The codec of activations, or of their changes."""
+        """Codec of activations, or of their changes."""
         return self.forward.codec if isinstance(self.forward, Change) else self.forward

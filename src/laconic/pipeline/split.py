@@ -1,6 +1,6 @@
-"""Batches that torch cannot split into micro-batches: the step takes place, and fails on every rank.
+"""Batches that torch cannot split into micro-batches: the step runs, and fails on every rank.
 
-Torch raises on the ranks that have the batch, and a rank in the middle would wait for it.
+Torch raises only on the ranks that hold the batch, and the ranks in the middle would wait for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INFERRED = tuple(f"_{stages}_{way}_initialized" for stages in ("stage", "stages"
 
 
 class Batches:
-    """What a schedule's step is given on one rank, to be split into its micro-batches."""
+    """Arguments of a schedule's step on one rank, to be split into micro-batches."""
 
     def __init__(self, schedule: Any, step: Step) -> None:
         self._schedule = schedule
@@ -29,12 +29,12 @@ class Batches:
         specs = (getattr(schedule, name, None) for name in ("_args_chunk_spec", "_kwargs_chunk_spec"))
         self._sized = not any(specs)  # arguments are split by their first dimension
         self._step = step
-        self._rows: dict[bool, int] = {}  # of the last batch in training, and in evaluation
+        self._rows: dict[bool, int] = {}  # rows of the last batch, by training or evaluation
 
     def whole(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, training: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-        """Arguments and target as they are; a short batch repeated, and the step's failure noted."""
+        """Return arguments and target; repeat a short batch, and record that the step fails."""
         leaves = tree_leaves(((args, kwargs) if self._sized else (), target))
         lengths = [len(each) for each in leaves if isinstance(each, Tensor) and each.dim()]
         if not lengths:
@@ -49,32 +49,32 @@ class Batches:
         return args, kwargs, _repeated(target, rows)
 
     def failed(self) -> None:
-        """A step has failed on all ranks: after a short batch torch is to tell ranks the shapes anew."""
+        """Reset after a step that failed on all ranks; after a short batch torch announces shapes again."""
         if self._step.short:
             for name in INFERRED:
                 if name in vars(self._schedule):
                     setattr(self._schedule, name, False)
 
     def ended(self) -> None:
-        """A step is over, or has not begun."""
+        """Reset after a step, or if none has begun."""
         self._step.foreseen = None
 
     def check_ids(self, ids: Tensor | Sequence[int] | None) -> None:
-        """Note a failure of the coming step where there are fewer ids than micro-batches."""
+        """Record a failure of the coming step if there are fewer ids than micro-batches."""
         if ids is not None and len(ids) < self._parts:
             self._step.foresee(too_short(len(ids), self._parts))
 
 
 def too_short(samples: int, parts: int) -> StateError:
-    """The error for a batch of so few samples."""
+    """Return the error for a batch with too few samples."""
     return StateError(
         f"a batch of {samples} samples cannot be split into {parts} micro-batches: drop a short last batch,"
-        " DataLoader(..., drop_last=True), or make a schedule of fewer"
+        " DataLoader(..., drop_last=True), or make a schedule with fewer micro-batches"
     )
 
 
 def _repeated(given: Any, rows: int) -> Any:
-    """A tensor with so many rows; anything else as it is."""
+    """Repeat a tensor to `rows` rows; return other objects unchanged."""
     if not isinstance(given, Tensor) or not given.dim() or len(given) == rows:
         return given
     if not len(given):

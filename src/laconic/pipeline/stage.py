@@ -1,4 +1,4 @@
-"""Torch's pipeline stage with its six send and receive methods packed; everything else is torch's own."""
+"""Torch's pipeline stage with its six send and receive methods replaced by coded ones."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from laconic.pipeline.message import PeerFailed
 
 
 class CompressedStage(PipelineStage):
-    """What a stage becomes in `compress`: its class is replaced, and restored by `remove`.
+    """Class of a stage attached by `compress`; `remove` restores the original class.
 
-    Receives are posted with bytes, and decoded when torch reads the buffer that it believes it received in.
-    A chunk first waits for its own, outside of what is guarded: a rank that is gone ends it as in torch.
+    Receives are posted with bytes, and decoded when torch reads the buffer that it expects to be filled.
+    Waiting for a receive is not guarded: if a rank is gone, it fails as in torch.
     """
 
     _laconic: StageLinks
@@ -29,7 +29,7 @@ class CompressedStage(PipelineStage):
     @property
     def samples(self) -> None:
         """Set the ids of the next step's samples: the same as `handle.samples = ids`."""
-        raise AttributeError("samples is set before each step, and read by none")
+        raise AttributeError("samples is write-only: set it before each step")
 
     @samples.setter
     def samples(self, ids: Tensor | Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""The saved state of a pipeline's buffers: what a rank needs to go on as if it had never stopped."""
+"""Saved state of a pipeline's buffers, enough for a rank to continue exactly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMAT = 1
 
 
 def saved(identity: Mapping[str, Any], step: int, buffers: Mapping[str, Saved]) -> dict[str, Any]:
-    """Plain numbers, strings and tensors; the rank is in the tensors' keys."""
+    """Return plain numbers, strings and tensors; the tensors' keys contain the rank."""
     tensors = {
         f"rank{identity['rank']}/{name}/{part}": tensor
         for part in ("seen", "rows", "version")
@@ -31,42 +31,42 @@ def saved(identity: Mapping[str, Any], step: int, buffers: Mapping[str, Saved]) 
 
 
 def loaded(state: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[int, dict[str, Saved]]:
-    """The step of a state, and its buffers by boundary. Raises `StateError` if it is damaged or not ours."""
+    """Return the step of a state and its buffers by boundary. Raises `StateError` if damaged or foreign."""
     for key, value in {"format": FORMAT, **identity}.items():
         if key not in state:
-            raise StateError(f"this is no state of a pipeline's handle: it has no {key!r}")
+            raise StateError(f"this is not a pipeline handle's state: {key!r} is missing")
         if state[key] != value:
             raise StateError(
-                f"the saved state is of {key} {state[key]!r}, this handle has {value!r}: save and load one"
-                " file a rank, with the same call of compress"
+                f"the saved state has {key} {state[key]!r}, this handle has {value!r}: save and load one"
+                " file per rank, with the same call of compress"
             )
     step, tensors = state.get("step"), state.get("tensors")
     if type(step) is not int or step < 0:
         raise _damaged(f"its 'step' is {step!r}")
     if not isinstance(tensors, Mapping):
-        raise _damaged("it has no table of 'tensors'")
+        raise _damaged("its table of 'tensors' is missing")
     ours = {str(key).partition("/")[2]: tensor for key, tensor in tensors.items()}
     names = dict.fromkeys(key.rpartition("/")[0] for key in ours)
     return step, {name: _buffer(name, ours, identity["samples"]) for name in names}
 
 
 def _buffer(name: str, tensors: Mapping[str, Any], samples: int) -> Saved:
-    """One boundary's, whose parts fit each other."""
+    """Return one boundary's buffer after checking that its parts fit each other."""
     new = torch.tensor(list(NEW), dtype=torch.uint8, device="cpu")  # older states have no versions
     seen = _part(f"{name}/seen", tensors.get(f"{name}/seen"), torch.bool, 1)
     rows = _part(f"{name}/rows", tensors.get(f"{name}/rows"), torch.uint8, 2)
     version = _part(f"{name}/version", tensors.get(f"{name}/version", new), torch.uint8, 1)
     if len(seen) != samples or len(rows) != int(seen.sum()) or len(version) != len(new):
         raise _damaged(
-            f"of {name} it has {len(seen)} flags for {samples} samples, {len(rows)} rows for"
-            f" {int(seen.sum())} that are flagged, and a version of {len(version)} bytes"
+            f"{name} has {len(seen)} flags for {samples} samples, {len(rows)} rows for"
+            f" {int(seen.sum())} flagged samples, and a version of {len(version)} bytes"
         )
     return Saved(seen, rows, version)
 
 
 def _part(key: str, found: Any, dtype: torch.dtype, dims: int) -> Tensor:
     if not isinstance(found, Tensor) or found.dtype != dtype or found.dim() != dims:
-        raise _damaged(f"{key} is no tensor of {dtype} with {dims} dimensions")
+        raise _damaged(f"{key} is not a tensor of {dtype} with {dims} dimensions")
     return found
 
 
@@ -75,15 +75,15 @@ def _damaged(what: str) -> StateError:
 
 
 def check_fit(buffers: Mapping[str, Saved], channels: Sequence[Changes]) -> None:
-    """Raise `StateError` unless each saved buffer is of one of these boundaries, and of its width.
+    """Raise `StateError` unless each saved buffer belongs to one of these boundaries and has its width.
 
-    Nothing is asked of those that nothing has crossed: they are checked when something does.
+    Boundaries without traffic so far are checked when the first tensor crosses them.
     """
     known = {channel.name: channel for channel in channels}
     for name, buffer in buffers.items():
         if known and name not in known:
             raise StateError(
-                f"the saved state is of the boundary {name}, which is not among {', '.join(known)}: the model"
+                f"the saved state has the boundary {name}, which is not among {', '.join(known)}: the model"
                 " has changed"
             )
         width, rows = known[name].row_bytes if known else 0, buffer.rows
@@ -95,10 +95,10 @@ def check_fit(buffers: Mapping[str, Saved], channels: Sequence[Changes]) -> None
 
 
 def agree_on(comm: Comm, step: Step, channels: Sequence[Changes], pipeline: int) -> None:
-    """Raise on every rank unless all of a pipeline have the same step, ids and visited samples.
+    """Raise on every rank unless all ranks of a pipeline have the same step, ids and visited samples.
 
-    Before anything is sent, for backends on which a message of another length than its receiver expects is a
-    hang. `pipeline`: its number, by which the ranks of its replicas are told apart.
+    This runs before anything is sent, because some backends hang on a message of unexpected length.
+    `pipeline`: the pipeline's number, which separates the ranks of its replicas.
     """
     step.end(comm)
     ids = b"" if step.ids is None else step.ids.numpy().tobytes()
@@ -110,5 +110,5 @@ def agree_on(comm: Comm, step: Step, channels: Sequence[Changes], pipeline: int)
         if said != other:
             raise StateError(
                 f"ranks {first} and {rank} disagree about the step, sample ids or which samples were seen:"
-                f" give all ranks the same ids, and load all ranks' states of one checkpoint; {WAY_OUT}"
+                f" pass the same ids to all ranks, and load states of one checkpoint on all ranks; {WAY_OUT}"
             )

@@ -1,4 +1,4 @@
-"""What crossing the boundaries has cost this rank so far."""
+"""Traffic counts of this rank's boundaries."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ class Traffic:
     decode_s: float = 0.0
 
     def sent(self, direction: str, nbytes: int, dense: int, seconds: float) -> None:
-        """A message of this many bytes in place of a tensor of `dense`."""
+        """Count a message of this many bytes that replaces a tensor of `dense` bytes."""
         self.sent_bytes[direction] += nbytes
         self.dense_bytes[direction] += dense
         self.encode_s += seconds
 
     def received(self, direction: str, nbytes: int, seconds: float) -> None:
-        """A message of this many bytes."""
+        """Count a message of this many bytes."""
         self.received_bytes[direction] += nbytes
         self.decode_s += seconds
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Cumulative figures of this rank.
+    """Cumulative statistics of this rank.
 
     Attributes:
         steps: Training steps so far.
-        forward_sent: Bytes of activations that this rank gave to its process group, headers included.
-        forward_received: Bytes of activations that came.
+        forward_sent: Bytes of activations sent by this rank, headers included.
+        forward_received: Bytes of activations received.
         backward_sent: The same for gradients.
         backward_received: The same for gradients.
-        dense_forward: What torch's own stage would have sent in place of `forward_sent`.
+        dense_forward: Bytes that torch's own stage would have sent instead of `forward_sent`.
         dense_backward: The same for `backward_sent`.
-        first_visits: Samples that crossed a boundary for the first time, over this rank's boundaries.
-        changes: Samples that crossed as a change.
+        first_visits: Samples sent over a boundary for the first time, over this rank's boundaries.
+        changes: Samples sent as a change.
         buffer_bytes: Bytes of this rank's buffers, in RAM or on disk.
-        encode_s: Seconds of packing.
-        decode_s: Seconds of unpacking.
+        encode_s: Seconds of encoding.
+        decode_s: Seconds of decoding.
     """
 
     steps: int
@@ -64,7 +64,7 @@ class Stats:
     def of(
         cls, traffic: Traffic, *, steps: int, first_visits: int = 0, changes: int = 0, buffer_bytes: int = 0
     ) -> Stats:
-        """What was counted so far."""
+        """Return the current counts."""
         return cls(
             steps=steps,
             forward_sent=traffic.sent_bytes["forward"],
@@ -82,6 +82,6 @@ class Stats:
 
     @property
     def ratio(self) -> float:
-        """How many times fewer bytes this rank has sent than torch's own stage; 1 before a tensor went."""
+        """Dense bytes divided by sent bytes; 1 before the first tensor."""
         dense = self.dense_forward + self.dense_backward
         return dense / (self.forward_sent + self.backward_sent) if dense else 1.0

@@ -1,4 +1,4 @@
-"""Step: what a rank knows about the step that it is in, and how all ranks end it together."""
+"""Step: the state of the current step on a rank, and how all ranks end it together."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from laconic.data.sample_ids import sample_ids
 
 @dataclass
 class Step:
-    """A step that fails is not left: its rank sends headers alone until the end, where all ranks raise.
+    """State of a step. A rank whose step fails sends only headers until the end, where all ranks raise.
 
     Attributes:
-        number: of training steps before it.
-        ids: int64 (batch,) of its samples, on the CPU; None where none were given.
-        failure: what stopped it here, and the words for it.
-        heard: whether another rank has said that it failed.
-        begun: whether there was a step.
-        foreseen: what is wrong with the coming step.
-        short: whether that was so of this step on some rank, so that its shapes may be made up.
+        number: number of training steps before it.
+        ids: int64 (batch,) ids of its samples, on the CPU; None if none were given.
+        failure: error that stopped it on this rank, and its message.
+        heard: whether another rank has reported a failure.
+        begun: whether the step has begun.
+        foreseen: error known before the step begins.
+        short: whether the batch was too short on some rank, so that its shapes may be made up.
     """
 
     number: int = 0
@@ -42,11 +42,11 @@ class Step:
         return self.failure is not None or self.heard
 
     def foresee(self, error: Exception) -> None:
-        """The coming step will fail: the first error that is foreseen is told."""
+        """Record an error of the coming step; only the first is reported."""
         self.foreseen = self.foreseen or error
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.failure, self.heard, self.ids = None, False, None
         foreseen, self.foreseen = self.foreseen, None
         self.short = foreseen is not None
@@ -54,12 +54,12 @@ class Step:
             self.fail(foreseen, "")
 
     def fail(self, error: Exception, where: str) -> None:
-        """Note the first failure."""
+        """Record the first failure."""
         if self.failure is None:
             self.failure = error, f"{where}: {error}" if where else str(error)
 
     def begin_first(self, comm: Comm, error: Exception | None) -> None:
-        """Called by all ranks: in its first step torch sends shapes before ours, and a rank would wait."""
+        """Begin the first step, on all ranks: torch sends shapes first, and a rank would wait for them."""
         if not self.begun:
             if error is not None:
                 self.fail(error, "")
@@ -67,9 +67,9 @@ class Step:
             self.begun = True
 
     def end(self, comm: Comm) -> None:
-        """Called by all ranks: raise the same error on each if one of them has failed.
+        """End the step, on all ranks: raise the same error on each if one of them has failed.
 
-        All then go on from the highest step that one of them has: only what they remember can still differ.
+        All ranks continue from the highest step of any rank; after that only their stored samples can differ.
         """
         flag = comm.all_reduce(torch.tensor([self.failed], dtype=torch.int32, device="cpu"), "max")
         if not bool(flag):
@@ -83,11 +83,11 @@ class Step:
             if kind:
                 message = f"rank {rank}: {text}; this step's gradients are void: optimizer.zero_grad()"
                 raise _class(kind)(message) from cause
-        raise PeerError("a message said that its sender had failed, but no rank has")
+        raise PeerError("a message reported that its sender had failed, but no rank has")
 
 
 def checked_ids(ids: Tensor | Sequence[int] | None, samples: int) -> Tensor:
-    """The ids of a batch, int64 (batch,) on the CPU. Raises `StateError` for those that cannot be used."""
+    """Return the ids of a batch as int64 (batch,) on the CPU. Raises `StateError` for invalid ids."""
     return sample_ids(
         ids,
         samples,
@@ -98,7 +98,7 @@ def checked_ids(ids: Tensor | Sequence[int] | None, samples: int) -> Tensor:
 
 
 def _class(name: str) -> type[Exception]:
-    """An error of ours by its name, or `OSError`; whatever else went wrong is a `PeerError`."""
+    """Return the error class of this name: one of Laconic's or `OSError`, otherwise `PeerError`."""
     found = getattr(errors, name, None)
     if isinstance(found, type) and issubclass(found, LaconicError):
         return found

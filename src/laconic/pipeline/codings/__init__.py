@@ -1,1 +1,1 @@
-"""What may cross the boundary between two pipeline stages: one file a name."""
+"""Codings for the boundary between two pipeline stages: one file per name."""

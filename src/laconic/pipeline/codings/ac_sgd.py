@@ -2,13 +2,13 @@
 
 Wang et al. 2022, arXiv:2206.01299 (also called AQ-SGD); release DS3Lab/AC-SGD [V]. It reports training of
 GPT-2 XL and DeBERTa XXL in 8 stages with 2 to 4 bits for activations without loss of quality, up to 4.3
-times faster on slow links. Its data-parallel half compresses gradients too: here that is any method on the
-replicas of a stage, as in `laconic.compress(ddp_stage, optimizer, "onebit_adam()")`.
+times faster on slow links. Its data-parallel half compresses gradients too; here, use any method on the
+replicas of a stage: `laconic.compress(ddp_stage, optimizer, "onebit_adam()")`.
 
-Differences: the release has one fp16 scale for each hidden channel of a whole micro-batch, symmetric, and its
-positive extreme saturates at (1 - 2^-(b-1)) of the maximum; here `minmax` has a minimum and a unit for each
-`block` of one sample. Its first epoch is uncompressed in fp16; here that is each sample's own first visit, in
-bf16 unless `first` says otherwise. Its buffers are fp16, here float32 unless `keep` says otherwise.
+Differences: the release has one symmetric fp16 scale per hidden channel of a whole micro-batch, and its
+positive extreme saturates at (1 - 2^-(b-1)) of the maximum; `minmax` has a minimum and a unit per `block` of
+one sample. Its first epoch is uncompressed in fp16; here each sample's first visit is, in bf16 by default
+(`first`). Its buffers are fp16; here they are float32 by default (`keep`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from laconic.pipeline.codings.change import FIRST, Change
 
 @dataclass(frozen=True, repr=False)
 class AcSgd(PipelineCoding):
-    """Between stages: `change(minmax(bits=forward))` up, `minmax(bits=backward)` down.
+    """Activations by `change(minmax(bits=forward))`, their gradients by `minmax(bits=backward)`.
 
         forward, sample s    first visit: a itself, m[s] = a;  later: d = Q(a - m[s]), m[s] += d on both sides
         backward             Q(gradient of the boundary's activation), without memory
 
-    Payload: forward + 64 / block bits an activation after its first visit, backward + 64 / block bits a
-    gradient. The release rounds to nearest, while its theory asks for unbiased rounding: 'stochastic'.
+    Payload: forward + 64 / block bits per activation after its first visit, backward + 64 / block bits per
+    gradient. The release rounds to nearest; its theory requires unbiased rounding: 'stochastic'.
 
     >>> AcSgd(forward=2, backward=6).forward_coding
     change(minmax(bits=2, block=128))
@@ -59,10 +59,10 @@ class AcSgd(PipelineCoding):
 
     @property
     def forward_coding(self) -> Change:
-        """Of activations."""
+        """Coding of activations."""
         return Change(MinMax(self.forward, self.block, self.rounding), self.first)
 
     @property
     def backward_coding(self) -> MinMax:
-        """Of gradients."""
+        """Codec of gradients."""
         return MinMax(self.backward, self.block, self.rounding)

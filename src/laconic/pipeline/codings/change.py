@@ -1,14 +1,14 @@
-"""Change coding: a sample's activation as the change since the sample was last seen.
+"""Change coding: a sample's activation as the change since the sample's last visit.
 
-AC-SGD, also AQ-SGD (Wang et al. 2022, arXiv:2206.01299). For each stage boundary both sides keep m[sample]:
+AC-SGD, also AQ-SGD (Wang et al. 2022, arXiv:2206.01299). At each stage boundary both sides store m[sample]:
 
     first visit      wire = first(a)              m[s]  = decoded wire
     later visits     wire = codec(a - m[s])       m[s] += decoded wire
     the next stage continues with m[s], on every visit
 
-Both sides add what is *decoded*, so their buffers are bit-identical for ever, whatever the codec loses. As
-training settles, activations change less from epoch to epoch, and so does the error: that of direct
-quantisation stays a fixed share of the activation itself.
+Both sides add the *decoded* change, so their buffers stay bit-identical with any lossy codec. As training
+converges, activations change less from epoch to epoch, so the error shrinks; the error of direct
+quantisation stays a fixed share of the activation.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from laconic.pipeline.coding import PipelineCoding
 Along = Literal["rows", "channels"]
 FIRST: dict[str, Codec] = {"fp32": Dense(), "bf16": Cast("bf16"), "fp16": Cast("fp16")}
 LIMIT = 0.5  # E|x - C(x)|^2 / |x|^2 below which AC-SGD is proven to converge: c < sqrt(1/2), c^2 = 1/2
-SHOWN = 4096  # elements of the normal vector that a codec is tried on
+SHOWN = 4096  # elements of the normal vector on which a codec's error is measured
 
 
 @dataclass(frozen=True, repr=False)
 class Change(PipelineCoding):
-    """Sends `codec` of a sample's change, and at its first visit the activation in `first`, a cast.
+    """Sends a sample's change by `codec`, and its activation at the first visit by the cast `first`.
 
-    Wire: one of `codec` a sample, or of `first`: 4, 2 or 2 bytes an element for 'fp32', 'bf16' and 'fp16'.
-    Memory: an activation for each sample on either side of each boundary. Samples have to come again: in
-    training of one epoch, all is first visits. Whatever makes a sample's activation jump from epoch to epoch
-    (dropout, augmentation) is a floor under the change, and so under the error.
+    Wire per sample: one wire of `codec`; at the first visit 4, 2 or 2 bytes per element ('fp32', 'bf16',
+        'fp16').
+    Memory: one activation per sample on each side of each boundary. Samples have to recur: in training of one
+    epoch, every visit is a first visit. Dropout and augmentation change a sample's activation between epochs
+    and so bound the change, and the error, from below.
 
-    Scales belong to the codec, and `along` says in which order it sees a (sequence, hidden) activation: one
-    for each row is `minmax(bits=4, block=hidden)`, one for each channel, as in the release,
-    `minmax(bits=4, block=sequence)` with along='channels', the last dimension first. The paper's theory asks
-    for E|x - C(x)|^2 < |x|^2 / 2.
+    `along` sets the order in which the codec, and so its scales, see a (sequence, hidden) activation. One
+    scale per row: `minmax(bits=4, block=hidden)`. One per channel, as in the release: `minmax(bits=4,
+    block=sequence)` with along='channels', the last dimension first. The paper's theory requires E|x -
+    C(x)|^2 < |x|^2 / 2.
 
     >>> Change(Cast("fp16"), first="fp32")
     change(cast(dtype='fp16'), first='fp32')
@@ -70,11 +71,11 @@ class Change(PipelineCoding):
 
     @property
     def first_codec(self) -> Codec:
-        """What carries the first visit."""
+        """Codec of the first visit."""
         return FIRST[self.first]
 
     def error(self) -> float:
-        """Share of |x|^2 that one visit leaves, of a normal x; the declared bound where that is smaller."""
+        """Return the share of |x|^2 that one visit of a normal x loses, or a smaller declared bound."""
         declared = self.codec.omega(SHOWN)
         if declared < LIMIT:
             return declared

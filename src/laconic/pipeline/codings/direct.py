@@ -1,7 +1,7 @@
-"""Direct coding: what crosses between stages by one codec up and one down, without memory.
+"""Direct coding: one codec for activations and one for their gradients, without memory.
 
-The baseline that AC-SGD compares itself with (Wang et al. 2022, arXiv:2206.01299): at equal bits its error
-stays a fixed share of the activation for ever.
+AC-SGD's baseline (Wang et al. 2022, arXiv:2206.01299): at equal bits its error stays a fixed share of the
+activation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EIGHT = MinMax(8)
 
 @dataclass(frozen=True, repr=False)
 class Direct(PipelineCoding):
-    """Between stages: `forward` codes every activation, `backward` every gradient of one.
+    """Sends every activation by `forward` and every gradient of an activation by `backward`.
 
     >>> Direct(MinMax(4)).backward_coding
     minmax(bits=8)
@@ -42,10 +42,10 @@ class Direct(PipelineCoding):
 
     @property
     def forward_coding(self) -> Codec:
-        """Of activations."""
+        """Codec of activations."""
         return self.forward
 
     @property
     def backward_coding(self) -> Codec:
-        """Of gradients."""
+        """Codec of gradients."""
         return self.backward
