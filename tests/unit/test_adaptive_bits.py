@@ -141,7 +141,7 @@ def test_wrong_options_and_states_are_refused() -> None:
         ("cgx(adapt_every=-1)", "adapt_every must be"),
     ):
         refuses(SpecError, says, parse, spec)
-    with pytest.raises(SpecError, match="no bound on what a tensor loses"):
+    with pytest.raises(SpecError, match="a tensor's loss has no permanent bound"):
         everywhere(2, lambda comm: exchange_on(comm, "error_fed(adaptive_bits())"))
 
     def load(comm):  # type: ignore[no-untyped-def]

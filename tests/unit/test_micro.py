@@ -275,7 +275,7 @@ def test_a_state_of_another_method_and_a_group_of_too_many_ranks_are_refused():
     bound = parse("micro()").bind(MODEL, Loopback.world(1)[0])
     state = {"residual/a.weight": torch.zeros(3)}
     refuses(StateError, "of another method", bound.load_state_dict, state)
-    words = "1024 blocks to the ranks, got 1025 ranks: use micro"
+    words = "at most 1024 ranks, one per block, got 1025: use micro"
     refuses(SpecError, words, Exdyna().bind, MODEL, Many())
 
 
@@ -295,7 +295,7 @@ class Tampered(Loopback):
 
 
 def test_a_damaged_message_is_refused_with_the_rank_that_sent_it() -> None:
-    norms = ("deft", 1, True, "the message that rank 1 sent is damaged: 2 norms are expected")
+    norms = ("deft", 1, True, "the message that rank 1 sent is damaged: expected 2 norms")
     cases = [
         (name, nth, short, "the message that rank 1 sent is damaged")
         for name, nth in (("deft", 2), ("micro", 1), ("exdyna", 1))

@@ -217,10 +217,10 @@ class Wild(TensorCodec):
 
 def test_what_does_not_fit_is_refused():
     reducer = laconic.reducers.server.Server(parse("dense()"), Wild())
-    words = r"a server cannot answer with down=wild\(\): .*omega must be below 1"
+    words = r"server does not support down=wild\(\): .*omega must be below 1"
     refuses(SpecError, words, reducer.bind, MODEL, Loopback.world(1)[0])
     for spec in ("server(topk(0.1), dense())", "server(dense(), fp16())", "server(dense(), 3)"):
-        refuses(SpecError, r"server takes a codec each way, .* got (up|down)=", parse, spec)
+        refuses(SpecError, r"server needs a codec for each direction, .* got (up|down)=", parse, spec)
 
 
 def test_a_damaged_message_names_its_sender():

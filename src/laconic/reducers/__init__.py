@@ -1,4 +1,4 @@
-"""Reducer: each rank's tensor to the group's mean, over a Comm, with codecs."""
+"""Reducer: the group's mean of each rank's tensor, over a Comm, using codecs."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ class Gathering:
 
 
 class Reducer(Spec):
-    """Configuration of a reduction: a frozen dataclass. `bind` gives the working object."""
+    """Configuration of a reduction: a frozen dataclass. `bind` returns the working object."""
 
     @property
     def exact_mean(self) -> bool:
-        """Whether mean = average of what the ranks sent + what its own memory gave: laws hold it to that."""
+        """Whether mean = average of the sent shares plus released memory; a law tests this."""
         return True
 
     @property
     def unaccountable(self) -> str | None:
-        """Why no rank can account for what its share lost, so that feedback is refused; else None."""
+        """Reason why ranks cannot account for the loss of their share, so feedback is refused; else None."""
         return None
 
     @property
     def adaptive(self) -> bool:
-        """Whether what it sends depends on clocks, so that no run tells what another will send."""
+        """Whether the sent data depends on timing, so that runs differ."""
         return False
 
     @abstractmethod
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
-        """The working object.
+        """Return the working object.
 
         Args:
-            layout: all tensors that it will reduce, in parts that DDP's buckets decide.
-            comm: the group over which it takes means. All ranks bind in the same order.
+            layout: all tensors to reduce; DDP's buckets determine the parts.
+            comm: the group to average over. All ranks bind in the same order.
 
         Raises:
-            SpecError: this reduction cannot serve these tensors, or so many ranks.
+            SpecError: The reduction does not support these tensors or this number of ranks.
         """
 
     @abstractmethod
     def nbytes(self, layout: Layout) -> int:
-        """Payload of one rank for one exchange of these tensors, in bytes.
+        """Return the payload of one rank for one exchange of these tensors, in bytes.
 
         Returns:
-            The exact number, or the most it can be in a group of any size.
+            The exact number, or the maximum over groups of any size.
         """
 
     def gathers(self, size: int) -> tuple[Gathering, ...]:
@@ -70,35 +70,35 @@ class Reducer(Spec):
         return ()
 
     def feedback_codec(self) -> Codec | None:
-        """The codec whose error stays behind on this rank; None where there is none to name.
+        """Return the codec whose error stays on this rank, or None.
 
-        That is: where nothing is lost, where nobody can account for it (`unaccountable`), or where what stays
-        behind follows from what all ranks agree on, as with chosen entries that are sent as they are.
+        None means that nothing is lost, that no rank can account for the loss (`unaccountable`), or that the
+        unsent part follows from an agreement of all ranks, as with chosen entries sent exactly.
         """
         return None
 
     @property
     def needs_feedback(self) -> bool:
-        """Whether what stays behind should be sent later: by default where the codec says so.
+        """Whether the unsent part should be sent later; by default if the codec needs it.
 
-        A reducer that says yes without a codec leaves behind no more than it was given: |x - sent| <= |x|.
+        A reducer that returns True without a codec must satisfy |x - sent| <= |x|.
         """
         codec = self.feedback_codec()
         return codec is not None and codec.needs_feedback
 
 
 class Composition:
-    """Reducers with what goes with them, each for some tensors: a method, as a reducer's argument."""
+    """Reducers and their settings by tensor: a method, as a reducer's argument."""
 
 
 class BoundReducer(ABC):
-    """A reduction at work: owns whatever state it needs."""
+    """Working reduction; owns its state."""
 
     @property
     def detects_non_finite(self) -> bool:
-        """Whether `reduce` may be given an x that is not finite, and then returns None on every rank.
+        """Whether `reduce` accepts an x that is not finite, and then returns None on every rank.
 
-        By default not: a feedback, or the exchange itself, looks at x before, which can cost a pass over it.
+        By default it does not: a feedback, or the exchange itself, checks x first, which can cost a pass.
         """
         return False
 
@@ -106,95 +106,96 @@ class BoundReducer(ABC):
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
-        """out[layout] = alpha * mean over ranks of x[layout], for flat x and out in the layout's coordinates.
+        """Write out[layout] = alpha * mean over ranks of x[layout], for flat x and out with equal offsets.
 
         Args:
-            x: finite float32 (n,), which is not changed unless it is `out`; None where this rank's gradient
-                is not finite.
+            x: finite float32 (n,), unchanged unless it is `out`; None if this rank's gradient is not finite.
             layout: a part of the layout given at `bind`, the same on all ranks.
-            turn: the step, and the keys that random numbers are drawn from.
-            out: float32 (n,); it may be x itself.
+            turn: the step, and the keys for random numbers.
+            out: float32 (n,); may be x itself.
             alpha: factor of the mean.
 
         Returns:
-            This rank's share, as the others decode it; None on every rank where any of them has no finite x.
+            This rank's share, as the others decode it. None on every rank if any rank has no finite x;
             `out[layout]` is then undefined.
 
         Raises:
-            WireError: a message is damaged; the error names the rank that sent it.
+            WireError: A message is damaged; the error names the sending rank.
         """
 
     def begin(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Callable[[], Sent | None] | None:
-        """The first part of `reduce`, whose arguments it takes, so that others reduce meanwhile.
+        """Run the first part of `reduce`, with its arguments, so that other reductions can overlap.
 
         Returns:
-            The call that ends it, which is made also where the step is void. Until then nobody may touch
-            x[layout] or out[layout]. None, with nothing begun, where a reduction has no such parts: here.
+            A callable that finishes it, called also if the step is skipped. Until then x[layout] and
+            out[layout] must not be used. None, with nothing begun, if the reduction cannot be split (the
+            default).
         """
         return None
 
     def put_back(self, layout: Layout) -> None:
-        """Undo to the last bit what the present turn's `reduce` of this layout did to its state.
+        """Restore, bit for bit, the state of before the present turn's `reduce` of this layout.
 
-        The step is skipped. Also called where `reduce` was not, or has returned None.
+        Called when the step is skipped, also if `reduce` was not called or returned None.
         """
-        assert not self.remembers, f"{type(self).__name__} keeps state, and must put it back"
+        assert not self.remembers, f"{type(self).__name__} is stateful and must override put_back"
 
     def accept(self, layout: Layout) -> None:
-        """Forget what `put_back` of this layout would need: the step counts."""
+        """Drop the data that `put_back` of this layout would need: the step is valid."""
         return
 
     @property
     def remembers(self) -> bool:
-        """Whether it has state that a step changes: by default where `put_back` is overridden."""
+        """Whether a step changes its state; by default if `put_back` is overridden."""
         return type(self).put_back is not BoundReducer.put_back
 
     @property
     def checks_mean(self) -> bool:
-        """Whether the last `reduce` has found out by itself whether the mean is finite: by default not."""
+        """Whether the last `reduce` has checked that the mean is finite; by default no."""
         return False
 
     def writes_late(self, step: int) -> bool:
-        """Whether it writes means by `laconic.core.deferred.write`, which can wait; by default False.
+        """Whether it writes means with `laconic.core.deferred.write` while writing must wait; by default no.
 
-        Then `reduce` returns None on every rank if the mean of one could overflow.
+        It then returns None on every rank if the mean of one could overflow.
         """
         return False
 
     @property
     def own_shapes(self) -> tuple[str, ...]:
-        """How keys of its state begin whose values have not the shape of the tensor they name: here none."""
+        """Key prefixes of state whose values do not have the shape of the named tensor; by default none."""
         return ()
 
     @property
     def holds_back(self) -> bool:
-        """Whether a part of a mean can come back in a later step: by default not."""
+        """Whether part of a mean may be delayed to a later step; by default no."""
         return False
 
     def discard(self) -> None:
-        """Forget what is held back of the means so far, between steps."""
-        assert not self.holds_back, f"{type(self).__name__} holds back, and must forget"
+        """Drop the delayed parts of all means so far, between steps."""
+        assert not self.holds_back, f"{type(self).__name__} delays parts of means and must override discard"
 
     def remask(self, masks: Mapping[str, Mask]) -> None:
-        """Other entries of the tensors are in use from now on: memory of those that are not is to go.
+        """Change the entries in use; memory of entries no longer in use must be cleared.
 
-        Called on every rank, between two backward passes. State from which nothing comes back stays.
+        Called on every rank, between two backward passes. State that never contributes to a mean is
+        unaffected.
         """
         kept = cleared(self.state_dict(), masks) if self.holds_back else None
         if kept is not None:
             self.load_state_dict(kept)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """State of this rank: "<kind>/<tensor name>" to a tensor; empty where there is none."""
+        """Return this rank's state, "<kind>/<tensor name>" to a tensor; empty if stateless."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take the state back.
+        """Restore the state.
 
         Raises:
-            StateError: this reduction did not make such a state.
+            StateError: The state is not from such a reduction.
         """
         if state:
-            raise StateError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
+            raise StateError(f"{type(self).__name__} is stateless, got {sorted(state)}")

@@ -1,14 +1,14 @@
-"""CLT-k, the cyclic local top-k: the ranks take turns to say which entries everyone sends.
+"""CLT-k, the cyclic local top-k: in each step one rank chooses the entries that all ranks send.
 
 Chen et al. 2020, arXiv:2104.11125 ("ScaleCom"). In step t of N ranks, per tensor, with k = ceil(density * n):
 
     1. the leader, rank t mod N, broadcasts the positions S of its own k largest |x_i|
     2. mean = 1/N * sum over ranks of x_r at S, by one all_reduce of k values; zero elsewhere
 
-It rests on error feedback, which makes the ranks' x alike: what one rank finds large, the others do nearly as
-well. It is like the baseline in the code of DEFT. Two parts of the paper are left out: its low-pass filter,
-which adds only a part of each gradient to what is left over (here the residual is that of plain error
-feedback), and its selection, which takes the largest of every short chunk (here each tensor's k largest).
+It relies on error feedback, which makes the ranks' x similar: the largest entries of one rank are large on
+the others too. It resembles the baseline in DEFT's code. Two parts of the paper are left out: its low-pass
+filter, which adds only part of each gradient to the residual (here plain error feedback), and its selection,
+which takes the largest of every short chunk (here each tensor's k largest).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from laconic.reducers import BoundReducer, Reducer
 class CLTk(Reducer):
     """mean = the average over ranks at the positions of the leader's k = ceil(density * n) largest.
 
-    Exactly k entries of a tensor change (fewer where the leader's has more zeros), in a group of any size.
+    Exactly k entries of a tensor change (fewer if the leader's has more zeros), in a group of any size.
 
-    Payload: k float32 from each rank, and from the leader 4 bytes a tensor and the positions by `golomb`. The
-    length of that message goes first, 8 bytes: three rounds in all.
+    Payload: k float32 from each rank, plus 4 bytes per tensor and the positions by `golomb` from the leader.
+    The length of that message is sent first, 8 bytes: three rounds in all.
 
     >>> CLTk(density=0.01)
     cltk(density=0.01)
@@ -88,7 +88,7 @@ class _CLTk(BoundReducer):
         with sent_by(leader):
             indices, counts = positions_read(wire, segments)
         values = kernels.gather(x, segments, indices, counts)
-        mean = self.comm.all_reduce(values / self.comm.size)  # first, for the sum of large ones can overflow
+        mean = self.comm.all_reduce(values / self.comm.size)  # a sum could overflow
         if deferred.is_late() and not fits([mean], alpha):
             return None
         deferred.write(

@@ -1,4 +1,4 @@
-"""Dense first: the exact mean for some steps, then another reduction: warm-ups that begin with density 1."""
+"""Dense first: the exact mean for some steps, then another reduction, for warm-ups that begin dense."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from laconic.reducers.sum import Sum
 
 @dataclass(frozen=True, repr=False)
 class DenseFirst(Reducer):
-    """`sum()` for the first `steps` steps, then `then`. Payload: 4 bytes an element, then that of `then`.
+    """`sum()` for the first `steps` steps, then `then`. Payload: 4 bytes per element, then that of `then`.
 
     >>> from laconic.core.spec import parse
     >>> parse("dense_first(gather(cast('bf16')), steps=100)")
@@ -37,7 +37,7 @@ class DenseFirst(Reducer):
     def __post_init__(self) -> None:
         arguments.piece("dense_first: then", self.then, Reducer, "gather(sign())")
         if isinstance(self.then, Masked):
-            raise SpecError("masked stands outermost: write masked(dense_first(...)), without masked inside")
+            raise SpecError("masked must be outermost: write masked(dense_first(...)), without masked inside")
         arguments.whole("dense_first: steps", self.steps, 1)
 
     @property
@@ -71,7 +71,7 @@ class DenseFirst(Reducer):
 
 @dataclass
 class BoundDenseFirst(BoundReducer):
-    """The dense sum and the other reduction at work."""
+    """Working reduction: the dense sum and the other one."""
 
     steps: int
     dense: BoundReducer

@@ -1,4 +1,4 @@
-"""Gather: every rank's message goes to every rank, and all decode the same mean."""
+"""Gather: every rank sends its message to all ranks, and all decode the same mean."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ Grain = Literal["tensor", "bucket"]
 class Gather(Reducer):
     """mean = 1/N * sum over ranks r = 0..N-1, in this order, of decode(wire_r): bit-identical on all.
 
-    Payload: one message of the codec `codec`. Its unit (of selection, of scales) is a tensor, or, with
-    `grain` 'bucket', all neighbouring tensors of a bucket together; then the result depends on how DDP cuts
-    its buckets.
+    Payload: one message of `codec`. `grain`: the unit of selection and scales: a tensor or, with 'bucket',
+    all neighbouring tensors of a bucket together; the result then depends on how DDP cuts its buckets.
 
     >>> from laconic.core.spec import parse
     >>> parse("gather(cast('bf16'), grain='bucket')")
@@ -66,7 +65,7 @@ class Gather(Reducer):
         return self.codec
 
     def grains(self, layout: Layout) -> Layout:
-        """What the codec sees as one tensor each."""
+        """Return the ranges that the codec handles as one tensor each."""
         return layout if self.grain == "tensor" else layout.runs
 
 
@@ -101,7 +100,7 @@ class _Gather(BoundReducer):
         return messages[self.comm.rank] if carried is None else SentEntries(segments, *carried)
 
     def _fits(self, x: Tensor, segments: Segments, carried: Carried | None, alpha: float) -> bool:
-        """Return whether alpha times what is decoded of x is finite, for sure: then the mean is, too.
+        """Return whether alpha times the decoded x is certainly finite: then the mean is, too.
 
         A codec that is safe for feedback decodes to at most twice the norm of a tensor.
         """

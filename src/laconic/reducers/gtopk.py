@@ -1,4 +1,4 @@
-"""Global top-k: the largest entries of the sum of everyone's largest, found by gathering them all.
+"""Global top-k: the largest entries of the sum of all ranks' largest entries, by gathering them.
 
 Shi et al. 2019, arXiv:1901.04359 ("gTop-k"). Per tensor of n elements, with k = ceil(density * n):
 
@@ -6,9 +6,9 @@ Shi et al. 2019, arXiv:1901.04359 ("gTop-k"). Per tensor of n elements, with k =
     2. all_gather of the P_r; s = 1/N * sum over ranks r = 0..N-1, in this order, of x_r at P_r
     3. mean = the k largest |s|, zero elsewhere
 
-The paper merges pairs of ranks in a tree and drops what is small on the way: log2 N messages of k entries,
-and a result that can miss some of the largest. Here it is exact and costs what `gather` costs, N k entries:
-the plain meaning of `oktopk`, which gives the same bits with O(k) traffic.
+The paper merges pairs of ranks in a tree and drops small entries on the way: log2 N messages of k entries,
+and a result that can miss some of the largest. Here it is exact and costs as much as `gather`, N k entries:
+the plain definition of `oktopk`, which gives the same bits with O(k) traffic.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from laconic.reducers import BoundReducer, Reducer
 class GTopk(Reducer):
     """mean = the k = ceil(density * n) largest entries of the average of every rank's k largest.
 
-    What was sent is this rank's own k largest where they are among those; the rest stays behind. So at most k
-    entries of a tensor change, in a group of any size. Payload: k values in 32 bits and their positions by
-    `golomb`; it goes to each other rank, so that traffic grows with the ranks as that of `gather` does.
+    The sent share is this rank's own k largest where they are among those; the rest stays in the residual. At
+    most k entries of a tensor change, in a group of any size. Payload: k values in 32 bits and their
+    positions by `golomb`, to each other rank, so that traffic grows with the ranks as that of `gather` does.
 
     >>> GTopk(density=0.01)
     gtopk(density=0.01)

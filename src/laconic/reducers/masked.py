@@ -1,10 +1,11 @@
-"""Masked: a reduction of the entries in use alone, as values without positions, for sparse training.
+"""Masked: a reduction of the entries in use, as values without positions, for sparse training.
 
-Between two updates of the masks all ranks know which entries are in use (`laconic.sparsity`). These are
-packed, reduced by any reduction, and unpacked. Without masks, as before `sparsify`, everything is in use.
+Between two mask updates all ranks know which entries are in use (`laconic.sparsity`): these are packed, any
+reduction takes their mean, and the mean is unpacked. The bytes are those of a model of this density. Without
+masks, as before `sparsify`, all entries are in use.
 
-When masks change, memory follows: that of an entry in use stays, that of a dropped entry is cleared, and a
-new entry starts from zero.
+Memory follows the masks: it is unchanged for entries that stay in use, cleared for dropped ones, and zero for
+new ones.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from laconic.reducers import BoundReducer, Composition, Gathering, Reducer
 from laconic.reducers.gather import Gather
 from laconic.reducers.sum import Sum
 
-HELD_FOR_ALL = "once/"  # state of which one rank holds each entry: see `laconic.resize`
+HELD_FOR_ALL = "once/"  # prefix of state in which one rank holds each entry: see `laconic.resize`
 
 
 @dataclass(frozen=True, repr=False)
 class Masked(Reducer):
-    """The mean of what is in use by `inner`: a codec, selector or reducer, or, for `compress`, a method.
+    """Mean of the entries in use by `inner`: a codec, selector or reducer, or, for `compress`, a method.
 
     Payload: that of `inner` for the entries in use; at density d about d times that of the dense tensors. A
-    masked tensor is a vector to `inner`: `powersgd` finds no matrix in it. It stands outermost:
-    masked(two_level(...)), not the other way round.
+    masked tensor is a vector to `inner`: `powersgd` finds no matrix in it. It must be outermost:
+    masked(two_level(...)), not the reverse.
 
     >>> from laconic.core.spec import parse
     >>> parse("masked(gather(cast('bf16')))"), parse("masked(cgx(bits=4))")
@@ -59,15 +60,15 @@ class Masked(Reducer):
         if not isinstance(self.inner, (Codec, Selector, Composition)):
             arguments.piece("masked: inner", self.inner, Reducer, "sum(), or a codec such as cast('bf16')")
         if isinstance(self.inner, Masked):
-            raise SpecError(f"masked takes what is not masked yet, got {self.inner!r}: leave one of them out")
+            raise SpecError(f"masked cannot be nested, got {self.inner!r}: remove one masked")
 
     @property
     def reducer(self) -> Reducer:
-        """Reduction of the entries in use. Raises `SpecError` if `inner` is a method."""
+        """Reducer of the entries in use. Raises `SpecError` if `inner` is a method."""
         if isinstance(self.inner, Composition):
             raise SpecError(
                 f"masked with a method, {self.inner!r}, is a method: `compress` and `distribute` take it,"
-                " and a reducer is wanted here, such as gather(cast('bf16'))"
+                " but a reducer is needed here, such as gather(cast('bf16'))"
             )
         if isinstance(self.inner, Reducer):
             return self.inner
@@ -100,12 +101,13 @@ class Masked(Reducer):
         return BoundMasked(self.reducer, layout, comm)
 
     def nbytes(self, layout: Layout) -> int:
+        """Return the maximum, with all entries in use."""
         return self.reducer.nbytes(layout)
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Where entries in use lie. `layout`: of the packed ones; `positions` int64 (k,): in the flat buffer."""
+    """Positions of entries in use. `layout`: packed tensors; `positions` int64 (k,): in the flat buffer."""
 
     layout: Layout
     positions: Tensor
@@ -113,7 +115,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class PackedShare(Sent):
-    """A share of packed entries."""
+    """Share of packed entries."""
 
     share: Sent
     packing: Packing
@@ -128,14 +130,14 @@ class PackedShare(Sent):
 
 
 class BoundMasked(BoundReducer):
-    """At work on these tensors; it keeps the state of `spec`, which others see in the tensors' own shapes."""
+    """Working reduction of these tensors; its state has the tensors' own shapes."""
 
     def __init__(self, spec: Reducer, layout: Layout, comm: Comm) -> None:
         self._spec, self._layout, self._comm = spec, layout, comm
         self._masks: dict[str, Mask] = {}
         self._packings: PerLayout[Packing] = PerLayout(self._packing)
-        self._loaded: dict[str, Tensor] | None = None  # a state that no step has followed yet
-        self._let_go: dict[str, Tensor] | None = None  # that state, during the step that follows it
+        self._loaded: dict[str, Tensor] | None = None  # loaded state, until the next step
+        self._let_go: dict[str, Tensor] | None = None  # that state, during the next step
         self._inner = spec.bind(layout, comm)
 
     @property
@@ -175,7 +177,7 @@ class BoundMasked(BoundReducer):
     def begin(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Callable[[], Sent | None] | None:
-        if type(self._inner).begin is BoundReducer.begin:  # which begins nothing: spare the packing
+        if type(self._inner).begin is BoundReducer.begin:  # no split reduction: skip the packing
             return None
         self._begin()
         if self._masks.keys().isdisjoint(layout.names):
@@ -188,7 +190,7 @@ class BoundMasked(BoundReducer):
         return lambda: self._unpacked(end(), mean, layout, packing, out)
 
     def _begin(self) -> None:
-        """Let go of a loaded state, which a skipped step gets back."""
+        """Release a loaded state; a skipped step restores it."""
         if self._loaded is not None:
             self._let_go, self._loaded = self._loaded, None
 
@@ -229,10 +231,10 @@ class BoundMasked(BoundReducer):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._inner.load_state_dict(self._narrowed(state))
-        self._loaded = dict(state)  # the masks it belongs to may come after it
+        self._loaded = dict(state)  # its masks may be loaded later
 
     def _packed(self, x: Tensor | None, out: Tensor, packing: Packing) -> tuple[Tensor | None, Tensor]:
-        """The entries in use of x, and where their mean comes to be: in the same place where x is `out`."""
+        """Return the entries in use of x, and the buffer for their mean: the same one if x is `out`."""
         packed = None if x is None else x[packing.positions]
         return packed, packed if packed is not None and x is out else out[packing.positions]
 
@@ -248,7 +250,7 @@ class BoundMasked(BoundReducer):
         return Packing(Layout.of(shapes), self._positions(layout))
 
     def _again(self, layout: Layout, packing: Packing) -> Packing:
-        """Of other masks with as many entries: `inner` knows its layouts by identity."""
+        """Return the packing of other masks with equal counts: `inner` knows its layouts by identity."""
         return Packing(packing.layout, self._positions(layout))
 
     def _shape(self, entry: Entry) -> tuple[int, ...]:
@@ -266,7 +268,7 @@ class BoundMasked(BoundReducer):
         return torch.cat([torch.empty(0, dtype=torch.int64, device=device), *parts])
 
     def _widened(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state of packed tensors in the tensors' own shapes, with zero where not in use."""
+        """Return a state of packed tensors in the tensors' own shapes, with zero for unused entries."""
         made = dict(state)
         for key, value in state.items():
             name = key.rpartition("/")[2]
@@ -279,7 +281,7 @@ class BoundMasked(BoundReducer):
         return made
 
     def _narrowed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The other way round."""
+        """Return the reverse of `_widened`."""
         made = dict(state)
         for key, value in state.items():
             name = key.rpartition("/")[2]
@@ -289,7 +291,7 @@ class BoundMasked(BoundReducer):
         return made
 
     def _agreed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What one rank holds of an entry for all, on every rank: with other masks it may be another's."""
+        """Return, on every rank, state that one rank holds for all: with new masks its owner may change."""
         made = dict(state)
         for key in sorted(state):
             if key.startswith(HELD_FOR_ALL) and state[key].is_floating_point():

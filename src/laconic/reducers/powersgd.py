@@ -1,4 +1,4 @@
-"""PowerSGD: the mean gradient of a layer as a product of two thin matrices, summed one after the other.
+"""PowerSGD: the mean gradient of a layer as a product of two thin matrices, each summed over the ranks.
 
 Vogels, Karimireddy, Jaggi 2019, arXiv:1905.13727, Algorithms 1 and 2. For each tensor of two dimensions and
 more as a matrix M of m = shape[0] rows and n columns, with ranks i = 0..N-1 and Q (n, r) of the step before:
@@ -6,20 +6,20 @@ more as a matrix M of m = shape[0] rows and n columns, with ranks i = 0..N-1 and
     1. P = sum over i of M_i Q        one all_reduce of the P of all matrices
     2. P = orthonormal(P)             Gram-Schmidt
     3. Q_i = M_i^T P                  Q = 1/N * sum over i of Q_i: one all_reduce of all Q_i
-    4. mean = P Q^T                   what rank i sent of it: P Q_i^T = P P^T M_i
+    4. mean = P Q^T                   rank i's share: P Q_i^T = P P^T M_i
     5. Q = orthonormal(Q)             kept for the next step: one step of subspace iteration a training step
 
-A column of Q that is all zero is drawn anew from the common key of (seed, step, name): at first, and where a
-gradient had a lower rank than r or was zero: plain Gram-Schmidt would leave it zero, or NaN, for ever.
+A zero column of Q is redrawn from the common key of (seed, step, name): at the start, and after a gradient of
+zeros or of rank below r, since plain Gram-Schmidt would leave it zero, or NaN, for ever.
 
-Differences with the paper. It subtracts P Q^T, what all ranks sent, from each rank's error memory; here each
-rank subtracts its own share P Q_i^T. The mean of the memories is the same, and all means are, as P and Q
-depend on the mean of M_i alone; but the paper's memory also adds up P (Q_i - Q)^T, which nothing ever takes
-out again, while an orthogonal projection leaves |M_i - P P^T M_i| <= |M_i|. Q is orthonormalised (as in
-PyTorch's hook), so that P is of the size of M; only the space that Q spans counts.
+Differences from the paper. It subtracts P Q^T, what all ranks sent, from each rank's error memory; here each
+rank subtracts its own share P Q_i^T. The mean of the memories is the same, and so are all means, as P and Q
+depend on the mean of M_i alone; but the paper's memory also accumulates P (Q_i - Q)^T, which is never
+removed, while an orthogonal projection leaves |M_i - P P^T M_i| <= |M_i|. Q is orthonormalised (as in
+PyTorch's hook), so that P is of the size of M; only the space that Q spans matters.
 
-Replicas agree to the bit if P and Q of step 3 do, as they are sums that all have; what ranks make of them on
-CPUs has the same bits everywhere (see `kernels.lowrank`), on GPUs where they are of one kind.
+Replicas agree to the bit because P and Q of step 3 are sums that all ranks share, and computing on them gives
+the same bits on all CPUs (see `kernels.lowrank`), and on GPUs of one kind.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from laconic.reducers.sum import DenseShare
 
 @dataclass(frozen=True, repr=False)
 class PowerSGD(Reducer):
-    """mean = P Q^T of rank `rank`: the part of the mean gradient in the space that P spans.
+    """mean = P Q^T with `rank` columns: the part of the mean gradient in the space that P spans.
 
-    A matrix of which (m + n) * rank is not less than m * n is summed as it is; so are tensors of fewer than
-    two dimensions. Payload: 4 * (m + n) * rank bytes a matrix, in two all-reduces, and 4 an element of the
-    rest. State: Q, float32 (rank, n) a matrix, equal on all ranks. Error: |x - sent| <= |x| on every rank, at
-    best the tail of the singular values.
+    A matrix is summed exactly if (m + n) * rank >= m * n, and so are tensors of fewer than two dimensions.
+    Payload: 4 * (m + n) * rank bytes per matrix, in two all-reduces, and 4 per element of the rest. State: Q,
+    float32 (rank, n) per matrix, equal on all ranks. Error: |x - sent| <= |x| on every rank, at best the tail
+    of the singular values.
 
     >>> from laconic.core.layout import Layout
     >>> PowerSGD(rank=2).nbytes(Layout.of([("weight", (100, 10, 5)), ("bias", (100,))]))
@@ -81,24 +81,24 @@ class PowerSGD(Reducer):
         return 4 * max(1, sum(self.sent_of(entry) for entry in layout))
 
     def sent_of(self, entry: Entry) -> int:
-        """Elements that are sent of one tensor."""
+        """Return the number of elements sent for one tensor."""
         m, n = as_matrix(entry)
         return min(entry.numel, (m + n) * self.rank) if len(entry.shape) > 1 else entry.numel
 
     def pays(self, entry: Entry) -> bool:
-        """Whether two factors are smaller than this tensor."""
+        """Return whether two factors are smaller than this tensor."""
         return self.sent_of(entry) < entry.numel
 
 
 def as_matrix(entry: Entry) -> tuple[int, int]:
-    """Rows and columns: the first dimension, and all others together."""
+    """Return rows and columns: the first dimension, and the product of the others."""
     rows = entry.shape[0] if entry.shape else 1
     return rows, entry.numel // rows if rows else 0
 
 
 @dataclass(frozen=True)
 class LowRank(Sent):
-    """A share as factors, left (m, r) and right (n, r) of each matrix, and what was summed as it is."""
+    """Share as factors, left (m, r) and right (n, r) of each matrix, and the exactly summed rest."""
 
     matrices: kernels.Matrices
     left: Tensor
@@ -118,16 +118,16 @@ class LowRank(Sent):
 
 @dataclass(frozen=True)
 class Factored:
-    """The tensors of one bucket: those that are sent as factors, and the rest."""
+    """Tensors of one bucket: those sent as factors, and the rest."""
 
     matrices: kernels.Matrices
     right: Layout  # of the factors Q, each (rank, n), one after the other from offset 0
     columns: Segments  # of each of their columns
-    rest: Segments  # what is summed as it is
+    rest: Segments  # exactly summed tensors
 
     @classmethod
     def of(cls, bucket: Layout, spec: PowerSGD) -> Factored:
-        """What becomes of these tensors. Matrices of one shape are neighbours, so that factors are too."""
+        """Split these tensors. Matrices of one shape are neighbours, so that their factors are too."""
         low = sorted((entry for entry in bucket if spec.pays(entry)), key=as_matrix)
         rows, cols = tuple(as_matrix(entry)[0] for entry in low), tuple(as_matrix(entry)[1] for entry in low)
         return cls(
@@ -139,7 +139,7 @@ class Factored:
 
 
 class _PowerSGD(BoundReducer):
-    """At work: owns Q."""
+    """Working reduction; owns Q."""
 
     def __init__(self, spec: PowerSGD, layout: Layout, comm: Comm) -> None:
         self._spec = spec
@@ -197,21 +197,22 @@ class _PowerSGD(BoundReducer):
         return LowRank(matrices, left, share, DenseShare(rest, kept, 1.0) if rest.numel else None)
 
     def _fits(self, rest: Tensor, right: Tensor | None, alpha: float) -> bool:
-        """Return whether the mean is finite for sure: as columns of P have length 1, no entry is above 1."""
+        """Return whether the mean is certainly finite: columns of P have length 1, so no entry exceeds 1."""
         return fits([rest], alpha) and (right is None or fits([right], alpha * self._spec.rank))
 
     def writes_late(self, step: int) -> bool:
         return True
 
     def _sum(self, x: Tensor | None, n: int, out: Tensor) -> Tensor | None:
-        """The sum over ranks; None where it is void, which on a GPU `_found_finite` tells later."""
+        """Return the sum over ranks; None if it is void, which on a GPU `_found_finite` reports later."""
         return (sum_or_void if out.is_cpu else sum_unchecked)(self._comm, x, n, out.device)
 
     def _found_finite(self, factored: Factored, rest: Tensor, right: Tensor | None) -> bool:
-        """Whether both sums were finite, for a GPU: the only time that the host waits for one.
+        """Return whether both sums were finite, for a GPU: the only time that the host waits for it.
 
-        `right`: orthonormal columns. They are NaN where a sum was not finite, as P that is not makes Q NaN.
-        Each has length 1, or 0 where it is to be drawn anew: their squared norm counts those of length 1.
+        `right`: orthonormal columns. They are NaN if a sum was not finite, because a non-finite P makes Q
+            NaN. Each
+        has length 1, or 0 if it must be redrawn: their squared norm counts those of length 1.
         """
         found = [] if right is None else [torch.linalg.vector_norm(right, dtype=torch.float64).reshape(1)]
         if rest.numel():
@@ -222,9 +223,9 @@ class _PowerSGD(BoundReducer):
         return all(map(math.isfinite, read))
 
     def _begin(self, factored: Factored, turn: Turn, device: torch.device) -> Tensor:
-        """Q of the step before, float32 (matrices.right,), its columns of zeros drawn anew. Do not change it.
+        """Return the Q of the step before, float32 (matrices.right,), zero columns redrawn. Do not modify it.
 
-        On a GPU the host looks for zeros, and draws, only where it does not know that there are none.
+        On a GPU the host checks for zeros, and draws, only if there may be any.
         """
         held = self._right.flat(factored.right, device)
         if not held.numel() or self._whole.get(id(factored), False):

@@ -1,4 +1,4 @@
-"""Sum: the dense mean, by all-reduce. What every other method is measured against."""
+"""Sum: the dense mean, by all-reduce, the baseline of all other methods."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from laconic.reducers import BoundReducer, Reducer
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 BLOCK = 1 << 18  # elements rounded at a time: the float32 product stays in cache
-FINEST = 100  # the largest power of two that x is multiplied by, so that undoing it stays a normal float32
+FINEST = 100  # largest exponent of the scale 2^k; its inverse must be a normal float32
 
 
 @dataclass(frozen=True, repr=False)
 class Sum(Reducer):
-    """The mean of x over ranks, added up in `dtype`: 'fp32' (exact but for rounding), 'fp16' or 'bf16'.
+    """The mean of x over ranks, added up in `dtype`: 'fp32' (exact up to rounding), 'fp16' or 'bf16'.
 
-    Payload: 4 or 2 bytes an element, and 4 bytes more for 'fp16'. There all ranks scale x by the same power
-    of two, from the largest |x| of them all, M: N times that just fits, so nothing overflows, and what is
-    lost of an entry is at most 2^-11 of it in each addition, or 2^-40 N M where that is more (M > 1e-24). In
-    'bf16' each rank divides by N before it rounds, and saturates where the sum of all could overflow. So in
-    16 bits a finite x has a finite mean; in 'fp32' a sum of ranks that overflows voids the step.
+    Payload: 4 or 2 bytes per element, and 4 bytes more for 'fp16'. There all ranks scale x by the same power
+    of two, from the largest |x| of all ranks, M: N times that just fits, so nothing overflows, and an entry
+    loses at most 2^-11 of it in each addition, or 2^-40 N M if that is more (M > 1e-24). In 'bf16' each rank
+    divides by N before it rounds, and saturates where the sum of all could overflow. So in 16 bits a finite x
+    has a finite mean; in 'fp32' a sum of ranks that overflows voids the step.
 
     >>> Sum(dtype="fp16")
     sum(dtype='fp16')
@@ -59,10 +59,10 @@ class Sum(Reducer):
 
 @dataclass(frozen=True)
 class DenseShare(Sent):
-    """A dense share: `kept` (n,), times `gain`, lies on the segments.
+    """Dense share: `kept` (n,), times `gain`, on the segments.
 
-    A share is kept only where x was not reduced in its own place: a memory wants it, as its own entries
-    change before the step is known to count. Where x was `out`, the mean stands there, and nothing is kept.
+    A copy is stored only if x was not reduced in place: a memory needs it, because its own entries change
+    before the step is known to be valid. If x was `out`, the mean overwrites it, and nothing is stored.
     """
 
     segments: Segments
@@ -83,10 +83,10 @@ class DenseShare(Sent):
 
 @dataclass(frozen=True)
 class BoundSum(BoundReducer):
-    """At work: nothing is kept from one step to the next.
+    """Working reduction, without state between steps.
 
     `late`: on a GPU the sum is checked by `deferred.check`, which then raises `VoidSum`: for a caller that
-    reduces inside `deferred()` and makes the step void.
+    reduces inside `deferred()` and skips the step.
     """
 
     dtype: torch.dtype
@@ -95,7 +95,7 @@ class BoundSum(BoundReducer):
 
     @property
     def detects_non_finite(self) -> bool:
-        """In float32 the mean tells, in float16 the maximum; in bfloat16 an infinity would saturate."""
+        """True in float32 (checks the mean) and float16 (checks the maximum); bfloat16 would saturate Inf."""
         return self.dtype != torch.bfloat16
 
     @property
@@ -120,7 +120,7 @@ class BoundSum(BoundReducer):
         if in_place:
             buffer = runs.views(out)[0]
         elif x is None or out.is_cpu or not runs.numel:
-            # one element more than nothing, so that even nothing can say that it is not finite
+            # one additional element, so that even an empty tensor can report a non-finite x
             buffer = torch.zeros(max(1, runs.numel), dtype=self.dtype, device=out.device)
         else:
             buffer = self._packed(x, runs, factor, most)
@@ -128,7 +128,7 @@ class BoundSum(BoundReducer):
             apart = False
             buffer.fill_(torch.nan)
         else:
-            apart = x is not out  # another view of the same memory costs a copy, and is right
+            apart = x is not out  # another view of the same memory costs a copy, but is correct
             if in_place and apart:
                 buffer.copy_(runs.views(x)[0])
             elif out.is_cpu and not in_place:
@@ -156,16 +156,16 @@ class BoundSum(BoundReducer):
         return end
 
     def _is_finite(self, mean: Tensor) -> bool:
-        """Whether this mean on a GPU is finite; if `late`, that is checked later, with other flags."""
+        """Return whether this mean on a GPU is finite; if `late`, it is checked later, with other flags."""
         if not self.late:
             return math.isfinite(largest_of([mean]).item())
         deferred.check(not_finite(mean), lambda _: VoidSum())
         return True
 
     def _range(self, x: Tensor | None, runs: Segments, device: torch.device) -> tuple[float, float] | None:
-        """What x is multiplied by before it is rounded, and the most that then goes out; None if void.
+        """Return the factor of x before rounding, and the largest sent value; None if void.
 
-        In float16 all ranks find the largest |x| together, which is the only round beside the sum.
+        In float16 all ranks find the largest |x| together, the only round in addition to the sum.
         """
         size, limit = self.comm.size, _limit(self.dtype, self.comm.size)
         if self.dtype == torch.float32:
@@ -199,18 +199,18 @@ class BoundSum(BoundReducer):
 
 
 def _nothing() -> None:
-    """The end of a sum that was not begun, as the step is void."""
+    """Finish a sum that was not begun, in a skipped step."""
 
 
 def _largest(x: Tensor, runs: Segments) -> Tensor:
-    """The largest |x| on the runs, float32 (1,); 0 of nothing, NaN if there is one."""
+    """Return the largest |x| on the runs, float32 (1,); 0 if empty, NaN if there is one."""
     views = [view for view in (runs.views(x) if x.is_cpu else [runs.gathered(x)]) if len(view)]
     ends = [torch.stack(torch.aminmax(view)).abs().amax() for view in views]
     return torch.stack([x.new_zeros(()), *ends]).amax().reshape(1)
 
 
 def _limit(dtype: torch.dtype, size: int) -> float:
-    """The largest value of which `size` may be added up, rounding each time, without overflow."""
+    """Return the largest value that can be added `size` times, rounding each time, without overflow."""
     info = torch.finfo(dtype)
     return float(info.max / size / (1 + info.eps) ** size)
 

@@ -1,4 +1,4 @@
-"""Two levels: one reduction inside each machine, another between one leader a machine.
+"""Two levels: one reduction inside each machine, another between one leader per machine.
 
 For N ranks on G machines, machine g of n_g ranks, whose links inside are fast and between them slow:
 
@@ -6,13 +6,13 @@ For N ranks on G machines, machine g of n_g ranks, whose links inside are fast a
     2. y_g = G n_g / N * m_g    mean = 1/G * sum of y_g, by `outer`, between the leaders
     3. the leader broadcasts the mean inside its machine
 
-Only step 2 crosses machines. What `outer` leaves behind, y_g - share_g, stays with the leader, and counts as
-not sent by it: what rank i sent is what `inner` says, less N/G * (y_g - share_g) on the leader. The average
-of what was sent is then the mean; the leader's own error memory holds what is left of its whole machine, and
-brings it back with its next gradient; nothing is held here.
+Only step 2 crosses machines. The loss of `outer`, y_g - share_g, stays with the leader, and counts as not
+sent by it: rank i's share is that of `inner`, less N/G * (y_g - share_g) on the leader. The average of the
+shares is then the mean; the leader's error memory stores the loss of its whole machine, and adds it to its
+next gradient; this reducer stores nothing.
 
-The groups are those of hierarchical all-reduce (Jia et al. 2018, arXiv:1807.11205); compressing step 2 alone,
-and how its error is accounted for, are ours.
+The groups are those of hierarchical all-reduce (Jia et al. 2018, arXiv:1807.11205); compressing only step 2,
+and the accounting of its error, are ours.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from laconic.reducers import BoundReducer, Composition, Gathering, Reducer
 from laconic.reducers.masked import Masked
 from laconic.reducers.sum import DenseShare
 
-BETWEEN = 0x2E7E1  # sets the leaders' keys apart from those inside machines
+BETWEEN = 0x2E7E1  # separates the leaders' keys from those inside machines
 
 
 @dataclass(frozen=True, repr=False)
 class TwoLevel(Reducer):
     """mean by `inner` inside machines and by `outer` between their leaders, the first rank of each.
 
-    `ranks_per_node`: how many ranks in a row are a machine; 0 asks LOCAL_RANK and LOCAL_WORLD_SIZE, which
-    `torchrun` sets: of machines of different sizes they alone can tell. `inner` keeps no state: `sum()`, or
-    `gather` of a codec. `outer` is any reducer, or, for `compress`, a method: then its reductions are between
-    machines, and what it sums is summed over all ranks as ever. With `dgc()` each machine is one node that
-    sparsifies the sum of its ranks, as in the paper: memories add up over a machine's ranks to the node's.
-    `tells`: the leader tells its machine which entries it has sent, one bit an entry, for a feedback that
-    clears these; set where a method's does. Payload of a leader, who sends most: that of both, and 4 bytes an
-    element inside.
+    `ranks_per_node`: consecutive ranks per machine; 0 uses LOCAL_RANK and LOCAL_WORLD_SIZE of `torchrun`,
+    which machines of different sizes require. `inner` is stateless: `sum()`, or `gather` of a codec. `outer`
+    is any reducer, or, for `compress`, a method: then its reductions are between machines, and the tensors
+    that it sums are summed over all ranks. With `dgc()` each machine is one node that sparsifies the sum of
+    its ranks, as in the paper: memories add up over a machine's ranks to the node's. `tells`: the leader
+    sends its machine the mask of its sent entries, one bit per entry, for a feedback that clears these; set
+    if a method's feedback does. Payload of a leader, who sends most: that of both, and 4 bytes per element
+    inside.
 
     >>> from laconic.core.spec import parse
     >>> parse("two_level(sum(), gather(sparse(topk(density=0.01))), ranks_per_node=8)")
@@ -77,17 +77,17 @@ class TwoLevel(Reducer):
         if not isinstance(self.outer, Composition):
             arguments.piece("two_level: outer", self.outer, Reducer, "gather(sparse(topk(density=0.01)))")
         if isinstance(self.outer, Masked) or isinstance(self.inner, Masked):
-            raise SpecError("masked stands outermost: write masked(two_level(...)), without masked inside")
+            raise SpecError("masked must be outermost: write masked(two_level(...)), without masked inside")
         arguments.flag("two_level: tells", self.tells)
         arguments.whole("two_level: ranks_per_node", self.ranks_per_node)
 
     @property
     def between(self) -> Reducer:
-        """The reducer between machines. Raises `SpecError` where that is a method's choice."""
+        """Reducer between machines. Raises `SpecError` if a method chooses it."""
         if isinstance(self.outer, Composition):
             raise SpecError(
                 f"two_level with a method, {self.outer!r}, is a method: `compress` and `distribute` take it,"
-                " and a reducer is wanted here, such as gather(sparse(topk(density=0.01)))"
+                " but a reducer is needed here, such as gather(sparse(topk(density=0.01)))"
             )
         return self.outer
 
@@ -105,7 +105,7 @@ class TwoLevel(Reducer):
 
     @property
     def needs_feedback(self) -> bool:
-        """Where one of both does; |x - sent| <= |x| then holds for the sum over a machine's ranks."""
+        """Return whether either needs it; |x - sent| <= |x| then holds for the sum over a machine's ranks."""
         return self.inner.needs_feedback or self.between.needs_feedback
 
     def gathers(self, size: int) -> tuple[Gathering, ...]:
@@ -117,7 +117,7 @@ class TwoLevel(Reducer):
         )
 
     def feedback_codec(self) -> Codec | None:
-        """That of `inner` where it needs feedback; then `outer` is looked at when it is bound."""
+        """Return that of `inner` if it needs feedback; `bind` then checks `outer`."""
         return self.inner.feedback_codec() if self.inner.needs_feedback else self.between.feedback_codec()
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
@@ -132,7 +132,7 @@ class TwoLevel(Reducer):
 
 @dataclass(frozen=True)
 class Relayed(Sent):
-    """A leader's share: what `inner` sent, less `ranks` times what `outer` left behind of y."""
+    """A leader's share: that of `inner`, less `ranks` times the loss of `outer` in y."""
 
     inner: Sent
     outer: Sent
@@ -150,7 +150,7 @@ class Relayed(Sent):
 
 @dataclass(frozen=True)
 class Told(Sent):
-    """A share of which it is known what has crossed machines: `crossed` bool (runs.numel,)."""
+    """Share with a mask `crossed` bool (runs.numel,) of the entries that have crossed machines."""
 
     share: Sent
     inner: Sent
@@ -169,21 +169,21 @@ class Told(Sent):
 
 
 class _TwoLevel(BoundReducer):
-    """At work. NaN at the end of the broadcast says that some rank's gradient is not finite."""
+    """Working reduction. NaN at the end of the broadcast means that some rank's gradient is not finite."""
 
     def __init__(self, spec: TwoLevel, layout: Layout, comm: Comm) -> None:
         homes = machines(comm, spec.ranks_per_node)
         home = homes[comm.rank]
         self._inside = comm.split(home)
         self._leads = self._inside.rank == 0
-        # Those who do not lead have a group too, and no use for it.
+        # Ranks that are not leaders have a group too, unused.
         self._leaders = comm.split(int(not self._leads))
         self._weight = homes.count(home) * len(set(homes)) / comm.size
         self._ranks = comm.size / len(set(homes))
         self._tells = spec.tells
         self._inner = spec.inner.bind(layout, self._inside)
         if self._inner.state_dict():
-            raise SpecError(f"two_level: inner must keep no state, such as sum(), got {spec.inner!r}")
+            raise SpecError(f"two_level: inner must be stateless, such as sum(), got {spec.inner!r}")
         self._outer = spec.between.bind(layout, self._leaders)
 
     @property
@@ -197,7 +197,7 @@ class _TwoLevel(BoundReducer):
         apart = x is not out
         y = torch.empty_like(out) if apart else out
         sent = inner = self._inner.reduce(x, layout, turn, y)
-        mean = out.new_zeros(runs.numel + 1)  # one more says whether it is finite
+        mean = out.new_zeros(runs.numel + 1)  # the last element marks whether it is finite
         parts = list(zip(runs.views(out), torch.split(mean[:-1], list(runs.sizes)), strict=True))
         if self._leads:
             sent = self._between(sent, layout, turn, y, out, alpha)
@@ -215,7 +215,7 @@ class _TwoLevel(BoundReducer):
         return Told(sent, inner, runs, self._crossed(sent, runs, out))
 
     def _crossed(self, sent: Sent, runs: Segments, out: Tensor) -> Tensor:
-        """Which entries this machine's leader has sent, bool (runs.numel,), on all its ranks."""
+        """Return the entries that this machine's leader has sent, bool (runs.numel,), on all its ranks."""
         bits = torch.zeros(-(-runs.numel // 8), dtype=torch.uint8, device=out.device)
         places = torch.arange(8, dtype=torch.uint8, device=out.device)
         if isinstance(sent, Relayed):
@@ -230,7 +230,7 @@ class _TwoLevel(BoundReducer):
     def _between(
         self, sent: Sent | None, layout: Layout, turn: Turn, y: Tensor, out: Tensor, alpha: float
     ) -> Sent | None:
-        """out = alpha times the mean over machines, of y, the mean of this one; what this leader sent."""
+        """Write out = alpha times the mean of y over machines; return this leader's share."""
         runs = layout.segments.merged
         finite = sent is not None and kernels.all_finite(layout.segments.scale_(y, self._weight), runs)
         turn = replace(turn, rank=self._leaders.rank, seed=mix(turn.seed, BETWEEN))
@@ -260,11 +260,11 @@ class _TwoLevel(BoundReducer):
         self._outer.discard()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The state of `outer` where this rank leads, and zeros where it does not."""
+        """Return the state of `outer` on a leader, and zeros on other ranks."""
         state = self._outer.state_dict()
         return state if self._leads else {key: torch.zeros_like(value) for key, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take the state back where this rank leads: elsewhere it is zeros, which no `outer` need take."""
+        """Restore the state on a leader; elsewhere it is zeros, which `outer` need not accept."""
         if self._leads:
             self._outer.load_state_dict(state)

@@ -1,15 +1,15 @@
-"""Autotune: several reductions, of which the one that pays on the link at hand is in use.
+"""Autotune: several candidate reductions; the one that pays on the present link is in use.
 
-    candidates  from what loses nothing to what sends least; all tensors take the same one
-    search      they are timed in turns, and the lossier one of two is kept where it surely saves time
-    duel        the statistic by which it is sure
-    autotuner   when to search, and the agreement of all ranks
-    residual    error feedback, one for all candidates. What a candidate leaves behind stays there, and the
-                next one sends it; one that sends all entries in small parts, so that no step is much larger
+    candidates  from lossless to the most compressed; all tensors use the same one
+    search      times candidates alternately, and keeps the lossier of two if it certainly saves time
+    duel        the test for this certainty
+    autotuner   decides when to search, and agrees with all ranks
+    residual    error feedback, shared by all candidates. The next candidate sends the residual;
+                a candidate that sends all entries does so in small parts, to limit the size of a step
 
-The policy is ours. Tensors of one dimension are summed as they are, whatever the candidate. Where the dense
-candidate is in use and nothing is left behind, a bucket is summed in its own place, as without any of this:
-by way of a route with feedback, that sum took three times as long.
+The policy is ours. One-dimensional tensors are summed exactly with every candidate. If the dense candidate is
+in use and the residual is empty, a bucket is summed in place, as in plain DDP: through a route with feedback,
+that sum took three times as long.
 """
 
 from __future__ import annotations
@@ -50,26 +50,25 @@ CANDIDATES: tuple[Reducer, ...] = (
     Gather(Sparse(SampledTopK(density=0.01), indices=GOLOMB)),
     Gather(Sparse(SampledTopK(density=0.001), indices=GOLOMB)),
 )
-UNDECIDED = -1  # stands for a candidate in a saved state
-CHOSEN = "once/autotune/candidate"  # in a saved state, and the seconds by which another link is noticed
+UNDECIDED = -1  # candidate number in a saved state
+CHOSEN = "once/autotune/candidate"  # state key of the candidate and of the exchange seconds
 USUAL = "once/autotune/exchange_s"
 
 
 @dataclass(frozen=True, repr=False)
 class Autotune(Reducer):
-    """The lossiest of `candidates` up to which each step down saves at least `gain` of a training step.
+    """Uses the lossiest of `candidates` for which every step down the list saves at least `gain` of a step.
 
-    `candidates`: reductions in order of what they lose; the first is `sum()`, and none keeps state. The first
-    steps are dense; then lossier ones are timed, as long as they pay. It looks again if the exchange's
-    seconds change 1.5 times, and every `every` steps. All ranks decide alike. `lossiest`: the candidate that
-    it never goes beyond. `pinned`: the candidate that is in use from the first step on, with nothing timed.
+    `candidates`: stateless reductions in order of loss; the first is `sum()`. Training starts dense; lossier
+    candidates are then timed as long as they pay. The search repeats if the exchange's seconds change 1.5
+    times, and every `every` steps. All ranks decide the same. `lossiest`: upper limit for the search.
+    `pinned`: candidate to use from the first step, without timing.
 
-    Payload: that of the candidate; 24 bytes more after each step of a search, and after every 6 steps between
-    searches. Memory: a residual of 4 bytes an element of the tensors of two dimensions and more, once a
-    candidate has lost something. What others left behind joins the steps of a candidate whose omega is at
-    most 1/2 in parts of at most 1 / sqrt(ranks) of the gradient's norm. Seconds decide, so two runs of one
+    Payload: that of the candidate, plus 24 bytes after each step of a search and after every 6 steps between
+    searches. Memory: a residual of 4 bytes per element of tensors with two or more dimensions, once a
+    candidate has lost something. If a candidate's omega is at most 1/2, its steps also send the residual of
+    the others, in parts of at most 1 / sqrt(ranks) of the gradient's norm. Timing decides, so two runs of one
     training may differ in their bits; ranks of one run never do.
-
     >>> Autotune((Sum(), Sum(dtype="fp16")))
     autotune(candidates=(sum(), sum(dtype='fp16')))
     """
@@ -91,16 +90,16 @@ class Autotune(Reducer):
         arguments.whole("autotune: every", self.every, 1)
         if not isinstance(self.candidates, tuple) or not self.candidates or self.candidates[0] != Sum():
             raise SpecError(
-                f"autotune: candidates are reducers of which the first is sum(), got {self.candidates!r}"
+                f"autotune: candidates must be reducers, the first of them sum(), got {self.candidates!r}"
             )
         for candidate in self.candidates:
             arguments.piece("autotune: a candidate", candidate, Reducer, "gather(sparse(topk(density=0.01)))")
             if candidate.unaccountable:
-                raise SpecError(f"autotune: {candidate!r} can be no candidate, as {candidate.unaccountable}")
+                raise SpecError(f"autotune: {candidate!r} cannot be a candidate: {candidate.unaccountable}")
         for option, piece in (("lossiest", self.lossiest), ("pinned", self.pinned)):
             if piece is not None and piece not in self.candidates:
                 raise SpecError(
-                    f"autotune: {option} is one of the candidates {self.candidates!r}, got {piece!r}"
+                    f"autotune: {option} must be one of the candidates {self.candidates!r}, got {piece!r}"
                 )
 
     @property
@@ -113,14 +112,14 @@ class Autotune(Reducer):
 
     @property
     def usable(self) -> tuple[Reducer, ...]:
-        """The candidates that may be in use."""
+        """Candidates that the search may use."""
         if self.pinned is not None:
             return (self.pinned,)
         return self.candidates[: self.last + 1]
 
     @property
     def last(self) -> int:
-        """The place of the lossiest candidate that may be in use."""
+        """Index of the lossiest candidate that may be used."""
         return len(self.candidates) - 1 if self.lossiest is None else self.candidates.index(self.lossiest)
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
@@ -133,9 +132,9 @@ class Autotune(Reducer):
 
 
 class BoundAutotune(BoundReducer):
-    """At work. `clock`: seconds, as the autotuner reads them."""
+    """Working autotune reduction. `clock`: returns seconds, used by the autotuner."""
 
-    detects_non_finite: ClassVar[bool] = True  # a dense sum and the residual tell
+    detects_non_finite: ClassVar[bool] = True  # the dense sum and the residual check
 
     def __init__(
         self, spec: Autotune, layout: Layout, comm: Comm, clock: Callable[[], float] = time.perf_counter
@@ -145,9 +144,7 @@ class BoundAutotune(BoundReducer):
         self._candidates = [candidate.bind(matrices, comm) for candidate in spec.candidates]
         for candidate, bound in zip(spec.candidates, self._candidates, strict=True):
             if bound.state_dict():
-                raise SpecError(
-                    f"autotune: candidates keep no state, {candidate!r} does: take it as a method of its own"
-                )
+                raise SpecError(f"autotune: candidates must be stateless, {candidate!r} is not: use it alone")
             ErrorFeedback().gain(candidate.feedback_codec(), matrices)
         self._dense = Sum().bind(layout, comm)
         self._residual = Residual(matrices)
@@ -155,8 +152,10 @@ class BoundAutotune(BoundReducer):
         self._holding: set[str] = set()  # tensors whose residual may not be zero
         self._bleeding: set[str] = set()  # tensors whose residual is more than a step should add
         self._used = 0  # the candidate of the last step
-        self._before: tuple[int, int, set[str], set[str]] | None = None  # this step; the three as they were
-        self._most = 1 / math.sqrt(comm.size)  # of a gradient's norm; so much of it the mean keeps at least
+        self._before: tuple[int, int, set[str], set[str]] | None = (
+            None  # this step, and the three above before it
+        )
+        self._most = 1 / math.sqrt(comm.size)  # share of a gradient's norm that the mean retains at least
         self._whole = [sends_all(candidate, matrices) for candidate in spec.candidates]
         self._parts = PerLayout(
             lambda bucket: (bucket.where(is_matrix), bucket.where(lambda entry: not is_matrix(entry)))
@@ -188,7 +187,7 @@ class BoundAutotune(BoundReducer):
         if sent is None:
             self.put_back(layout)
             return None
-        if out.is_cuda:  # the clock cannot see what is still under way
+        if out.is_cuda:  # the clock does not see pending GPU work
             torch.cuda.current_stream(out.device).synchronize()
         self.autotuner.note(entered, self._clock(), apart=late)
         return sent
@@ -196,7 +195,7 @@ class BoundAutotune(BoundReducer):
     def _mean(
         self, x: Tensor | None, matrices: Layout, vectors: Layout, turn: Turn, out: Tensor, alpha: float
     ) -> Sent | None:
-        """Matrices by way of the candidate in use, with feedback."""
+        """Reduce matrices by the candidate in use, with feedback."""
         corrected = None if x is None else self._corrected(x, matrices, turn)
         self._holding.update(matrices.names)
         given = None if corrected is None else x
@@ -211,7 +210,7 @@ class BoundAutotune(BoundReducer):
     def _all_at_once(
         self, x: Tensor | None, layout: Layout, matrices: Layout, turn: Turn, out: Tensor, alpha: float
     ) -> Sent | None:
-        """Densely, with some of what is left behind, by the collectives of ranks that have nothing left."""
+        """Reduce densely, with part of the residual, by the collectives that all other ranks use."""
         given = x if x is None or x is out else x.clone()
         corrected = None if x is None else self._corrected(x, matrices, turn)
         if given is None or corrected is None:
@@ -226,7 +225,7 @@ class BoundAutotune(BoundReducer):
         return sent
 
     def _corrected(self, x: Tensor, matrices: Layout, turn: Turn) -> Tensor | None:
-        """x and what is left behind: as much of it as a step should add, where the candidate sends it all."""
+        """Return x plus the residual, limited per step if the candidate sends everything."""
         if not self._whole[self._used] or self._bleeding.isdisjoint(matrices.names):
             return self._residual.correct(x, matrices, turn)
         corrected, all_of_it = self._residual.bleed(x, matrices, turn, self._most)
@@ -235,7 +234,7 @@ class BoundAutotune(BoundReducer):
         return corrected
 
     def _is_empty(self, matrices: Layout) -> bool:
-        """Whether nothing is left behind of these tensors."""
+        """Return whether the residual of these tensors is empty."""
         if self._holding.isdisjoint(matrices.names):
             return True
         if self._residual.norm(matrices) > 0:
@@ -272,7 +271,7 @@ class BoundAutotune(BoundReducer):
         self._residual.discard()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The residual, and what was chosen, which is the same on all ranks."""
+        """Return the residual and the decision, which is the same on all ranks."""
         chosen = UNDECIDED if self.autotuner.chosen is None else self.autotuner.chosen
         decided = {
             CHOSEN: torch.tensor(chosen, dtype=torch.int64, device="cpu"),
@@ -281,11 +280,11 @@ class BoundAutotune(BoundReducer):
         return decided | self._residual.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take the state back, and go on with the candidate that had been decided on, if one had been."""
+        """Restore the state, and continue with its candidate if one was chosen."""
         chosen = int(state[CHOSEN])
         if not UNDECIDED <= chosen < len(self._candidates):
             raise StateError(
-                f"the saved state has candidate {chosen}, here they are 0..{len(self._candidates) - 1}"
+                f"the saved state has candidate {chosen}, expected 0..{len(self._candidates) - 1}"
             )
         self._residual.load_state_dict(
             {key: value for key, value in state.items() if not key.startswith("once/")}

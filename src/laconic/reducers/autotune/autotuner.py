@@ -1,27 +1,29 @@
-"""The autotuner: which candidate is in use, found by timing them in turns.
+"""Autotuner: selects the candidate to use by timing candidates alternately.
 
-    1. A training starts with the first candidate, which loses nothing. The next lossier one is tried in turns
-       with it, COUNTED steps each, until it is plain whether it pays (`duel`): whether it saves `gain` of a
-       step, and by more than chance. If so it is kept, and the next is tried beside it.
-    2. MISSES candidates running that do not pay end the search, and so does an exchange of at most `gain` of
-       a step, which nothing can shorten by more. Of two that time cannot tell apart the less lossy one is
-       kept. Where the seconds of one have clearly changed, the link has, and both are timed anew.
-    3. These steps do not count: the first COLD of each candidate, as memory is touched for the first time;
-       the first after each change; dense ones that also send what others left behind. An exchange of more
-       than LONG_S counts at once, and FEW steps of each, or one of more than WAIT_S, are enough where one
-       candidate is clearly faster: a slow link carries few dense gradients.
-    4. Every WINDOW steps the least seconds in an exchange, which a busy machine changes little, are compared
-       with those of the first window. Where they have changed CHANGED times, and by a part of the step that
-       MATTERS, in `patience` windows running, it searches again: if they are more, among the lossier ones; if
-       less, among the less lossy ones, until MISSES running are slower than the one in use. After `every`
-       steps it looks both ways. The patience doubles if a change has led to the same candidate.
+    1. Training starts with the first candidate, which is lossless. The next lossier one alternates with it,
+       COUNTED steps each, until it is clear whether it pays (`duel`): whether it saves `gain` of a step, and
+       significantly. If so, it is kept and compared with the next one.
+    2. The search ends after MISSES consecutive candidates that do not pay, or if an exchange takes at most
+       `gain` of a step, so that nothing can save more. If two do not differ significantly, the less lossy one
+       is kept. If the seconds of one have clearly changed, the link has, and both are timed again.
+    3. These steps do not count: the first COLD of each candidate, which touch memory for the first time; the
+       first after each change; dense steps that also send the residual. An exchange longer than LONG_S counts
+       at once, and FEW steps of each, or one longer than WAIT_S, suffice if one candidate is clearly faster:
+       a slow link carries few dense gradients.
+    4. Every WINDOW steps the minimum of the exchange's seconds, which is robust to a busy machine, is
+    compared
+       with that of the first window. If it has changed CHANGED times, and by a share of the step that
+       MATTERS, in `patience` consecutive windows, a search starts: among lossier candidates if it has grown,
+       among less lossy ones if it has shrunk, until MISSES consecutive ones are slower than the present one.
+       After `every` steps it searches in both directions. The patience doubles if a change led to the same
+       candidate.
 
-Whole steps are compared, so interference counts: what an exchange takes from backward's cores. Nothing is
-predicted: whoever wants to know what a link will do before a training asks `laconic plan`.
+Whole steps are compared, so that interference counts: the exchange competes with backward for cores. Nothing
+is predicted; `laconic plan` predicts a link's performance before training.
 
-What decides are the slowest rank's step and the shortest of the ranks' exchanges, as the other ranks have
-waited in theirs for that one. So all decide the same at the same step. The logger "laconic" is told in plain
-words what is decided, and why.
+The decision uses the slowest rank's step and the shortest of the ranks' exchanges, because the other ranks
+have waited for that rank. All ranks therefore decide the same at the same step. The logger "laconic" reports
+each decision and its reason.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ from laconic.comm.comm import Comm
 from laconic.core.units import format_seconds
 from laconic.reducers.autotune.search import LESS, MORE, Search, Timed, Trial
 
-WINDOW = 6  # steps between two looks at the exchange's seconds
-CHANGED, MATTERS = 1.5, 0.1  # times more or less, and of the step, and it is another link
+WINDOW = 6  # steps between two checks of the exchange's seconds
+CHANGED, MATTERS = 1.5, 0.1  # ratio, and share of the step, that indicate another link
 CHANGING = (
     "current",
     "chosen",
@@ -50,7 +52,7 @@ CHANGING = (
     "_changed",
     "_looked",
     "_trial",
-)  # all that an observation changes, but for the seconds of the window and the search
+)  # everything that an observation changes, except the seconds of the window and the search
 PATIENCE, MAX_PATIENCE = 2, 16  # windows
 
 log = logging.getLogger("laconic")
@@ -58,7 +60,7 @@ log = logging.getLogger("laconic")
 
 @dataclass(frozen=True)
 class Look:
-    """A search: the candidate in use before it, ways to look, candidates that were warm; and steps so far."""
+    """State of a search: the candidate before it, directions, warm candidates, and steps so far."""
 
     used: int
     ways: Collection[str]
@@ -67,15 +69,15 @@ class Look:
 
 
 class Autotuner:
-    """At work on one rank; equal on all.
+    """Search state on one rank; equal on all.
 
     Args:
-        names: the candidates, from what loses nothing on.
+        names: the candidates, starting with the lossless one.
         comm: the group that decides.
-        search: how a candidate is found.
+        search: the search for a candidate.
         every: steps between two searches on a link that does not change.
-        clock: seconds.
-        pinned: the candidate that is used, and no search; None where a search decides.
+        clock: returns seconds.
+        pinned: candidate to use without a search; None to search.
     """
 
     def __init__(
@@ -88,8 +90,8 @@ class Autotuner:
         pinned: int | None = None,
     ) -> None:
         self.current = pinned or 0  # the candidate in use
-        self.chosen = pinned  # the last that was chosen
-        self.usual_s = 0.0  # in a step's exchange, with the chosen one; 0 where not known yet
+        self.chosen = pinned  # the last choice
+        self.usual_s = 0.0  # of a step's exchange with the chosen one; 0 if unknown
         self.windows = 0  # since the last search
         self._names, self._comm, self._search, self._every, self._clock = names, comm, search, every, clock
         self._fixed = pinned is not None or search.last == 0
@@ -98,16 +100,16 @@ class Autotuner:
         self._exchange_s = 0.0  # of this step, so far
         self._apart = False  # this step, so far
         self._steps: list[Timed] = []  # of the window
-        self._strange = 0  # windows running in which the exchange took another time
+        self._strange = 0  # consecutive windows with a changed exchange time
         self._patience = PATIENCE
         self._changed = False  # whether a change began the search
         self._trial: Trial[int] | None = None
-        self._looked: Look | None = None  # how the trial has gone so far
-        self._before: dict[str, Any] | None = None  # what this step's first bucket has changed
+        self._looked: Look | None = None  # state of the search
+        self._before: dict[str, Any] | None = None  # values before this step's first bucket
         self._look({MORE})
 
     def resume(self, chosen: int, usual_s: float) -> None:
-        """Go on with what was chosen before, when the exchange took so long; no lossier than may be now."""
+        """Continue with an earlier choice and its exchange time, limited to the candidates allowed now."""
         if self._fixed:
             return
         self.current = self.chosen = min(chosen, self._search.last)
@@ -116,7 +118,7 @@ class Autotuner:
         self._steps.clear()
 
     def begin(self, step: int, device: torch.device) -> None:
-        """A bucket of this step has come. Called by all ranks; the step's first looks at the step before."""
+        """Start a bucket, on all ranks; the first bucket of a step evaluates the step before."""
         if step == self._step or self._fixed:
             return
         self._before = None
@@ -141,21 +143,21 @@ class Autotuner:
             self._decide(end.value)
 
     def note(self, entered: float, left: float, apart: bool = False) -> None:
-        """A bucket's exchange took place between these times; see `Timed.apart`."""
+        """Record the start and end of a bucket's exchange; see `Timed.apart`."""
         if self._began is None:
             self._began, self._exchange_s, self._apart = entered, 0.0, False
         self._exchange_s += left - entered
         self._apart |= apart
 
     def put_back(self) -> None:
-        """The present step is skipped: be as before it, but for the seconds of the step before it."""
+        """Undo the skipped present step, except for the seconds of the step before it."""
         self._began = None
         if self._before is None:
             return
         before, self._before = self._before, None
         self._search.warm = set(before.pop("warm"))
         self.__dict__.update(before)
-        if self._looked is not None:  # a generator cannot be copied: run it again as far as it was
+        if self._looked is not None:  # a generator cannot be copied: replay it
             self._search.warm = set(self._looked.warm)
             self._trial = self._search.run(self._looked.used, self._looked.ways)
             self.current = next(self._trial)
@@ -163,11 +165,11 @@ class Autotuner:
                 self.current = self._trial.send(each)
 
     def accept(self) -> None:
-        """The present step counts."""
+        """Make the present step final."""
         self._before = None
 
     def _look(self, ways: Collection[str]) -> None:
-        """Begin a search."""
+        """Begin a search in these directions."""
         self._looked = Look(self.current, ways, frozenset(self._search.warm))
         self._trial = self._search.run(self.current, ways)
         self.current = next(self._trial)
@@ -185,7 +187,7 @@ class Autotuner:
             log.info("from step %d on: %s", self._step, said)
 
     def _watch(self, device: torch.device) -> None:
-        """A window has passed."""
+        """Evaluate a finished window."""
         exchange, whole, _ = zip(*self._steps, strict=True)
         exchange_s, whole_s, _ = self._agreed(Timed(min(exchange), median(whole)), device)
         self._steps = []
@@ -201,26 +203,26 @@ class Autotuner:
         if not self._changed and self.windows * WINDOW < self._every:
             return
         ways = {LESS, MORE}
-        why = "it is time to look again"
+        why = "the regular search is due"
         if self._changed:
             ways = {MORE if exchange_s > usual_s else LESS}
-            why = f"the exchange takes {format_seconds(exchange_s)} a step, it took {format_seconds(usual_s)}"
+            why = f"the exchange takes {format_seconds(exchange_s)} a step, earlier {format_seconds(usual_s)}"
         if self.current == (0 if ways == {LESS} else self._search.last) and len(ways) == 1:
             self.usual_s, self._strange = exchange_s, 0  # there is nothing to try
             return
         if self._comm.rank == 0:
-            log.info("step %d: %s: candidates are tried again", self._step, why)
+            log.info("step %d: %s: searching again", self._step, why)
         self._look(ways)
 
     def _agreed(self, step: Timed, device: torch.device) -> Timed:
-        """The shortest exchange and the longest step of all ranks."""
+        """Return the shortest exchange and the longest step of all ranks."""
         given = torch.tensor((-step.exchange_s, step.whole_s, step.apart), dtype=torch.float64, device=device)
         exchange_s, whole_s, apart = self._comm.all_reduce(given, "max").tolist()
         return Timed(-exchange_s, whole_s, bool(apart))
 
 
 def verdict(measured: Mapping[int, float], chosen: int, names: Sequence[str], gain: float) -> str:
-    """What was decided, and why, in plain words.
+    """Return the decision and its reason as text.
 
     >>> verdict({0: 0.4, 2: 0.1, 1: 0.2}, 2, ["sum()", "sum(dtype='fp16')", "gather(sign())"], 0.05)
     'gather(sign()), at 100 ms a step, 4.0 times as fast as sum()'

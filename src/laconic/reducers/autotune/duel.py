@@ -1,9 +1,9 @@
-"""A duel: whether the lossier of two candidates pays, from the seconds of steps of each, taken in turns.
+"""Duel: test whether the lossier of two candidates pays, from alternately timed steps of each.
 
-Of all pairs of a step of each, the share in which the lossier one is the faster by some part of the step
-tells: one half where it is so on the median, and with no difference at all one half with the deviation
-sqrt((n + m + 1) / 12 n m), whatever the distribution (Mann and Whitney 1947, doi:10.1214/aoms/1177730491). A
-machine that is busy now and then moves it little.
+The statistic is the share of all pairs of steps in which the lossier candidate is faster by a given part of
+the step. It is one half at the median; without any difference its deviation from one half is
+sqrt((n + m + 1) / 12 n m), whatever the distribution (Mann and Whitney 1947, doi:10.1214/aoms/1177730491).
+Occasional load on the machine changes it little.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 
-CLEAR = 0.25  # of a step: such a gain in every pair needs no statistic
-LOOKS = (5, 10, 20, 50, 100)  # steps of each after which the statistic is asked; at the last it must answer
-SURE, SURE_NOT = 3.0, 2.6  # deviations that end a duel early, for the lossier one and against it
-ENOUGH = 2.9  # deviations that the gain must have at the last look
+CLEAR = 0.25  # of a step: this gain in every pair needs no test
+LOOKS = (5, 10, 20, 50, 100)  # steps of each at which to test; the last one must decide
+SURE, SURE_NOT = 3.0, 2.6  # deviations for an early decision, for and against the lossier one
+ENOUGH = 2.9  # deviations required at the last test
 
 
 def clear(less: Sequence[float], more: Sequence[float]) -> bool | None:
-    """The answer where every step of one candidate is faster than all of the other by `CLEAR`, else None.
+    """Return the answer if every step of one candidate is faster than all of the other by `CLEAR`, else None.
 
     >>> clear([1.0, 1.2], [0.3, 0.4]), clear([0.5], [2.0]), clear([1.0], [0.9])
     (True, False, None)
@@ -30,18 +30,18 @@ def clear(less: Sequence[float], more: Sequence[float]) -> bool | None:
 
 
 def pays(less: Sequence[float], more: Sequence[float], gain: float) -> bool | None:
-    """Whether the lossier candidate saves `gain` of a step, and surely something; None: go on.
+    """Return whether the lossier candidate significantly saves `gain` of a step; None to continue.
 
     Args:
-        less: seconds of steps of the candidate that loses less.
-        more: those of the other.
+        less: seconds of steps of the less lossy candidate.
+        more: seconds of steps of the lossier candidate.
         gain: the least part of a step that must be saved.
 
     >>> pays([1.0] * 10, [0.8] * 10, 0.05), pays([1.0] * 10, [0.97] * 10, 0.05), pays([1.0], [0.8], 0.05)
     (True, False, None)
     """
     fewest = min(len(less), len(more))
-    if fewest not in LOOKS:  # each look more is one chance more to be wrong
+    if fewest not in LOOKS:  # each additional test adds a chance of error
         return None
     faster, by_gain = deviations(less, more, 0.0), deviations(less, more, gain)
     if by_gain <= -SURE_NOT:
@@ -52,7 +52,7 @@ def pays(less: Sequence[float], more: Sequence[float], gain: float) -> bool | No
 
 
 def deviations(less: Sequence[float], more: Sequence[float], gain: float) -> float:
-    """How far the share of pairs in which `more` takes below 1 - `gain` of `less` is from one half."""
+    """Return the deviation from one half of the share of pairs with `more` below 1 - `gain` of `less`."""
     n, m, ordered = len(less), len(more), sorted(more)
     pairs = sum(bisect_left(ordered, (1 - gain) * each) for each in less)
     return (pairs / (n * m) - 0.5) / math.sqrt((n + m + 1) / (12 * n * m))

@@ -1,7 +1,7 @@
-"""A search: candidates are tried in turns with the one in use, and the one that is kept comes out.
+"""Search: times candidates alternately with the present one, and returns the best.
 
-It is a generator, so that it reads from top to bottom though each step of a training takes it one step on: it
-yields the candidate to use next, and is sent what that step took.
+It is a generator, advanced by each training step: it yields the candidate to use next and receives that
+step's timing.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple, TypeVar
 
 from laconic.reducers.autotune.duel import clear, pays
 
-COLD, COUNTED = 2, 5  # steps of a candidate that do not count at first, and steps of one turn that do
-FEW = 2  # steps of each that are enough where one is clearly faster
-LONG_S, WAIT_S = 1.0, 10.0  # of an exchange: cold memory changes it little; one such step is enough
-MISSES = 2  # candidates running that end the search
-LESS, MORE = "less", "more"  # ways to go from the candidate in use: to those that lose less, or more
+COLD, COUNTED = 2, 5  # uncounted first steps of a candidate, and counted steps per turn
+FEW = 2  # steps of each that suffice if one is clearly faster
+LONG_S, WAIT_S = 1.0, 10.0  # of an exchange: unaffected by cold memory; one step suffices
+MISSES = 2  # consecutive failures that end the search
+LESS, MORE = "less", "more"  # directions of the search: towards less or more loss
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Timed(NamedTuple):
     """Seconds of a step: in its exchange, and from its first bucket to that of the next step.
 
-    `apart`: whether it does not count, as a dense step also sent what others had left behind.
+    `apart`: whether it does not count, because a dense step also sent the residual.
     """
 
     exchange_s: float
@@ -37,25 +37,25 @@ Trial = Generator[int, Timed, T]
 
 
 class Search:
-    """What has been timed.
+    """Measured steps, by candidate.
 
     Args:
-        gain: the part of a step that a lossier candidate must save.
+        gain: the share of a step that a lossier candidate must save.
         last: the lossiest candidate that may be used.
-        twice: candidates that must save twice as much, as they send only a small part of a gradient.
+        twice: candidates that must save twice as much, because they send only a small part of a gradient.
     """
 
     def __init__(self, gain: float, last: int, twice: Collection[int] = ()) -> None:
         self.gain, self.last, self._twice = gain, last, frozenset(twice)
-        self._tried: defaultdict[int, list[Timed]] = defaultdict(list)  # steps that count, of this search
-        self.warm: set[int] = set()  # candidates that have been in use
+        self._tried: defaultdict[int, list[Timed]] = defaultdict(list)  # counted steps of this search
+        self.warm: set[int] = set()  # candidates used so far
 
     def measured(self) -> dict[int, float]:
-        """Seconds of a step, by candidate."""
+        """Return the seconds of a step, by candidate."""
         return {each: median(self._seconds(each)) for each, steps in self._tried.items() if steps}
 
     def run(self, used: int, ways: Collection[str]) -> Trial[int]:
-        """From the candidate in use to the one that is kept."""
+        """Search from the candidate in use; return the best."""
         self._tried.clear()
         kept, rival, missed = used, used - 1, 0
         yield from self._turn(used, new=False)
@@ -77,7 +77,7 @@ class Search:
         return kept
 
     def _pays(self, less: int, more: int, rival: int) -> Trial[bool]:
-        """Whether the lossier of two does. They take turns; the rival, which has not been timed, is first."""
+        """Return whether the lossier of two pays. They alternate, starting with the untimed rival."""
         turn, gain = rival, min(1.0, self.gain * (2 if more in self._twice else 1))
         while True:
             answer = yield from self._turn(turn, less, more)
@@ -92,7 +92,7 @@ class Search:
             turn = less + more - turn
 
     def _turn(self, candidate: int, *pair: int, new: bool = True) -> Trial[bool | None]:
-        """Time a candidate for COUNTED steps, or until one of a pair is clearly faster: then the answer."""
+        """Time a candidate for COUNTED steps; return an early answer if one of a pair is clearly faster."""
         steps, counted = self._tried[candidate], 0
         cold = new if candidate in self.warm else COLD
         self.warm.add(candidate)
@@ -119,6 +119,6 @@ class Search:
         return [step.whole_s for step in self._tried[candidate]]
 
     def _exchanges(self, candidate: int) -> bool:
-        """Whether its exchange is more of a step than must be saved."""
+        """Return whether the candidate's exchange takes more of a step than must be saved."""
         steps = self._tried[candidate]
         return median(step.exchange_s for step in steps) > self.gain * median(self._seconds(candidate))

@@ -1,11 +1,11 @@
-"""The tensors that candidates compress, and which candidates send nearly all of them at once."""
+"""Tensors that candidates compress, and candidates that send nearly all of them at once."""
 
 from __future__ import annotations
 
 from laconic.core.layout import Entry, Layout
 from laconic.reducers import Reducer
 
-WHOLE = 0.5  # omega at most of a candidate that sends nearly all of x: what is left behind must bleed out
+WHOLE = 0.5  # largest omega of a candidate that sends nearly all of x; the residual is then released slowly
 
 
 def is_matrix(entry: Entry) -> bool:
@@ -13,7 +13,7 @@ def is_matrix(entry: Entry) -> bool:
 
 
 def sends_all(candidate: Reducer, matrices: Layout) -> bool:
-    """Whether it sends nearly all of x at once, and not the rest later, as sparse ones do."""
+    """Return whether it sends nearly all of x at once, unlike sparse candidates."""
     codec = candidate.feedback_codec()
     if codec is None:
         return not candidate.needs_feedback

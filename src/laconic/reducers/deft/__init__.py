@@ -1,36 +1,37 @@
-"""DEFT: every rank selects in a share of the layers, so that many ranks select faster than one.
+"""DEFT: every rank selects in a share of the layers, so that selection gets faster with more ranks.
 
 Yoon and Oh 2023 (ICPP), arXiv:2307.03500; the authors' code is kljp/deft [V]. For ranks i = 0..N-1 at step t,
-over the n elements of a bucket, of which K are to be sent:
+over the n elements of a bucket, of which K are sent:
 
     K         the bucket's share of density * (elements of the model), by the norms of all tensors at step
               t - 1; density * n in the first step
 
-    pieces    a tensor of more than n / N elements is cut in N near-equal pieces, others are one piece
+    pieces    a tensor of more than n / N elements is cut into N near-equal pieces, others are one piece
     bins      N, of near-equal size: the largest piece first, each to the emptiest bin      (LPT)
     q_l       norm of piece l
-    k_l       K * q_l / sum of q, no more than the piece has; a piece with all of it is sent in full by all
+    k_l       K * q_l / sum of q, at most the piece's size; all ranks send a full piece
     S_i       the k_l largest |x_i| of each piece in bin (t + i) mod N
     mean[S]   1/N * sum over ranks of x_i[S], at the union S of all S_i and the pieces sent in full
 
-The bins do not overlap, so S has K entries for any N, and a rank looks for them in n / N elements only. What
-it holds back stays in its residual.
+The bins do not overlap, so S has K entries for any N, and a rank searches only n / N elements. The residual
+stores its unsent entries.
 
-With the ranks grows the number of pieces, for both more tensors are cut and into more: of ResNet-50's 161
-tensors 236 at N = 16, 1,295 at 64 and 9,086 at 256. Each rank gets the norms of all, 4 bytes a piece, and
-works out all k_l. So the time to select falls at first, from 30 ms alone to 3.9, 2.0 and 3.5 ms for these N.
+The number of pieces grows with the ranks, because more tensors are cut and into more pieces: ResNet-50's 161
+tensors become 236 pieces at N = 16, 1,295 at 64 and 9,086 at 256. Each rank gets all norms, 4 bytes a piece,
+and computes all k_l. The time to select therefore falls only at first, from 30 ms alone to 3.9, 2.0 and
+3.5 ms for these N.
 
-What differs from the paper and its code, and why:
+Differences from the paper and its code:
 
     one k_l for all ranks     There each rank takes k_l from its own norms, so that the sets do not add up to
-                              K. Here each rank measures every N-th piece of its own x, and tells the others:
-                              1/N of the work, and the same k_l and bins on all without a leader.
-    no broadcast              Where all know what to pack, all pack alike: nobody sends a list of layers.
-    cost of a piece           There n_l log2 k_l. Our selection is one pass, whatever k is: n_l, so that bins
+                              K. Here each rank measures every N-th piece of its own x, and sends the norms:
+                              1/N of the work, and equal k_l and bins on all ranks without a leader.
+    no broadcast              All ranks compute the same packing, so no list of layers is sent.
+    cost of a piece           There n_l log2 k_l. Our selection takes one pass for any k: n_l, so that bins
                               follow from the layout alone, and rotate.
-    at least one a piece      There always, so that many layers send more than was asked. Here as long as
-                              entries are left; the smallest norms go without, and their residual grows.
-    N = 1, k_l = n_l          There layers sent in full are lost when N = 1. Here they are sent for any N.
+    at least one a piece      There always, so that many layers send more than requested. Here as long as
+                              entries are left; the smallest norms get none, and their residual grows.
+    N = 1, k_l = n_l          There full layers are lost when N = 1. Here they are sent for any N.
 """
 
 from __future__ import annotations
@@ -60,14 +61,14 @@ from laconic.reducers.deft.union import ChoiceInParts, Found, average_, choices_
 class Deft(ChoiceInParts):
     """mean = average of x at the K = density * n entries that the ranks chose, each in its own pieces.
 
-    Over the whole model K is rounded to a whole number, at least 1. A bucket's share of it goes by the norms
-    of the last step, which all ranks have from that step's exchange, and is at least 1; inside the bucket it
-    goes by the present norms. Bins are a bucket's, so the result still depends, a little, on how DDP cuts
-    buckets. `indices`: how positions travel. Density 1 is `sum()`. State: one number a tensor, equal on all
+    Over the whole model K is rounded to an integer, at least 1. A bucket's share of it follows the norms of
+    the last step, which all ranks know from that step's exchange, and is at least 1; inside the bucket the
+    share follows the present norms. Bins are per bucket, so the result depends slightly on how DDP cuts
+    buckets. `indices`: coding of positions. Density 1 is `sum()`. State: one number per tensor, equal on all
     ranks.
 
-    Payload of a rank: 4 K bytes of values, the positions of what it has chosen, K / N on average, and 4 bytes
-    for every N-th piece. Error: |x - sent| <= |x|, and all of x is sent in the end, with error feedback.
+    Payload per rank: 4 K bytes of values, the positions of its own entries, K / N on average, and 4 bytes for
+    every N-th piece. Error: |x - sent| <= |x|, and error feedback sends all of x in the end.
 
     >>> Deft(density=0.01)
     deft(density=0.01)
@@ -87,7 +88,7 @@ class Deft(ChoiceInParts):
         return norms + 4 * k + message_nbytes(k, layout.numel, 2 * tensors, self.indices)
 
     def budget(self, n: int) -> int:
-        """How many of n entries are sent.
+        """Return how many of n entries are sent.
 
         >>> [Deft(density=0.01).budget(n) for n in (0, 1, 149, 151)]
         [0, 1, 1, 2]
@@ -96,7 +97,7 @@ class Deft(ChoiceInParts):
 
 
 class _Deft(BoundReducer):
-    """At work. It keeps the norms of the last step, and the pieces of the layouts that it has seen."""
+    """Working DEFT reduction: the norms of the last step, and the pieces of the layouts seen so far."""
 
     def __init__(self, spec: Deft, layout: Layout, comm: Comm) -> None:
         self._spec = spec
@@ -117,7 +118,7 @@ class _Deft(BoundReducer):
         ks = allot(norms, bins.pieces.sizes_tensor, budget)
         found = bins.select(x, ks, comm.rank, turn.step)
         union = choices_of_all(found, bins.parts, turn.step, comm, self._spec.indices, out.device)
-        assert union is not None, "that all are finite was told with the norms"
+        assert union is not None, "the norms have shown that all are finite"
         union = with_full(union, bins, ks)
         sent = average_(x, layout, bins.parts.joined, union, comm, out, alpha)
         if sent is not None:
@@ -137,7 +138,7 @@ class _Deft(BoundReducer):
         self._share.load_state_dict(state)
 
     def _norms(self, x: Tensor | None, bins: Bins, step: int, device: torch.device) -> Tensor | None:
-        """The norms of all pieces, the same on all ranks; None where an x is not finite."""
+        """Return the norms of all pieces, equal on all ranks; None if an x is not finite."""
         own = None if x is None else bins.norms(x, self._comm.rank, step)
         norms = gather_or_void(self._comm, own, device, dtype=torch.float32)
         if norms is None:
@@ -147,13 +148,13 @@ class _Deft(BoundReducer):
             expected = bins.measured(rank, step)
             with sent_by(rank):
                 if each.numel() != max(1, expected) or not bool((each.isfinite() & (each >= 0)).all()):
-                    raise WireError(f"{expected} norms are expected, got {each.tolist()}")
+                    raise WireError(f"expected {expected} norms, got {each.tolist()}")
             measured.append(each[:expected].cpu())
         return bins.all_norms(measured, step)
 
 
 def with_full(union: Found, bins: Bins, ks: Tensor) -> Found:
-    """The union, and all of each piece that is sent in full: everyone knows which, so no position travels."""
+    """Add all entries of full pieces to the union; every rank knows them, so no positions are sent."""
     sizes = bins.parts.joined.sizes_tensor
     full = ks[bins.order] == sizes
     if not bool(full.any()):

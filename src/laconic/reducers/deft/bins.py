@@ -1,6 +1,6 @@
-"""Bins: a bucket's tensors, the large ones cut in pieces, packed in bins of near-equal work, one a rank.
+"""Bins: a bucket's tensors, large ones cut into pieces, packed into bins of near-equal work, one per rank.
 
-The layout's half of DEFT (`deft`), which is the same at every step, and how many entries each piece may send.
+The part of `deft` that depends on the layout alone, and the number of entries of each piece.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Bins:
 
     @classmethod
     def of(cls, layout: Layout, size: int) -> Bins:
-        """A tensor of more than n / size elements in `size` near-equal pieces, any other in one.
+        """Cut tensors of more than n / size elements into `size` near-equal pieces, and pack the pieces.
 
         The largest piece first, each to the bin with the fewest elements (LPT, Graham 1969). Fewer than
-        `size` tensors can be cut, so there are at most `size` ** 2 pieces beside whole tensors.
+        `size` tensors can be cut, so there are at most `size` ** 2 pieces in addition to whole tensors.
 
         >>> Bins.of(Layout.of([("a", (5,)), ("b", (2,)), ("c", (1,))]), size=2)
         Bins(pieces=Segments(starts=(0, 3, 5, 7), sizes=(3, 2, 2, 1)), bins=((0, 3), (1, 2)))
@@ -55,43 +55,43 @@ class Bins:
 
     @property
     def size(self) -> int:
-        """How many bins there are, and ranks."""
+        """Number of bins and of ranks."""
         return len(self.bins)
 
     @cached_property
     def parts(self) -> Parts:
-        """The pieces of each bin."""
+        """Pieces of each bin."""
         return Parts(tuple(self._at(each) for each in self.bins))
 
     @cached_property
     def order(self) -> Tensor:
-        """The numbers of the pieces in the order of `parts.joined`, int64 (L,)."""
+        """Numbers of the pieces in the order of `parts.joined`, int64 (L,)."""
         return torch.tensor([piece for each in self.bins for piece in each], dtype=torch.int64, device="cpu")
 
     def norms(self, x: Tensor, rank: int, step: int) -> Tensor:
-        """The l2 norms of every N-th piece of flat x, float32: from another one on at each step and rank."""
+        """Return float32 l2 norms of every N-th piece of flat x; the first one varies with step and rank."""
         return kernels.norms(x, self._measured[part_of(rank, step, self.size)], kernels.Measure("l2"))
 
     def measured(self, rank: int, step: int) -> int:
-        """How many norms a rank measures at this step."""
+        """Return the number of norms that a rank measures at this step."""
         return len(self._measured[part_of(rank, step, self.size)])
 
     def all_norms(self, measured: Sequence[Tensor], step: int) -> Tensor:
-        """The norms of all pieces, float32 (L,) on the CPU, from those that each rank has measured."""
+        """Return the norms of all pieces, float32 (L,) on the CPU, from those measured by each rank."""
         norms = torch.zeros(len(self.pieces), dtype=torch.float32, device="cpu")
         for rank, values in enumerate(measured):
             norms[part_of(rank, step, self.size) :: self.size] = values
         return norms
 
     def select(self, x: Tensor, ks: Tensor, rank: int, step: int) -> Found:
-        """The ks largest |x| of each piece in this rank's bin; none of a piece that all send in full."""
+        """Return the ks largest |x| of each piece in this rank's bin; none of a full piece."""
         home = part_of(rank, step, self.size)
         own, segments = ks[list(self.bins[home])], self.parts[home]
         return kernels.topk(x, segments, torch.where(own == segments.sizes_tensor, 0, own))
 
     @cached_property
     def _measured(self) -> tuple[Segments, ...]:
-        """Which pieces are measured together."""
+        """Pieces that are measured together."""
         every = range(len(self.pieces))
         return tuple(self._at(every[first :: self.size]) for first in range(self.size))
 
@@ -101,12 +101,13 @@ class Bins:
 
 
 def allot(norms: Tensor, sizes: Tensor, k: int) -> Tensor:
-    """How many of k entries each piece may send, int64 (L,): in proportion to its norm, no more than it has.
+    """Return how many of k entries each piece may send, int64 (L,): by its norm, up to its size.
 
-    A piece whose share is more than all of it is sent in full, and the others share the rest. From the
-    largest norm to the smallest, shares of one entry and more are rounded to whole numbers that add up, and
-    others to 1 as long as entries are left: so all add up to k, wherever the pieces of norms above 0 have as
-    many. In float64, in one order: the same on all ranks.
+    A piece whose share exceeds its size is sent in full, and the others share the rest. From the largest norm
+    to the smallest, shares of at least one entry are rounded to integers that add up, and others to 1 as long
+    as entries are left: the total is k if the pieces with norms above 0 have that many. In float64, in a
+        fixed
+    order: the same on all ranks.
 
     >>> allot(torch.tensor([8.0, 4.0, 4.0, 0.0]), torch.tensor([1000, 1000, 3, 9]), 23).tolist()
     [13, 7, 3, 0]
@@ -115,7 +116,7 @@ def allot(norms: Tensor, sizes: Tensor, k: int) -> Tensor:
     first = torch.where(norms > 0, sizes / norms, torch.inf).sort(stable=True).indices
     first = first[norms[first] > 0]
     q, n = norms[first], sizes[first]
-    left = k - (n.cumsum(0) - n)  # if all before are sent in full
+    left = k - (n.cumsum(0) - n)  # if all earlier pieces are sent in full
     full = first[: int((n * _sums_from(q) <= left * q).cumprod(0).sum())]
     shares[full] = sizes[full]
     k -= int(sizes[full].sum())
@@ -130,5 +131,5 @@ def allot(norms: Tensor, sizes: Tensor, k: int) -> Tensor:
 
 
 def _sums_from(q: Tensor) -> Tensor:
-    """The sum of each and those behind it."""
+    """Return the sum of each value and those after it."""
     return q.flip(0).cumsum(0).flip(0)

@@ -1,4 +1,4 @@
-"""Borders: where every tensor is cut, at the same fractions of its length, a part of each for every rank."""
+"""Borders: the fractions at which every tensor is cut, one part for each rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from laconic.reducers.deft.union import Parts
 
 @dataclass(frozen=True)
 class Borders:
-    """Part p of a tensor of n elements is from n * cuts[p] // blocks on, up to n * cuts[p + 1] // blocks.
+    """Part p of a tensor of n elements is [n * cuts[p] // blocks, n * cuts[p + 1] // blocks).
 
     >>> Borders.even(2, blocks=4).parts(Layout.of([("a", (5,)), ("b", (1,))])).parts
     (Segments(starts=(0, 5), sizes=(2, 0)), Segments(starts=(2, 5), sizes=(3, 1)))
@@ -25,16 +25,16 @@ class Borders:
 
     @classmethod
     def even(cls, size: int, blocks: int) -> Borders:
-        """Parts of near-equal length for `size` ranks, in whole blocks."""
+        """Return parts of near-equal length for `size` ranks, in whole blocks."""
         return cls(tuple(blocks * part // size for part in range(size + 1)), blocks)
 
     @property
     def size(self) -> int:
-        """Parts, and ranks."""
+        """Number of parts and of ranks."""
         return len(self.cuts) - 1
 
     def parts(self, layout: Layout) -> Parts:
-        """The parts of these tensors; every part has a segment of each, which can be empty."""
+        """Return the parts of these tensors; every part has a segment of each, possibly empty."""
         offsets = torch.tensor([[entry.offset] for entry in layout], dtype=torch.int64, device="cpu").view(
             -1, 1
         )
@@ -47,11 +47,11 @@ class Borders:
         return Parts(tuple(Segments(tuple(start), tuple(length)) for start, length in pairs))
 
     def moved(self, counts: Sequence[int]) -> Borders:
-        """As ExDyna moves them, by how many entries were chosen in each part: full parts give to slack ones.
+        """Move the borders by ExDyna's rule, from the number of entries chosen in each part.
 
-        Left to right, at each border: where one part has over 1.05 times the average, and its neighbour less
-        than 1 / 1.05 of it, the first gives the second a block, unless it has only a quarter of an even
-        part. The counts move along, as if every block had the same share.
+        From left to right, at each border: if one part has more than 1.05 times the average and its neighbour
+        less than 1 / 1.05 of it, the first gives the second one block, unless it has only a quarter of an
+        even part. The counts move with the blocks, as if every block had the same number.
         """
         mean, least = sum(counts) / self.size, max(1, self.blocks // (4 * self.size))
         cuts, load = list(self.cuts), [float(count) for count in counts]
@@ -67,13 +67,13 @@ class Borders:
 
     @property
     def state(self) -> Tensor:
-        """int64 (blocks,): 1 where a part begins; of one shape for any number of ranks."""
+        """Return int64 (blocks,): 1 at the start of each part; of equal shape for any number of ranks."""
         marks = torch.zeros(self.blocks, dtype=torch.int64, device="cpu")
         marks[list(self.cuts[:-1])] = 1
         return marks
 
     def of(self, state: Tensor) -> Borders:
-        """Out of what `state` made; even ones where that was for another number of ranks."""
+        """Restore from `state`; even borders if that was for another number of ranks."""
         starts = state.nonzero().flatten().tolist()
         if len(starts) != self.size or starts[0] != 0 or state.numel() != self.blocks:
             return Borders.even(self.size, self.blocks)

@@ -1,17 +1,17 @@
-"""ExDyna: MiCRO with parts that move, until every rank finds as much in its own.
+"""ExDyna: MiCRO with moving parts, so that every rank finds equally many entries in its own.
 
-Yoon and Oh 2024 (CCGrid), arXiv:2402.13781; the authors' code is kljp/exdyna [V]. As `micro`, but for the
+Yoon and Oh 2024 (CCGrid), arXiv:2402.13781; the authors' code is kljp/exdyna [V]. As `micro`, except for the
 parts. They begin equal, in 1024 blocks. After each step, from the first border to the last, with c_p entries
 chosen in part p and c on average:
 
-    c_p > 1.05 c  and  c_{p+1} < c / 1.05     one block goes from part p to part p + 1
-    c_{p+1} > 1.05 c  and  c_p < c / 1.05     one block goes from part p + 1 to part p
+    c_p > 1.05 c  and  c_{p+1} < c / 1.05     one block moves from part p to part p + 1
+    c_{p+1} > 1.05 c  and  c_p < c / 1.05     one block moves from part p + 1 to part p
 
-unless the part that gives has only a quarter of an equal one. So no rank's message of positions is much
-longer than the others', and no rank waits long for another.
+unless the giving part has only a quarter of an equal one. This keeps the ranks' messages of positions equally
+long, so that no rank waits long.
 
-What differs from the paper and its code, beside what `micro` says: there a block is n / 1024 elements of the
-whole model, here 1/1024 of each tensor; and there N = 1 crashes.
+Differences from the paper and its code, in addition to those of `micro`: a block is n / 1024 elements of the
+whole model there, 1/1024 of each tensor here; and N = 1 crashes there.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ BLOCKS = 1024
 
 @dataclass(frozen=True, repr=False)
 class Exdyna(ByThreshold):
-    """mean = average of x at the entries that reach the threshold on the rank whose part they are in.
+    """mean = average of x at the entries that reach the threshold on the rank that owns their part.
 
-    For at most 1024 ranks. Everything else as in `micro`, payload and error too.
+    For at most 1024 ranks. Payload, error and everything else are as in `micro`.
 
     >>> Exdyna(density=0.01)
     exdyna(density=0.01)
@@ -47,5 +47,7 @@ class Exdyna(ByThreshold):
 
     def bind_sparse(self, layout: Layout, comm: Comm) -> BoundReducer:
         if comm.size > BLOCKS:
-            raise SpecError(f"exdyna deals {BLOCKS} blocks to the ranks, got {comm.size} ranks: use micro")
+            raise SpecError(
+                f"exdyna supports at most {BLOCKS} ranks, one per block, got {comm.size}: use micro"
+            )
         return self.bind_parts(comm, Borders.even(comm.size, BLOCKS), Borders.moved)

@@ -1,21 +1,21 @@
-"""MiCRO: every rank takes what reaches a common threshold, in a part of each tensor that is its own.
+"""MiCRO: every rank selects the entries that reach a common threshold, in its own part of each tensor.
 
 Yoon and Oh 2023 (HiPC), arXiv:2310.00967; the authors' code is kljp/micro [V]. At step t, rank i, of N:
 
     part     (t + i) mod N of N equal parts
     S_i      where |x_i| >= d in this part
     mean[S]  1/N * sum over ranks of x_i[S], at the union S of all S_i
-    d        follows how many were sent at the last step: without communication, and the same on all
+    d        follows the number sent at the last step: without communication, and equal on all ranks
 
-No rank sorts, and each looks at n / N elements. What it holds back stays in its residual.
+    ank sorts, and each searches n / N elements. The residual stores its unsent entries.
 
-What differs from the paper and its code, and why:
+    erences from the paper and its code:
 
     the parts      There of the whole model as one vector, here of each tensor: the result does not depend on
                    how DDP cuts buckets, and every rank has its share of every layer.
-    the threshold  See `threshold_controller`: theirs takes hundreds of steps to come near the density.
-    the first step has no threshold yet: density * n of each tensor, its largest.
-    nothing found  There one entry all the same, here none: a small tensor's part often has nothing to send.
+    the threshold  See `threshold_controller`: theirs takes hundreds of steps to approach the density.
+    first step     There is no threshold yet: density * n of each tensor, its largest.
+    nothing found  There one entry anyway, here none: a small tensor's part often has nothing to send.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from laconic.reducers.deft.threshold_controlled import ByThreshold
 
 @dataclass(frozen=True, repr=False)
 class Micro(ByThreshold):
-    """mean = average of x at the entries that reach the threshold on the rank whose part they are in.
+    """mean = average of x at the entries that reach the threshold on the rank that owns their part.
 
-    On average density * n of all tensors together, once the threshold has settled, in about nine steps: until
-    then less, down to half of it in the third. After that a step has a few percent more or less, 12 at most
-    of the stored gradient. `indices`: how positions travel. Density 1 is `sum()`.
+    Sends density * n of all tensors together on average, once the threshold has settled, after about nine
+    steps; before that less, down to half of it in the third. After that a step sends a few percent more or
+    less, at most 12 on the stored gradient. `indices`: coding of positions. Density 1 is `sum()`.
 
-    Payload of a rank, with K entries chosen by all: 4 K bytes of values, and the positions of what it has
-    chosen, K / N on average; in the first step 8 kB more a bucket. Nothing limits K in a step in which the
+    Payload per rank, with K entries chosen by all: 4 K bytes of values, and the positions of its own entries,
+    K / N on average; in the first step 8 kB more per bucket. K is unlimited in a step in which the gradient
+    has grown. Error: |x - sent| <= |x|, and error feedback sends all of x in the end.
     gradient has grown. Error: |x - sent| <= |x|, and all of x is sent in the end, with error feedback.
 
     >>> Micro(density=0.01)

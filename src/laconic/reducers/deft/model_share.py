@@ -1,4 +1,4 @@
-"""Model share: how many of a model's entries each bucket may send, by the norms of the last step."""
+"""Model share: the number of entries per bucket, from the norms of the last step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ KIND = "weight"
 
 
 class ModelShare:
-    """Keeps one number a tensor, q_l: its norm at the last step, times the root of its pieces in the model.
+    """One number q_l per tensor: its norm at the last step times the square root of its number of pieces.
 
     A tensor of more than n / N of the model's n elements counts as N equal pieces, and the sum of their norms
-    is sqrt(N) times its own: so a share does not depend on how DDP cuts buckets. All ranks have the norms
-    from the exchange of the last step, hence the same q_l.
+    is sqrt(N) times its own: a share does not depend on how DDP cuts buckets. All ranks know the norms from
+    the exchange of the last step, hence the same q_l.
     """
 
     def __init__(self, layout: Layout, k: int, size: int) -> None:
@@ -36,7 +36,7 @@ class ModelShare:
         self._pending: Pending[dict[str, float]] = Pending(self._finish)
 
     def budget(self, bucket: Layout, step: int) -> int | None:
-        """How many entries this bucket may send, at least 1; None where the last step has not told."""
+        """Return this bucket's number of entries, at least 1; None if the last step's norms are unknown."""
         self._pending.finish_before(step)
         names = [entry.name for entry in bucket if entry.numel]
         if len(names) == len(self._entries):
@@ -52,7 +52,7 @@ class ModelShare:
         return min(bucket.numel, max(1, sum(self._shares[name] for name in names)))
 
     def note(self, norms: Tensor, bins: Bins, bucket: Layout, step: int) -> None:
-        """The norms of a bucket's pieces at this step, float32 (L,), for the next one."""
+        """Record the norms of a bucket's pieces at this step, float32 (L,), for the next one."""
         squares, at, told = norms.double().square().tolist(), 0, {}
         sizes = bins.pieces.sizes
         for entry in bucket:
@@ -66,11 +66,11 @@ class ModelShare:
         self._pending.add(told, bucket, step)
 
     def put_back(self, bucket: Layout) -> None:
-        """The present step is skipped."""
+        """Undo the skipped present step."""
         self._pending.drop(bucket)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """q_l of each tensor, float64 (); the same on all ranks."""
+        """Return q_l of each tensor, float64 (); equal on all ranks."""
         self._pending.finish_all()
         return {
             f"{KIND}/{name}": torch.tensor(q, dtype=torch.float64, device="cpu")
@@ -78,11 +78,13 @@ class ModelShare:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take them back. Raises `StateError` for other tensors."""
+        """Restore them. Raises `StateError` for other tensors."""
         expected = {f"{KIND}/{name}" for name in self._weights}
         if expected != state.keys():
             other = sorted(expected ^ state.keys())[0]
-            raise StateError(f"{other} is not in both the saved state and this model: it is of another one")
+            raise StateError(
+                f"{other} is not in both the saved state and this model: the state is of another model"
+            )
         self._pending.finish_all()
         self._weights = {name: float(state[f"{KIND}/{name}"]) for name in self._weights}
         self._shares = None

@@ -1,6 +1,6 @@
-"""What MiCRO and ExDyna do at work: entries that reach a common threshold, each rank's in its own part.
+"""Shared implementation of MiCRO and ExDyna: entries that reach a common threshold, each rank in its part.
 
-After each step the threshold controller sets the next threshold, and borders move, by what the step sent.
+After each step the threshold controller sets the next threshold, and borders move, by the number sent.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ Move = Callable[[Borders, Sequence[int]], Borders]
 
 @dataclass(frozen=True, repr=False)
 class ByThreshold(ChoiceInParts):
-    """Configuration of a reduction of this kind."""
+    """Configuration of a reduction by threshold."""
 
     def bind_parts(self, comm: Comm, borders: Borders, move: Move | None = None) -> BoundReducer:
-        """The working object that begins with parts within these borders."""
+        """Return the working object that begins with parts within these borders."""
         return ThresholdControlled(self.density, self.indices, comm, borders, move)
 
     def sparse_nbytes(self, layout: Layout) -> int:
-        """The most bytes of one exchange: all entries reach the threshold, in one rank's part."""
+        """Return the most bytes of one exchange: all entries reach the threshold, in one rank's part."""
         n = layout.numel
         return 4 * n + 4 * BINS + message_nbytes(n, n, len(layout), self.indices)
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What all ranks have chosen of one bucket in the present step."""
+    """Choices of all ranks for one bucket in the present step."""
 
     layout: Layout
     counts: Tensor  # chosen in each part, int64 (N,)
-    sizes: Tensor | None  # histogram of all that could be chosen, where the threshold is to be made
+    sizes: Tensor | None  # histogram of all candidates, if a threshold is needed
 
 
 class ThresholdControlled(BoundReducer):
-    """Threshold and borders, the same on all ranks. They change between steps, by what the last step sent.
+    """Threshold and borders, equal on all ranks. They change between steps, by the number sent last.
 
-    `move`: where borders go, by how many were chosen in each part; None leaves them where they are.
+    `move`: returns new borders from the number chosen in each part; None to leave them unchanged.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ThresholdControlled(BoundReducer):
         return sent
 
     def _choose(self, x: Tensor, layout: Layout, parts: Parts, home: int, turn: Turn) -> Found:
-        """This rank's choice in its part: what reaches the threshold; or, before there is one, a quota."""
+        """Choose in this rank's part: entries that reach the threshold or, without a threshold, a quota."""
         if self._controller.threshold:
             return kernels.above(
                 x,
@@ -114,7 +114,7 @@ class ThresholdControlled(BoundReducer):
         return kernels.topk(x, parts[home], torch.tensor(quotas, dtype=torch.int64, device="cpu"))
 
     def _finish(self) -> None:
-        """The last step is over, and counts: set threshold and borders by what it sent."""
+        """Finish the last step if it is valid: set threshold and borders by the number it sent."""
         choices = list(self._choices.values())
         self._choices.clear()
         asked = self._density * sum(each.layout.numel for each in choices)
@@ -146,7 +146,9 @@ class ThresholdControlled(BoundReducer):
         for key in sorted(own.keys() | state.keys()):
             shape = tuple(state[key].shape) if key in state else None
             if key not in own or shape != tuple(own[key].shape):
-                raise StateError(f"{key} has shape {shape} in the saved state: it is of another method")
+                raise StateError(
+                    f"{key} has shape {shape} in the saved state: the state is of another method"
+                )
         self._controller = ThresholdController.of(state[CONTROLLER])
         if self._move:
             self._borders = self._borders.of(state[BLOCKS])
@@ -154,9 +156,9 @@ class ThresholdControlled(BoundReducer):
 
 
 def quota(density: float, start: int, size: int, key: int) -> int:
-    """How many of these elements of a tensor are chosen, so that over all of its parts it is density * n.
+    """Return the number of entries to choose among these, so that all parts of a tensor give density * n.
 
-    Rounded up or down by a key that all parts have in common, so that on average it is right.
+    Rounds up or down by a key that all parts share, so that the average is right.
 
     >>> sum(quota(0.25, start, 3, key=1 << 62) for start in range(0, 30, 3))
     7

@@ -1,10 +1,10 @@
-"""Threshold controller: a threshold that follows the data, so that the density sent stays the one asked for.
+"""Threshold controller: a threshold that follows the data, to keep the sent density at its target.
 
 MiCRO and ExDyna (`micro`) start at 1 / (2 sqrt K) and then multiply by 0.995, 1.00125 or 1.005. That suits a
-gradient of norm 1 that hardly changes. With error feedback the entries that wait grow at first, like t^a with
-a from 1/2 (noise) to 1 (a steady gradient), and the threshold must grow as fast; on stored gradients with
-noise that rule sent 2 to 10 times what was asked for hundreds of steps. What is here is ours. With K' of the
-K that were asked sent in a step, t steps after the threshold d was made:
+gradient of norm 1 that hardly changes. With error feedback the unsent entries grow at first, like t^a with a
+from 1/2 (noise) to 1 (a steady gradient), and the threshold must grow as fast; on stored gradients with noise
+that rule sent 2 to 10 times the target for hundreds of steps. This controller is ours. K' of K requested
+entries were sent in a step, t steps after the threshold d was set:
 
     d_1   = 2^a q, where K entries of the first step reach q in size (from a `histogram`)
     e     = K' / K - 1, at most 4
@@ -12,9 +12,9 @@ K that were asked sent in a step, t steps after the threshold d was made:
     a     = a + 2 g e, within 0 and 1; 3/4 at first
     log d = log d + g e + a log(1 + 1/t)
 
-Since log d adds up g e, and is bounded, the average of e tends to 0: no dead band, and no bias. A step that
-sends over 8 K says that the data have changed, and the threshold is made anew. All ranks know K', so all have
-the same threshold, and nobody sends it.
+Since log d adds up g e, and is bounded, the average of e tends to 0: no dead band, and no bias. More than 8 K
+entries in a step mean that the data have changed, and the threshold is set again. All ranks know K' and
+compute the same threshold, which is never sent.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from torch import Tensor
 from laconic.core.layout import Segments
 
 FASTEST, SLOWEST, DAMPING = 0.15, 0.01, 2.0
-MOST, ANEW = 4.0, 8.0  # the error that one step may count, and what is no error but other data
+MOST, ANEW = 4.0, 8.0  # largest error counted per step; ratio that indicates changed data
 SHIFT, BINS = 20, 2048  # float32 as [sign 1 | exponent 8 | mantissa 3 | the rest 20]: eight bins an octave
 LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
 class ThresholdController:
-    """`threshold` 0 where it is still to be made; `growth` a; `steps` t."""
+    """`threshold`: 0 until it is set; `growth`: a; `steps`: t."""
 
     threshold: float = 0.0
     growth: float = 0.75
@@ -43,7 +43,7 @@ class ThresholdController:
 
     @classmethod
     def of(cls, state: Tensor) -> ThresholdController:
-        """Out of what `state` made."""
+        """Restore from `state`."""
         threshold, growth, steps = state.tolist()
         return cls(threshold, growth, int(steps))
 
@@ -53,11 +53,11 @@ class ThresholdController:
         return torch.tensor([self.threshold, self.growth, self.steps], dtype=torch.float64, device="cpu")
 
     def made(self, histogram: Tensor, asked: float) -> ThresholdController:
-        """With a first threshold, from the `histogram` of all that can be chosen from."""
+        """Return it with a first threshold, from the `histogram` of all candidates."""
         return replace(self, threshold=quantile(histogram, asked) * 2.0**self.growth, steps=2)
 
     def after(self, sent: int, asked: float) -> ThresholdController:
-        """The controller of the step after one with a threshold."""
+        """Return the controller for the next step, given the number sent in this one."""
         if sent > ANEW * asked + ANEW:
             return replace(self, threshold=0.0)
         gain = min(FASTEST, max(SLOWEST, DAMPING / self.steps))
@@ -68,14 +68,14 @@ class ThresholdController:
 
 
 def histogram(x: Tensor, segments: Segments) -> Tensor:
-    """How many entries of these ranges of flat x have each size, int32 (2048,): eight an octave; no zeros."""
+    """Count nonzero entries of these ranges of flat x by size, int32 (2048,): eight bins per octave."""
     sizes = torch.cat([x[:0], *segments.views(x)]).abs_()
     bins = sizes[sizes > 0].view(torch.int32) >> SHIFT
     return torch.bincount(bins, minlength=BINS).to(torch.int32)
 
 
 def quantile(histogram: Tensor, k: float) -> float:
-    """The size that k entries reach, read between a bin's borders on a log scale; 0 of nothing.
+    """Return the size that k entries reach, interpolated in a bin on a log scale; 0 for an empty histogram.
 
     >>> quantile(histogram(torch.arange(1.0, 1001.0), Segments.whole(1000)), 250)
     750.45...
@@ -92,6 +92,6 @@ def quantile(histogram: Tensor, k: float) -> float:
 
 
 def _border(number: int) -> float:
-    """The least size in a bin."""
+    """Return the lower bound of a bin."""
     size = torch.tensor(number << SHIFT, dtype=torch.int32, device="cpu").view(torch.float32)
     return min(LARGEST, float(size))

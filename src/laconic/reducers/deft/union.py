@@ -1,15 +1,15 @@
-"""Union: each rank chooses entries in a part of its own, and all average their values at what any chose.
+"""Union: each rank chooses entries in its own part, and all average their values at the union.
 
-What DEFT, MiCRO and ExDyna have in common (Yoon and Oh 2023 and 2024; kljp/deft, micro and exdyna [V]).
-The buffer is dealt out in N parts that do not overlap; rank r chooses in part (step + r) mod N:
+The common core of DEFT, MiCRO and ExDyna (Yoon and Oh 2023 and 2024; kljp/deft, micro and exdyna [V]). The
+buffer is split into N parts that do not overlap; rank r chooses in part (step + r) mod N:
 
-    1. all_gather of the chosen positions           S = union of what the ranks chose
+    1. all_gather of the chosen positions           S = union of the ranks' choices
     2. all_reduce of every rank's own x[S]          mean[S] = 1/N * sum over ranks of x_r[S], and 0 elsewhere
 
-Since no position can be chosen twice, |S| is the sum of what each rank chose, for any N: what `gather` sends
-N times over, and more of with every rank, goes once. Nothing is padded to the longest message.
+No position can be chosen twice, so |S| is the sum of the ranks' counts, for any N: each entry is sent once,
+while `gather` sends it up to N times. Nothing is padded to the longest message.
 
-Message of one rank, for a part of s segments of which K entries are chosen:
+Message of one rank, for a part of s segments with K chosen entries:
 
     K, m         uint32 (2,)
     counts       uint8 (m,)   c_i of each segment, as positions c_0 + .. + c_i + i below K + s, by the coding
@@ -45,7 +45,7 @@ Found = tuple[Tensor, Tensor]  # indices int32 (K,) from their segment's start, 
 
 @dataclass(frozen=True, repr=False)
 class ChoiceInParts(Reducer):
-    """Configuration of a reduction of this kind: `sum()` at density 1. `indices`: how positions travel."""
+    """Configuration of such a reduction: `sum()` at density 1. `indices`: coding of positions."""
 
     density: float = 0.001
     indices: IndexCoding = GOLOMB
@@ -66,11 +66,11 @@ class ChoiceInParts(Reducer):
 
     @abstractmethod
     def bind_sparse(self, layout: Layout, comm: Comm) -> BoundReducer:
-        """The working object for a density below 1."""
+        """Return the working object for a density below 1."""
 
     @abstractmethod
     def sparse_nbytes(self, layout: Layout) -> int:
-        """The most bytes of one exchange at a density below 1."""
+        """Return the most bytes of one exchange at a density below 1."""
 
 
 @dataclass(frozen=True)
@@ -87,23 +87,23 @@ class Parts:
 
     @cached_property
     def joined(self) -> Segments:
-        """The segments of all parts, one part after the other."""
+        """Segments of all parts, one part after the other."""
         starts = (start for part in self.parts for start in part.starts)
         return Segments(tuple(starts), tuple(size for part in self.parts for size in part.sizes))
 
 
 def part_of(rank: int, step: int, size: int) -> int:
-    """The part that a rank chooses in at this step: every rank comes to every part in turn."""
+    """Return the part in which a rank chooses at this step; every rank visits every part."""
     return (step + rank) % size
 
 
 def choices_of_all(
     found: Found | None, parts: Parts, step: int, comm: Comm, coding: IndexCoding, device: torch.device
 ) -> Found | None:
-    """What the ranks have chosen, part after part: indices and counts over `parts.joined`.
+    """Return the choices of all ranks, part after part: indices and counts over `parts.joined`.
 
-    `found` is this rank's choice in its part; None says that its x is not finite, and makes it None for all.
-    Raises `WireError`, which names the rank, for bytes that no rank can have sent.
+    `found` is this rank's choice in its part; None marks an x that is not finite, and makes the result None
+    on all ranks. Raises `WireError`, with the rank, for bytes that no rank can have sent.
     """
     size, wire = comm.size, None
     if found is not None:
@@ -125,9 +125,9 @@ def choices_of_all(
 def average_(
     x: Tensor, layout: Layout, segments: Segments, union: Found, comm: Comm, out: Tensor, alpha: float
 ) -> SentEntries | None:
-    """out = alpha * mean over ranks of x at the union, and zero in the rest of the layout.
+    """Write out = alpha * mean over ranks of x at the union, and zero in the rest of the layout.
 
-    The share of this rank; None, on every rank, where the sum of finite values is too large for float32.
+    Returns this rank's share; None on every rank if the sum of finite values overflows float32.
     """
     own = kernels.gather(x, segments, *union)
     total: Tensor | None = own
@@ -145,7 +145,7 @@ def average_(
 
 
 def message(found: Found, segments: Segments, coding: IndexCoding, device: torch.device) -> Tensor:
-    """The message, uint8, of entries chosen in these segments."""
+    """Encode entries chosen in these segments to a message, uint8."""
     indices, counts = found
     k, s = indices.numel(), len(segments)
     ends = (counts + 1).cumsum(0) - 1
@@ -157,11 +157,11 @@ def message(found: Found, segments: Segments, coding: IndexCoding, device: torch
 
 
 def read(wire: Tensor, segments: Segments, coding: IndexCoding) -> Found:
-    """What `message` was made of. Raises `WireError` for bytes that it cannot have made."""
+    """Decode a `message`. Raises `WireError` for bytes that it cannot have made."""
     head, rest = read_bytes(wire, HEAD, "the head of a message")
     k, m = unsigned(head).tolist()
     if k > segments.numel:
-        raise WireError(f"{k} entries were chosen of {segments.numel}")
+        raise WireError(f"{k} entries cannot be chosen among {segments.numel}")
     code, positions = read_bytes(rest, m, "the counts")
     ends = coding.decode(
         code.cpu(),
@@ -169,16 +169,16 @@ def read(wire: Tensor, segments: Segments, coding: IndexCoding) -> Found:
         Segments.whole(k + len(segments)),
     )
     counts = ends.to(torch.int64).diff(prepend=torch.tensor([-1], dtype=torch.int64, device="cpu")) - 1
-    if int(counts.sum()) != k:  # none is negative, and decoding the positions finds one that is too large
+    if int(counts.sum()) != k:  # none is negative; decoding the positions detects too large ones
         raise WireError(f"the counts should add up to {k}, got {int(counts.sum())}")
     return coding.decode(positions, counts, segments), counts
 
 
 def message_nbytes(k: int, n: int, segments: int, coding: IndexCoding) -> int:
-    """The most bytes of a message of at most k of n positions in so many segments.
+    """Return the most bytes of a message of at most k of n positions in this many segments.
 
-    Codes are a concave function of (k, n), so that positions in one segment cost most, but for the rounding
-    of their parameters and of bytes, for which a 16th and two bytes a segment are added.
+    Codes are a concave function of (k, n), so positions in one segment cost most, except for the rounding of
+    their parameters and of bytes: a 16th and two bytes per segment are added.
     """
     positions = coding.nbytes(min(k, n), n)
     return HEAD + coding.nbytes(segments, k + segments) + positions + positions // 16 + 2 * segments

@@ -1,43 +1,42 @@
-"""Learned code: a net, trained during the first steps, then shortens what sparsification has left.
+"""Learned code: a net, trained during the first steps, that then compresses the selected entries.
 
-Abrahamyan et al. 2021, arXiv:2103.08870 (LGC). Of each tensor the step's leader, rank t mod N, says where its
-k = ceil(density * n) largest entries are, and all ranks exchange their values there, first as they are, from
-step `until` on as codes of an autoencoder:
+Abrahamyan et al. 2021, arXiv:2103.08870 (LGC). For each tensor the step's leader, rank t mod N, selects its
+k = ceil(density * n) largest entries, and all ranks exchange their values there: first the values themselves,
+from step `until` on as codes of an autoencoder:
 
-    1. S = positions of the leader's largest; s = root mean square of its values there     announced to all
+    1. S = positions of the leader's largest; s = root mean square of its values there     sent to all
     2. w_i = x_i[S] / s, rotated by a common random number of places; in every second round of leaders each
        entry times a common random sign
     3. t < until: all_gather of x_i[S]; mean = their average; the autoencoder takes a step of Adam on the w_i
-       after that: mean = s * what `ring` or `server` (see code_exchange) make of the w_i, on S
+       after that: mean = s * result of `ring` or `server` (see code_exchange) for the w_i, on S
 
-The paper is known to us from its abstract, a third party's code and from memory; the rest is ours:
+We know the paper from its abstract, third-party code and memory; the rest is ours:
 
-- Rotation and signs. A rank keeps what the code does not carry, and a fixed code never carries what is in its
-  null space: there the residual grew without end. For a linear code A, the average over signs and rotations
-  of <w, A w> is trace(A) / K * |w|^2, for every w. In the other rounds the net can use what signs have in
-  common: in a layer behind a ReLU, those of a row.
-- Positions are those of one leader in both phases, so that the net is trained on what it will get.
-- Adam, rate 1e-3: the SGD of the same rate that the third party's code has learns nothing in 300 steps.
-- One decoder for all ranks in `server`, which are alike, where the paper has one a node; its loss takes
-  averages over ranks and pairs, where the code has sums, so that it does not change with N; and the
-  innovation is put in place of the decoder's output (see code_exchange).
-- What was sent is what the others decoded, scaled so that nothing grows: |x - sent| <= |x| on every rank.
+- Rotation and signs. The residual stores the part that the code loses. A fixed code never carries its null
+  space, where the residual grew without bound. For a linear code A, the average over signs and rotations of
+  <w, A w> is trace(A) / K * |w|^2, for every w. In the other rounds the net can use a structure of signs: in
+  a layer behind a ReLU, the signs of a row are equal.
+- Both phases use the positions of one leader, so that the net is trained on the data it will get.
+- Adam, rate 1e-3: the third party's SGD of the same rate learns nothing in 300 steps.
+- `server` has one decoder for all ranks, where the paper has one a node; its loss averages over ranks and
+  pairs, where the code has sums, so that it does not change with N; and the innovation replaces the decoder's
+  output (see code_exchange).
+- The sent share is what the others decoded, scaled so that nothing grows: |x - sent| <= |x| on every rank.
 
-What it is worth, of 94,720 entries at density 0.01 on 4 ranks (benchmarks/learned_code.py): at first codes
-keep 0.42 of the energy that `cltk` would send, where decoding zeros keeps none, and 0.31 (server 0.26) after
-400 steps at a fixed model, for 1,232 bytes a rank and step (server 511) where `cltk` takes 4,052. Its
-residual is then 72 (server 84), and still rises slowly, that of `cltk` 23. The net takes some 50 ms a step.
+Measured with 94,720 entries at density 0.01 on 4 ranks (benchmarks/learned_code.py): codes first retain 0.42
+of the energy that `cltk` would send (zeros retain none), and 0.31 (server 0.26) after 400 steps at a fixed
+model, for 1,232 bytes per rank and step (server 511) where `cltk` takes 4,052. The residual is then 72
+(server 84) and still rises slowly, that of `cltk` is 23. The net takes about 50 ms a step.
 
-A decoder for each rank in `server` was tried and is not built. Over 3 seeds it keeps 0.404 at first where
-one for all keeps 0.416, and 0.342 after 100 steps where that keeps 0.352: each decoder learns from one rank.
-Where a rank has two or three of the ten labels, one rank's code says little of the others, whichever decodes
-it: in one seed 0.13 at first and 0.02 after 100 steps, with one for all 0.07 and 0.01. `server` is not for
-such data.
+A decoder for each rank in `server` was tried and rejected. Over 3 seeds it retains 0.404 at first (one for
+all: 0.416) and 0.342 after 100 steps (0.352): each decoder learns from one rank. If a rank has two or three
+of the ten labels, one rank's code says little about the others with either decoder: in one seed 0.13 at first
+and 0.02 after 100 steps, with one for all 0.07 and 0.01. Do not use `server` for such data.
 
-The unit of selection is a tensor, that of a code is a bucket: where DDP cuts several, results depend on how
-it does, and a resumed run, for which it cuts them anew, goes on with other bits. Replicas agree to the bit if
-their CPUs do: rank 0's weights are broadcast when training ends, and each rank decodes in float64 and rounds
-to float32, so that between CPUs of different kinds one entry in some ten million may differ in its last bit.
+Selection works per tensor and coding per bucket: if DDP makes several buckets, results depend on its cuts,
+and a resumed run, whose buckets differ, continues with other bits. Replicas agree to the bit if their CPUs
+do: rank 0's weights are broadcast when training ends, and each rank decodes in float64 and rounds to float32,
+so that between CPUs of different kinds about one entry in ten million may differ in its last bit.
 """
 
 from __future__ import annotations
@@ -73,20 +72,20 @@ from laconic.reducers.learned_code.code_exchange import (
 from laconic.reducers.learned_code.trained import Trained
 
 Instance = Literal["ring", "server"]
-NORMAL = 2.0**-126  # the least scale
+NORMAL = 2.0**-126  # smallest scale
 
 
 @dataclass(frozen=True, repr=False)
 class LearnedCode(Reducer):
-    """mean = what an autoencoder makes of the ranks' values at the leader's k = ceil(density * n) largest.
+    """mean = an autoencoder's reconstruction of the values at the leader's k = ceil(density * n) largest.
 
-    `until`: the step in which codes take the place of values. `instance`: 'ring' averages all ranks' codes,
-    'server' has the leader's alone and the `innovation` * n largest values of each rank, at least one.
+    `until`: the step at which codes replace values. `instance`: 'ring' averages all ranks' codes; 'server'
+    uses only the leader's, plus the `innovation` * n largest values of each rank, at least one.
 
     Payload, with K entries in a bucket: the leader's positions by `golomb`, 4 bytes a tensor and 12; before
     `until` 4 K bytes of values; after it 16 * ceil(K / 16) bytes of code, of all ranks or of the leader, and
-    the gain or innovation. At most 4 entries go as they are. Once, when training ends, 4 bytes for each of
-    the 216 thousand weights. State: weights and Adam's two moments, equal on all ranks.
+    the gain or innovation. Buckets of at most 4 entries send values. Once, when training ends, 4 bytes for
+    each of the 216 thousand weights. State: weights and Adam's two moments, equal on all ranks.
 
     >>> from laconic.core.layout import Layout, PerLayout
     >>> model = Layout.of([("weight", (1000, 1000))])
@@ -128,13 +127,13 @@ class LearnedCode(Reducer):
         kept_n = [(kept(self.density, entry.numel), entry.numel) for entry in layout]
         k = sum(k for k, _ in kept_n)
         coded = self.exchange(layout).nbytes(k) if code_length(k) < k else 0
-        # A bucket, and a leader whose tensor has zeros, can have fewer entries, which go as they are.
+        # A bucket, and a leader whose tensor has zeros, can have fewer entries, sent as values.
         values = 4 * k if self.until else 4 * min(k, code_length(1))
         positions = sum(4 + kernels.rice_bound(k, n) for k, n in kept_n)
         return 8 + 4 + positions + max(coded, values)
 
     def exchange(self, layout: Layout) -> CodeExchange:
-        """How the codes of these tensors travel."""
+        """Return the exchange for these tensors."""
         if self.instance == "ring":
             return AveragedCode()
         return LeaderCode(kept(self.innovation, layout.numel))
@@ -183,7 +182,7 @@ class _LearnedCode(BoundReducer):
         return SentEntries(segments, indices, counts, outcome.own)
 
     def _announcement(self, x: Tensor, layout: Layout) -> Tensor:
-        """The scale float32 (1,), and this rank's largest entries."""
+        """Return the scale float32 (1,), and this rank's largest entries."""
         segments = layout.segments
         indices, counts = kernels.topk(x, segments, kept_of_each(self._spec.density, segments))
         largest = kernels.gather(x, segments, indices, counts).double()
@@ -192,7 +191,7 @@ class _LearnedCode(BoundReducer):
         return torch.cat([as_bytes(scale), positions_wire(indices, counts, segments)])
 
     def _mixing(self, turn: Turn, k: int) -> tuple[int, Tensor]:
-        """A random shift; and signs, all ones in every first round of leaders, random in every second."""
+        """Return a random shift and signs, all ones in every other round of leaders, else random."""
         key = turn.common("learned_code")
         signs = torch.ones(k, dtype=torch.float32, device="cpu")
         if turn.step // self._comm.size % 2:
@@ -200,7 +199,7 @@ class _LearnedCode(BoundReducer):
         return key % max(1, k), signs
 
     def _whole(self, vector: Vector, layout: Layout, turn: Turn, learning: bool) -> Outcome:
-        """The average of all ranks' values; and a lesson."""
+        """Average all ranks' values, and train the net on them if `learning`."""
         mean = torch.zeros_like(vector.values)
         if not mean.numel():
             return Outcome(mean, mean)
@@ -228,7 +227,7 @@ class _LearnedCode(BoundReducer):
         self._net.accept()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The net: the same on all ranks, once training is over to the bit."""
+        """Return the net: equal on all ranks, to the bit once training is over."""
         return self._net.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -236,5 +235,5 @@ class _LearnedCode(BoundReducer):
 
 
 def in_order(bucket: Layout, place: Mapping[str, int]) -> Layout:
-    """The bucket's tensors in the model's order: DDP changes theirs after its first step."""
+    """Return the bucket's tensors in the model's order, as DDP changes its order after the first step."""
     return Layout(tuple(sorted(bucket, key=lambda entry: place[entry.name])))

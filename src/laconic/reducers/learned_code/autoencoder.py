@@ -1,15 +1,15 @@
-"""Autoencoder: a small convolutional net that turns a run of values into a quarter as many, and back.
+"""Autoencoder: a small convolutional net that reduces values to a quarter as many numbers, and back.
 
-That of LGC (Abrahamyan et al. 2021, arXiv:2103.08870), as a public third-party implementation of it has it:
+The net of LGC (Abrahamyan et al. 2021, arXiv:2103.08870), as in a public third-party implementation:
 
     encoder   1 -> 64 -> 128 -> 256 -> 64 channels, each a convolution of 3 with stride 2, then 64 -> 4 of 1
     decoder   4 -> 32 -> 64 -> 128 -> 32 channels, each transposed of 3 with stride 2, then 32 -> 1 of 1
 
 with a leaky ReLU (0.01) after each but the last of the encoder and of the decoder. So K values have a code of
 4 * ceil(K / 16). Ours: the input is padded with zeros to a multiple of 16, and each stage halves or doubles a
-length exactly, so any K >= 1 will do; there the convolutions are not padded, K must be 31 or more, and the
-output is stretched to K. And no ReLU on the code, which is going to be averaged: with it the net learned a
-worse code (error 0.89 against 0.81 of the energy, on gradients of the digits task after training).
+length exactly, so any K >= 1 works; there convolutions are not padded, K must be at least 31, and the output
+is stretched to K. The code has no ReLU, because it is averaged: with it the net learned a worse code (error
+0.89 against 0.81 of the energy, on gradients of the digits task after training).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from laconic import kernels
 from laconic.core.layout import Layout
 from laconic.core.turn import name_key
 
-STRIDE, CHANNELS = 16, 4  # values that one place of the code stands for, and numbers that stand there
+STRIDE, CHANNELS = 16, 4  # values per position of the code, and numbers per position
 SLOPE = 0.01
 DOWN, UP = (1, 64, 128, 256, 64), (CHANNELS, 32, 64, 128, 32)
 
@@ -46,7 +46,7 @@ LAYOUT = Layout.of(_shapes())
 
 
 def code_length(k: int) -> int:
-    """Numbers in the code of k values.
+    """Return the number of elements in the code of k values.
 
     >>> code_length(100), code_length(1)
     (28, 4)
@@ -56,9 +56,9 @@ def code_length(k: int) -> int:
 
 @lru_cache(maxsize=1)
 def first_weights() -> Tensor:
-    """Where training starts: float32 (LAYOUT.numel,), uniform within 1 / sqrt(fan-in), equal everywhere.
+    """Return initial weights: float32 (LAYOUT.numel,), uniform within 1 / sqrt(fan-in), equal everywhere.
 
-    Shared between calls: not to be changed.
+    Shared between calls: do not modify.
     """
     flat = torch.empty(LAYOUT.numel, dtype=torch.float32, device="cpu")
     for entry, view in zip(LAYOUT, LAYOUT.segments.views(flat), strict=True):
@@ -71,12 +71,12 @@ def first_weights() -> Tensor:
 
 @dataclass(frozen=True)
 class Autoencoder:
-    """The net with flat weights (LAYOUT.numel,), whose dtype is what it computes in; on the CPU."""
+    """The net with flat weights (LAYOUT.numel,), whose dtype is used for computing; on the CPU."""
 
     weights: Tensor
 
     def encode(self, x: Tensor) -> Tensor:
-        """Codes (b, 4, ceil(K / 16)) of x (b, K)."""
+        """Return codes (b, 4, ceil(K / 16)) of x (b, K)."""
         own = self._named()
         x = pad(x, (0, -x.shape[-1] % STRIDE)).unsqueeze(1)
         for i in range(len(DOWN) - 1):
@@ -84,14 +84,14 @@ class Autoencoder:
         return conv1d(x, own["code.weight"], own["code.bias"])
 
     def decode(self, code: Tensor, k: int) -> Tensor:
-        """Values (b, k) of codes (b, 4, ceil(k / 16))."""
+        """Return values (b, k) of codes (b, 4, ceil(k / 16))."""
         return self.decode_along(code, None, k)[0]
 
     def decode_along(self, code: Tensor, change: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
-        """D(code), and D'(code) change: what the decoder D makes of a small change of the code; both (b, k).
+        """Return D(code), and D'(code) change, the decoder's response to a small change; both (b, k).
 
-        D is linear in pieces, so the second is exact within the piece that the code lies in, and linear in
-        `change` everywhere. Codes and changes (b, 4, ceil(k / 16)); no change, None, is one of zero.
+        D is piecewise linear, so the second is exact within the code's piece, and linear in `change`
+        everywhere. Codes and changes are (b, 4, ceil(k / 16)); None is a change of zero.
         """
         own = self._named()
         y, dy = code, torch.zeros_like(code[:0]) if change is None else change

@@ -1,20 +1,20 @@
-"""How a code travels: averaged over ranks as in a ring, or from one rank to a server that all ranks play.
+"""Exchange of codes: averaged over ranks as in a ring, or from one rank to a server, played by all ranks.
 
-A rank's vector is w (K,), its values at positions that all share, in units of a scale that all share. With
-encoder E and decoder D, both exchanges end with a vector mean that all ranks have, and each rank's own
-part of it, g p_i or p_i, whose average is that mean:
+A rank's vector w (K,) holds its values at common positions, in units of a common scale. With encoder E and
+decoder D, both exchanges end with a vector mean that all ranks have, and each rank's own part of it, g p_i or
+p_i, whose average is that mean:
 
     ring      c = 1/N * sum over i of E(w_i)      p_i = D(c) + D'(c) (E(w_i) - c)     mean = g D(c)
     server    c = E(w_l) of the leader l          p_i = g_i D(c), but w_i on I_i      mean = 1/N * sum p_i
 
-In the ring the p_i average to D(c) since the changes of c average to nothing. I_i is the innovation: the
-places of the few largest |w_i|, whose values every rank sends to all, and so all can do what a server would.
-In the paper they enter the decoder as one more channel; put in place of its output they are exact, and what
-a rank keeps shrinks in every step, however little the net has learned.
+In the ring the p_i average to D(c), because the changes of c average to zero. I_i is the innovation: the
+places of the few largest |w_i|, whose values every rank sends to all, so that all can play the server. In the
+paper they are one more channel of the decoder's input; replacing its output makes them exact, and the
+residual shrinks in every step, however little the net has learned.
 
-The gains are ours. A rank keeps for later what its part leaves of w_i, and a net that does badly could make
-that larger than w_i, without limit. So g_i is the number that makes it smallest, or 0 if that is negative; in
-the ring one g for all makes the sum of squares over ranks smallest, and is cut so that no rank's grows.
+The gains are ours. The residual is w_i minus the rank's part, which a bad net could make larger than w_i
+without limit. So g_i minimises it, or is 0 if the minimiser is negative; in the ring one g for all minimises
+the sum of squares over ranks, and is limited so that no rank's residual grows.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ LARGEST = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True)
 class Vector:
-    """A rank's values float32 (K,), and what all ranks do to theirs before the net sees them.
+    """A rank's values float32 (K,), and the transform that all ranks apply to theirs before the net.
 
-    They divide by `scale`, rotate by `shift` places, and multiply by signs float32 (K,).
+    Division by `scale`, rotation by `shift` places, and multiplication by signs float32 (K,).
     """
 
     values: Tensor
@@ -50,47 +50,47 @@ class Vector:
 
     @property
     def normal(self) -> Tensor:
-        """What the net sees, float32 (K,) on the CPU."""
+        """Input of the net, float32 (K,) on the CPU."""
         return self.normalised(self.values)
 
     def normalised(self, values: Tensor) -> Tensor:
-        """The same of another rank's values."""
+        """Apply the same transform to another rank's values."""
         normal = (values.cpu().double() / self.scale).clamp_(-LARGEST, LARGEST).float()
         return normal.roll(self.shift) * self.signs
 
     def restored(self, normal: Tensor) -> Tensor:
-        """Values float32 (K,) of a result (K,) of the net."""
+        """Return values float32 (K,) of a result (K,) of the net."""
         values = (normal.double() * self.signs).roll(-self.shift) * self.scale
         return values.clamp_(-LARGEST, LARGEST).float().to(self.values.device)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The mean that all ranks have, and this rank's part of it: float32 (K,) each."""
+    """Mean of all ranks, and this rank's part of it: float32 (K,) each."""
 
     mean: Tensor
     own: Tensor
 
 
 class CodeExchange(ABC):
-    """What the net learns, and what is sent once it has."""
+    """Loss of the net and the exchange that uses it."""
 
     @abstractmethod
     def loss(self, net: Autoencoder, normals: Tensor, leader: int) -> Tensor:
-        """K times the mean loss over the entries of all ranks' vectors (N, K)."""
+        """Return K times the mean loss over the entries of all ranks' vectors (N, K)."""
 
     @abstractmethod
     def exchange(self, comm: Comm, weights: Tensor, vector: Vector, leader: int) -> Outcome:
-        """The mean of all ranks' vectors, about."""
+        """Return the approximate mean of all ranks' vectors."""
 
     @abstractmethod
     def nbytes(self, k: int) -> int:
-        """The most that a rank sends of k values, in bytes."""
+        """Return the most bytes that a rank sends for k values."""
 
 
 @dataclass(frozen=True)
 class AveragedCode(CodeExchange):
-    """Codes are averaged by an all_reduce: 4 * ceil(K / 16) float32, and 16 bytes for the gain."""
+    """Codes averaged by an all_reduce: 4 * ceil(K / 16) float32, and 16 bytes for the gain."""
 
     def loss(self, net: Autoencoder, normals: Tensor, leader: int) -> Tensor:
         code = net.encode(normals).mean(0, keepdim=True)
@@ -115,7 +115,7 @@ class AveragedCode(CodeExchange):
 
 @dataclass(frozen=True)
 class LeaderCode(CodeExchange):
-    """The leader broadcasts its code; every rank sends all the others its gain and `innovation` entries."""
+    """Code broadcast by the leader; every rank sends its gain and `innovation` entries to all others."""
 
     innovation: int
 
@@ -154,7 +154,7 @@ class LeaderCode(CodeExchange):
         return 4 * code_length(k) + 4 + innovation
 
     def _largest(self, normal: Tensor) -> Entries:
-        """The innovation of one vector (K,)."""
+        """Return the innovation of one vector (K,)."""
         return Entries.largest(
             normal,
             Segments.whole(normal.numel()),
@@ -162,12 +162,12 @@ class LeaderCode(CodeExchange):
         )
 
     def _rest(self, normal: Tensor) -> Tensor:
-        """Where a vector (K,) has no innovation: 1 there, and 0 where it has."""
+        """Return 1 where a vector (K,) has no innovation, and 0 where it has."""
         return torch.ones_like(normal).index_fill_(0, self._largest(normal).indices.long(), 0.0)
 
 
 def read_part(wire: Tensor, base: Tensor) -> Tensor:
-    """A rank's part p_i (K,), from its message to the servers and base = D(c)."""
+    """Return a rank's part p_i (K,), from its message to the servers and base = D(c)."""
     head, rest = read_bytes(wire, 4, "the gain")
     gain = float(as_numbers(head, torch.float32))
     entries = Entries.read(rest, Segments.whole(base.numel()))
@@ -177,12 +177,12 @@ def read_part(wire: Tensor, base: Tensor) -> Tensor:
 
 
 def fit(normal: Tensor, own: Tensor) -> Tensor:
-    """<w, p> and |p|^2, float64 (2,)."""
+    """Return <w, p> and |p|^2, float64 (2,)."""
     return torch.stack([normal.double() @ own, own @ own])
 
 
 def own_gain(fit: Sequence[float]) -> float:
-    """The gain g >= 0, in float32, that makes |w - g p| smallest, where that is a number.
+    """Return the gain g >= 0, in float32, that minimises |w - g p|, where it is finite.
 
     >>> own_gain((1.0, 4.0)), own_gain((-1.0, 4.0)), own_gain((1.0, 0.0)), own_gain((float("nan"), 1.0))
     (0.25, 0.0, 0.0, 0.0)
@@ -193,7 +193,7 @@ def own_gain(fit: Sequence[float]) -> float:
 
 
 def common_gain(fits: Sequence[Sequence[float]]) -> float:
-    """The gain g >= 0 that makes the sum of |w_i - g p_i|^2 smallest, and no term of it larger than |w_i|^2.
+    """Return the gain g >= 0 that minimises the sum of |w_i - g p_i|^2, with no term above |w_i|^2.
 
     >>> common_gain([(1.0, 1.0), (2.0, 2.0)]), common_gain([(10.0, 1.0), (1.0, 1.0)])
     (1.0, 2.0)

@@ -1,4 +1,4 @@
-"""Trained: weights that learn while they are used, one step of Adam a training step, alike on all ranks.
+"""Trained: weights that learn during use, one step of Adam per training step, equally on all ranks.
 
 Adam as in Kingma and Ba 2014, arXiv:1412.6980, with its usual settings.
 """
@@ -18,14 +18,14 @@ from laconic.feedback.memory import Pending
 
 LR, BETAS, EPS = 1e-3, (0.9, 0.999), 1e-8
 PARTS = ("weights", "first_moment", "second_moment", "steps")
-Lesson = tuple[Tensor, int]  # the gradient of a sum of losses over some examples, and how many these are
+Lesson = tuple[Tensor, int]  # gradient of a sum of losses, and the number of examples
 
 
 class Trained:
-    """Flat float32 weights, and Adam's two moments. Ranks that get the same lessons stay as good as equal.
+    """Flat float32 weights, and Adam's two moments. Equal lessons keep ranks equal up to rounding.
 
-    Nothing is learnt before its step is over: a skipped step teaches nothing. What the buckets
-    of one step teach is averaged, so that the net takes one step in it, however buckets are cut.
+    Lessons apply when their step is over; a skipped step teaches nothing. The lessons of a step's buckets are
+    averaged into one step of Adam, however buckets are cut.
     """
 
     def __init__(self, kind: str, weights: Tensor) -> None:
@@ -39,30 +39,30 @@ class Trained:
         self._own: Tensor | None = None  # weights before `agree`, during its step
 
     def begin(self, step: int) -> None:
-        """Learn what steps before this one have taught."""
+        """Apply the lessons of earlier steps."""
         self._pending.finish_before(step)
         self._learn()
 
     def teach(self, lesson: Lesson, layout: Layout, step: int) -> None:
-        """Remember what this bucket teaches in this step."""
+        """Record this bucket's lesson in this step."""
         self._pending.add(lesson, layout, step)
 
     def forget(self, layout: Layout) -> None:
-        """The step is skipped: this bucket has taught nothing, and nothing was agreed on."""
+        """Drop this bucket's lesson and the agreement of a skipped step."""
         self._pending.drop(layout)
         if self._own is not None:
             self.weights, self._own, self._agreed = self._own, None, False
 
     def accept(self) -> None:
-        """The step counts."""
+        """Make the step final."""
         self._own = None
 
     def may_differ(self) -> None:
-        """From a step on that all ranks learn in, though one may find nothing to learn: `agree` has work."""
+        """Note that ranks may differ from this step on, so that `agree` has to broadcast."""
         self._agreed = False
 
     def agree(self, comm: Comm, device: torch.device) -> None:
-        """Take rank 0's weights, once after `may_differ`: 4 bytes a weight. Called by all ranks."""
+        """Take rank 0's weights, once after `may_differ`: 4 bytes per weight. Called by all ranks."""
         if not self._agreed:
             self._own = self.weights
             self.weights = comm.broadcast(self.weights.to(device, copy=True), 0).cpu()
@@ -82,13 +82,13 @@ class Trained:
         self.weights = self.weights.addcdiv(self._first, size, value=-LR / (1 - b1**t))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Weights, moments and the count of steps, "<kind>/<part>" to a copy."""
+        """Return weights, moments and the count of steps, "<kind>/<part>" to a copy."""
         self._pending.finish_all()
         self._learn()
         return {key: value.clone() for key, value in self._held().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take the state back. Raises `StateError`, with nothing changed, where it is not of this net."""
+        """Restore the state. Raises `StateError`, with nothing changed, for the state of another net."""
         for key, value in self._held().items():
             if key not in state or state[key].shape != value.shape:
                 shape = tuple(state[key].shape) if key in state else None

@@ -1,24 +1,24 @@
-"""Majority vote: every rank votes with the signs of its gradient; the winners travel back in one bit each.
+"""Majority vote: every rank votes with the signs of its gradient; one bit per winner is returned.
 
 Bernstein, Wang, Azizzadenesheli, Anandkumar 2018, arXiv:1802.04434; Bernstein, Zhao, Azizzadenesheli,
 Anandkumar 2019, arXiv:1810.05291 ("signSGD with majority vote is communication efficient and fault
 tolerant"). With ranks r = 0..N-1, for each tensor of n elements:
 
-    1. b_r = sign bits of x_r, or a coin of rank r's own where x_r is 0,  m_r = mean |x_r|
+    1. b_r = sign bits of x_r, or rank r's coin where x_r is 0,  m_r = mean |x_r|
     2. m = median over ranks of m_r                  one all_gather of a float32 a tensor
     3. all_to_all of the b_r of all tensors, in N chunks; each rank counts the votes of its chunk
     4. all_gather of the winners w; mean = m * (1 - 2 w), the same bits on all
 
-The paper's server is spread over the ranks, and its step is the sign alone: the factor m is ours, so that a
-learning rate means what it means for SGD. It is the median, of two in the middle the lower one, and not the
-mean: with f < N/2 ranks that send what they like, it lies between what two of the others have measured, where
-one rank alone can move a mean at will. The paper settles ties by sign(0); here a coin that is equal on all
-ranks decides, the philox bit of the element in its tensor's common stream: no direction is preferred.
+The paper's server is spread over the ranks, and its step is the sign alone: the factor m is ours, so that the
+learning rate has the same meaning as for SGD. It is the (lower) median, not the mean: with f < N/2 ranks that
+send arbitrary values, it lies between two of the others' values, while one rank alone can move a mean at
+will. The paper settles ties by sign(0); here a coin that is equal on all ranks decides, the philox bit of the
+element in its tensor's common stream: no direction is preferred.
 
-One bit has no room for zero. A rank whose entry is 0 abstains by a coin of its own, whose mean is 0: the
-votes of the others decide, if less surely. An entry that is 0 on all ranks thus becomes m or -m, at random.
-So that it goes nowhere, every coin of an odd step is the opposite of that of the even step before: two such
-steps cancel, but for what m changes between them.
+One bit has no room for zero. A rank whose entry is 0 abstains by its own coin, whose mean is 0: the votes of
+the others decide, with less certainty. An entry that is 0 on all ranks becomes m or -m, at random. Every coin
+of an odd step is the opposite of that of the even step before, so that two such steps cancel, except for the
+change of m between them.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from laconic.reducers.majority_vote.coins import Coins
 
 @dataclass(frozen=True, repr=False)
 class MajorityVote(Reducer):
-    """mean = (median over ranks of mean |x_r|) * the sign that more ranks have, entry by entry.
+    """mean = (median over ranks of mean |x_r|) * the majority of the ranks' signs, entry by entry.
 
-    It is no average of what the ranks sent, hence biased, and no rank can tell what it has lost:
-    `feedback_codec()` is None, and error feedback is refused. In return no rank, however wrong, has more than
-    one vote on a sign, and fewer than half of the ranks cannot move the scale. A gradient that is not finite
-    voids the step on all, as everywhere. Lifted to a method, tensors of one dimension are summed, and there a
-    single rank counts for as much as it sends: `signum()` votes on these too.
+    It is not an average of the sent shares, hence biased, and no rank knows its loss: `feedback_codec()` is
+    None, and error feedback is refused. In return any faulty rank has one vote per sign, and fewer than half
+    of the ranks cannot move the scale. A gradient that is not finite skips the step on all ranks, as
+    everywhere. As a method, one-dimensional tensors are summed, and there a faulty rank is not limited:
+    `signum()` votes on these too.
 
-    Payload: 1 bit an entry, up and down together ((N-1)/N of it up, 1/N down), and 4 bytes a tensor.
+    Payload: 1 bit per entry, up and down together ((N-1)/N of it up, 1/N down), and 4 bytes per tensor.
 
     >>> from laconic.core.layout import Layout
     >>> MajorityVote().nbytes(Layout.of([("weight", (100, 10)), ("bias", (10,))]))
@@ -69,7 +69,7 @@ class MajorityVote(Reducer):
 
     @property
     def unaccountable(self) -> str | None:
-        return "the sign that wins is no average of what the ranks sent"
+        return "the winning sign is not an average of the sent shares"
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         return _MajorityVote(comm)
@@ -80,7 +80,7 @@ class MajorityVote(Reducer):
 
 @dataclass(frozen=True)
 class Vote(Sent):
-    """A share as the sign bits that went up, at the common magnitudes of the tensors."""
+    """Share as the sign bits sent up, at the common magnitudes of the tensors."""
 
     bits: Tensor
     scales: Tensor
@@ -96,7 +96,7 @@ class Vote(Sent):
 @dataclass(frozen=True)
 class _MajorityVote(BoundReducer):
     comm: Comm
-    detects_non_finite: ClassVar[bool] = True  # the magnitudes tell
+    detects_non_finite: ClassVar[bool] = True  # checks the magnitudes
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
@@ -113,7 +113,7 @@ class _MajorityVote(BoundReducer):
         return Vote(bits, scales, segments)
 
     def _scales(self, means: Tensor | None, n: int, device: torch.device) -> Tensor | None:
-        """The median of all ranks' mean magnitudes float32 (n,); None where one of these is not finite."""
+        """Return the median of all ranks' mean magnitudes float32 (n,); None if one is not finite."""
         if means is not None and not bool(means.isfinite().all()):
             means = None
         gathered = gather_or_void(self.comm, means, device, dtype=torch.float32)
@@ -124,11 +124,11 @@ class _MajorityVote(BoundReducer):
             for rank, each in enumerate(gathered):
                 with sent_by(rank):
                     if each.numel() != max(1, n) or not bool(_magnitudes(each).all()):
-                        raise WireError(f"{n} magnitudes are expected, got {each.tolist()}")
+                        raise WireError(f"expected {n} magnitudes, got {each.tolist()}")
         return torch.stack(gathered).median(dim=0).values[:n]
 
     def _winners(self, bits: Tensor, layout: Layout, turn: Turn) -> Tensor:
-        """The bits that more ranks have, uint8 (m,), of this rank's bits uint8 (m,)."""
+        """Return the majority bits, uint8 (m,), of all ranks' bits uint8 (m,)."""
         rank, size, m = self.comm.rank, self.comm.size, bits.numel()
         chunk = -(-m // size)
         counts = [max(0, min(chunk, m - chunk * each)) for each in range(size)]
@@ -139,7 +139,7 @@ class _MajorityVote(BoundReducer):
 
 
 def abstain_(bits: Tensor, x: Tensor, layout: Layout, coins: Coins) -> Tensor:
-    """Put coins of this rank's own into the sign bits uint8 (m,) of flat x, where x is 0."""
+    """Put this rank's own coins into the sign bits uint8 (m,) of flat x, where x is 0."""
     zeros = kernels.zeros(x, layout.segments)
     if not bool(zeros.any()):
         return bits
@@ -158,7 +158,7 @@ def _magnitudes(x: Tensor) -> Tensor:
 
 
 def tossed(layout: Layout, coins: Coins, begin: int, count: int) -> Tensor:
-    """Common coins in bytes [begin, begin + count) of a message of sign bits of these tensors."""
+    """Return common coins for bytes [begin, begin + count) of a message of sign bits of these tensors."""
     parts, at, end = [torch.empty(0, dtype=torch.uint8, device="cpu")], 0, begin + count
     for entry in layout:
         m = kernels.packed_nbytes(entry.numel, 1)

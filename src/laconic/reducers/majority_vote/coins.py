@@ -1,7 +1,7 @@
-"""Coins: random bits that stand for a sign where there is none, a tensor's from streams of its own.
+"""Coins: random bits that replace the sign of a zero, from separate streams for each tensor.
 
-So an element's coin depends neither on the rank that counts its votes nor on what else is in the bucket. In
-odd steps coins are the opposite of what they were in the even step before: what only coins move comes back.
+An element's coin depends neither on the rank that counts its votes nor on the other tensors of the bucket.
+In odd steps coins are the opposite of those of the even step before, so that their effects cancel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from laconic.core.turn import Turn
 
 @dataclass(frozen=True)
 class Coins:
-    """The coins of one step: bytes uint8 of eight each, by tensor.
+    """Coins of one step: bytes uint8 of eight each, by tensor.
 
     >>> even, odd = Coins(Turn(6)).common("w", 0, 5), Coins(Turn(7)).common("w", 0, 5)
     >>> bool((even + odd == 255).all())
@@ -28,11 +28,11 @@ class Coins:
     turn: Turn
 
     def own(self, name: str, first: int, count: int) -> Tensor:
-        """Bytes [first, first + count) of this tensor, which differ by rank."""
+        """Return bytes [first, first + count) of this tensor, which differ by rank."""
         return self._of(self._even.own(name), first, count)
 
     def common(self, name: str, first: int, count: int) -> Tensor:
-        """Bytes [first, first + count) of this tensor, equal on all ranks."""
+        """Return bytes [first, first + count) of this tensor, equal on all ranks."""
         return self._of(self._even.common(name), first, count)
 
     @cached_property

@@ -1,32 +1,34 @@
-"""Ok-Topk: the largest entries of the sum of everyone's largest, at a cost that does not grow with the ranks.
+"""Ok-Topk: the largest entries of the sum of all ranks' largest, at a cost independent of their number.
 
-Li and Hoefler 2022, arXiv:2201.07598. What is computed is what `gtopk` says, bit for bit. Per tensor of n
+Li and Hoefler 2022, arXiv:2201.07598. The result equals that of `gtopk`, bit for bit. Per tensor of n
 elements, with k = ceil(density * n) and N ranks:
 
     1. P_r = the k largest |x_r|, on each rank r
     2. the bucket is cut into N regions, so that each holds about as many of the P_r: see `regions`
-    3. all_to_all: a rank gets what all have chosen in its region, and adds it up in rank order: s
-    4. it tells all others, by all_gather, those |s| that reach the threshold of the tensor
-    5. mean = the k largest of all that came, the same on every rank
-    6. the next threshold: a little less than the k-th largest, times what that has grown by since the step
-       before, for residuals fill up
+    3. all_to_all: a rank receives all entries chosen in its region, and adds them up in rank order: s
+    4. all_gather: it sends to all others those |s| that reach the threshold of the tensor
+    5. mean = the k largest of all received entries, the same on every rank
+    6. the next threshold: a little less than the k-th largest, times its growth since the step before,
+    because
+       residuals fill up
 
-A threshold costs no traffic: all ranks see it in what came. It only saves bytes, for it cannot change the
-mean. In step 4 a region gives of each tensor no fewer entries than a rank has chosen there on average, a say,
-so at least k come; and 2 a + 4 at most, so no more than 2 k do, and no rank sends much more than another.
-Every rank can see where this may have held back an entry of the mean: then one more all_gather brings what is
-missing, few entries as a rule. In both rounds together a region gives no more than k entries of a tensor.
+A threshold costs no traffic: all ranks derive it from the received entries. It only saves bytes and cannot
+change the mean. In step 4 a region gives of each tensor at least the average number a of entries that a rank
+chose there, so at least k arrive; and at most 2 a + 4, so that at most about 2 k arrive and the ranks'
+messages have similar sizes. Every rank can see whether this may have held back an entry of the mean: then one
+more all_gather sends the missing ones, usually few. In both rounds together a region gives at most k entries
+of a tensor.
 
-What a rank sends and receives grows from 4 ranks to 64 as in any all-reduce, 1.31 times, and by how uneven
-regions are: with a hundredth of 161 tensors of 2.6 million entries (`benchmarks/scaling.py`), where a region
-has 400 entries, 1.4 times for the costliest rank. With fewer entries a region it grows more.
+A rank's traffic grows from 4 ranks to 64 as in any all-reduce, 1.31 times, and with the imbalance of regions:
+with a hundredth of 161 tensors of 2.6 million entries (`benchmarks/scaling.py`), where a region has 400
+entries, 1.4 times for the costliest rank. With fewer entries a region it grows more.
 
-What differs from the paper. It selects by thresholds that are found exactly every tau' steps (32 in the
+Differences from the paper. It selects by thresholds that are found exactly every tau' steps (32 in the
 authors' release), so that about k entries are chosen and about k are kept; here both are exact, so that the
 mean does not depend on how buckets are cut. Finding the k largest exactly costs the native kernel 1.3 passes
-with a threshold. The paper moves entries between ranks before the all_gather where regions are uneven; here
-2 a + 4 limits them. Its bound of 6 k numbers (values and positions) that a rank receives stays: k entries in
-step 3, where regions are even, and 2 k in step 4, but for the 4 of each piece of a tensor.
+with a threshold. The paper balances uneven regions by moving entries between ranks before the all_gather;
+here 2 a + 4 limits them. Its bound of 6 k received numbers (values and positions) per rank holds: k entries
+in step 3, if regions are even, and 2 k in step 4, except for the 4 of each piece of a tensor.
 """
 
 from __future__ import annotations
@@ -53,21 +55,21 @@ from laconic.reducers import BoundReducer, Reducer
 from laconic.reducers.oktopk.global_topk import global_topk
 from laconic.reducers.oktopk.regions import Regions
 
-RANKS = 64  # of a group, up to which `nbytes` is a bound
-MARGIN = 0.97  # of the least entry that is kept, were the next step like this one, is its threshold
-MOST_GROWTH = 1.5  # of the least entries in a step
+RANKS = 64  # largest group for which `nbytes` is a bound
+MARGIN = 0.97  # threshold as a share of the expected smallest entry of the next step's mean
+MOST_GROWTH = 1.5  # of the smallest entries in a step
 
 
 @dataclass(frozen=True, repr=False)
 class OkTopk(Reducer):
     """mean = the k = ceil(density * n) largest entries of the average of every rank's k largest.
 
-    What was sent is this rank's own k largest where they are among those; the rest stays behind. So at most k
-    entries of a tensor change, in a group of any size. `every`: steps after which regions are cut anew.
+    The sent share is this rank's own k largest where they are among those; the rest stays in the residual. At
+    most k entries of a tensor change, in a group of any size. `every`: steps between two cuts of the regions.
 
-    Payload: up to twice k values in 32 bits with positions by `golomb`: up what is not in this rank's region,
-    at most k; down what is, to every other rank: k / N on average, and k at most, where all of the mean is in
-    one region. So a rank sends about 2 k (N-1)/N entries, whatever N is, and receives as many, where `gather`
+    Payload: up to twice k values in 32 bits with positions by `golomb`: up the entries outside this rank's
+    region, at most k; down those inside, to every other rank: k / N on average, at most k, if all of the mean
+    is in one region. A rank sends about 2 k (N-1)/N entries for any N, and receives as many, while `gather`
     sends and receives (N-1) k. A group of more than 64 ranks adds up to 15 bytes a rank to `nbytes`.
 
     >>> OkTopk(density=0.01)
@@ -98,7 +100,7 @@ class OkTopk(Reducer):
         return _OkTopk(self, comm)
 
     def nbytes(self, layout: Layout) -> int:
-        """Cut into pieces, positions among n take up to log2(n / k) + 3.1 bits, and 2 bytes more a piece.
+        """Return the most bytes: positions of n in pieces take up to log2(n / k) + 3.1 bits, plus 2 bytes.
 
         One bit more in two rounds, with k' = k / 2 in each of them.
         """
@@ -111,13 +113,13 @@ class OkTopk(Reducer):
 
 
 class _OkTopk(BoundReducer):
-    """At work. Regions and floors only decide what it costs, so they are not saved."""
+    """Working reduction. Regions and floors affect only its cost, so they are not saved."""
 
     def __init__(self, spec: OkTopk, comm: Comm) -> None:
         self._spec = spec
         self._comm = comm
         self._regions: dict[int, tuple[Layout, int, Regions]] = {}  # by id of a bucket's layout; when cut
-        self._floors: dict[str, float] = {}  # the least entry kept, by tensor name
+        self._floors: dict[str, float] = {}  # smallest entry of the mean, by tensor name
         self._growth = 1.0  # of floors, from step to step
         self._before: tuple[int, dict[str, float], float] | None = None  # this step; floors and growth then
 
@@ -156,7 +158,7 @@ class _OkTopk(BoundReducer):
         return own.share(segments, chosen, positions)
 
     def _cut(self, chosen: Tensor | None, layout: Layout, step: int, device: torch.device) -> Regions | None:
-        """The regions of this bucket; None, on every rank, where one was found not to be finite."""
+        """Return the regions of this bucket; None, on every rank, if any gradient is not finite."""
         _, cut_at, regions = self._regions.get(id(layout), (layout, step, None))
         if regions is None or not 0 <= step - cut_at < self._spec.every:
             regions = Regions.agreed(chosen, layout.segments.packed, self._comm, device)
@@ -168,7 +170,7 @@ class _OkTopk(BoundReducer):
         return True
 
     def put_back(self, layout: Layout) -> None:
-        """Restore what only decides the cost of later steps, too: a bad batch has unusual floors."""
+        """Also restore what affects only the cost of later steps: a bad batch has unusual floors."""
         if self._before is None:
             return
         step, floors, self._growth = self._before
@@ -180,7 +182,7 @@ class _OkTopk(BoundReducer):
         self._before = None
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Forget regions and floors, so that all ranks have the same whatever they did before."""
+        """Reset regions and floors, so that all ranks agree whatever they did before."""
         super().load_state_dict(state)
         self._regions.clear()
         self._floors.clear()
@@ -189,7 +191,7 @@ class _OkTopk(BoundReducer):
 
 
 def growth(before: Tensor, after: Tensor) -> float:
-    """The median over tensors of what floors float32 (s,) have grown by: from 1 to `MOST_GROWTH`.
+    """Return the median growth over tensors of floors float32 (s,): from 1 to `MOST_GROWTH`.
 
     >>> growth(torch.tensor([0.0, 1.0, 2.0, 4.0]), torch.tensor([7.0, 1.5, 2.5, 4.0]))
     1.25

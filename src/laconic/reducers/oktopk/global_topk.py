@@ -1,6 +1,6 @@
-"""Global top-k: the largest entries of sums that lie scattered over ranks, exactly, known to all.
+"""Global top-k: the largest entries of sums scattered over ranks, exactly, known to all ranks.
 
-Steps 3 to 6 of `oktopk`, whose docstring says how they work and where they are from.
+Steps 3 to 6 of `oktopk`; see its docstring for the algorithm and the source.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from laconic.core.framing import read_bytes, sent_to
 from laconic.core.layout import Segments
 from laconic.reducers.oktopk.regions import Regions
 
-NOTHING, SMALL, ANY = 0, 1, 2  # a rank holds back of a piece: nothing, what is below the threshold, or more
+NOTHING, SMALL, ANY = 0, 1, 2  # held back of a piece: nothing, entries below the threshold, or more
 
 
 def global_topk(
     wires: list[Tensor], regions: Regions, ks: Tensor, thresholds: Tensor, comm: Comm
 ) -> tuple[Tensor, Entries, Tensor]:
-    """The ks[i] largest |1/N * sum over ranks| of each tensor, of what their wires to this region hold.
+    """Return the ks[i] largest |1/N * sum over ranks| of each tensor, from the ranks' wires to this region.
 
     Returns positions int64 (K,) in the bucket, entries of its tensors, and the least of each, float32 (s,).
     """
@@ -42,14 +42,16 @@ def global_topk(
         floors = kernels.per_index(best.floors[tensors], sums.counts, sums.values.device)
         starts = pieces.starts_tensor
         rest = (sums.values.abs() >= floors) & ~contained(sums.positions(starts), given.positions(starts))
-        left = (ks[tensors] - given.counts) * missing[here]  # those given are the largest of their piece
+        left = (ks[tensors] - given.counts) * missing[
+            here
+        ]  # the given entries are the largest of their piece
         more, _ = exchanged(sums.where(rest).among(left), held, regions, comm)
         best = came.plus(more).best(ks)
     return best.positions, best.entries(regions.tensors), best.floors
 
 
 def added(wires: list[Tensor], pieces: Segments) -> tuple[Entries, Tensor]:
-    """1/N * the sum of N ranks' entries, in rank order; and how many they chose of each piece, int64 (s,)."""
+    """Return 1/N * the sum of N ranks' entries, in rank order, and the counts per piece, int64 (s,)."""
     parts = []
     for rank, wire in enumerate(wires):
         with sent_by(rank):
@@ -72,7 +74,7 @@ def added(wires: list[Tensor], pieces: Segments) -> tuple[Entries, Tensor]:
 def offer(
     sums: Entries, least: Tensor, most: Tensor, thresholds: Tensor, ks: Tensor
 ) -> tuple[Entries, Tensor]:
-    """The largest of each piece that reach its threshold, from `least` to `most`; and what is held back."""
+    """Return the largest of each piece above its threshold, `least` to `most`, and marks of the rest."""
     top = sums.among(most)
     reach = top.values.abs() >= kernels.per_index(thresholds, top.counts, top.values.device)
     passing = counted(reach, top.counts)
@@ -84,15 +86,15 @@ def offer(
 
 
 def exchanged(given: Entries, held: Tensor, regions: Regions, comm: Comm) -> tuple[Pool, Tensor]:
-    """What all ranks give of their pieces, and hold back of them, int64 (p,)."""
+    """Return the entries that all ranks give, and their marks of held-back pieces, int64 (p,)."""
     flags = held.to(torch.uint8).to(given.values.device)
     own = torch.cat([flags, given.wire(regions.pieces[comm.rank])])
     messages = gather_or_void(comm, own, own.device)
-    assert messages is not None, "the first messages have said that all are finite"
+    assert messages is not None, "the first messages have shown that all are finite"
     parts, all_held = [], []
     for rank, (message, pieces) in enumerate(zip(messages, regions.pieces, strict=True)):
         with sent_by(rank):
-            head, wire = read_bytes(message, len(pieces), "what is held back")
+            head, wire = read_bytes(message, len(pieces), "the marks of held-back pieces")
             parts.append(Entries.read(wire, pieces))
         all_held.append(head.cpu().to(torch.int64))
     return Pool(regions, *regions.join(parts)), torch.cat(all_held)
@@ -100,23 +102,23 @@ def exchanged(given: Entries, held: Tensor, regions: Regions, comm: Comm) -> tup
 
 @dataclass(frozen=True)
 class Best:
-    """The entries of a pool that are kept: their places in it, counts by tensor, and what is there."""
+    """The best entries of a pool: their places in it, counts by tensor, and floors."""
 
     places: Tensor
     counts: Tensor
     positions: Tensor
     values: Tensor
-    floors: Tensor  # the least |value| of each tensor float32 (s,), 0 where fewer are there than wanted
+    floors: Tensor  # the least |value| of each tensor float32 (s,), 0 if there are fewer than requested
 
     def entries(self, tensors: Segments) -> Entries:
-        """With indices from each tensor's start."""
+        """Return them with indices from each tensor's start."""
         starts = kernels.per_index(tensors.starts_tensor, self.counts, self.positions.device)
         return Entries((self.positions - starts).to(torch.int32), self.counts, self.values)
 
 
 @dataclass(frozen=True)
 class Pool:
-    """What came from all ranks: positions int64 (K,), ascending, counts int64 (p,), values float32 (K,)."""
+    """Entries from all ranks: positions int64 (K,), ascending, counts int64 (p,), values float32 (K,)."""
 
     regions: Regions
     positions: Tensor
@@ -124,7 +126,7 @@ class Pool:
     values: Tensor
 
     def best(self, ks: Tensor) -> Best:
-        """The ks[i] largest of each tensor."""
+        """Return the ks[i] largest of each tensor."""
         tensors = Segments.consecutive(self.regions.per_tensor(self.counts).tolist())
         top = Entries.largest(self.values, tensors, ks)
         places = top.positions(tensors.starts_tensor)
@@ -137,13 +139,14 @@ class Pool:
         return Best(places, top.counts, self.positions[places], top.values, floors)
 
     def doubtful(self, best: Best, held: Tensor, thresholds: Tensor) -> Tensor:
-        """Of which pieces bool (p,) something that was held back may belong to the best.
+        """Return bool (p,): pieces in which a held-back entry may belong to the best.
 
-        Not where what came of a piece is not all among them, for that is larger than what did not come.
+        A piece is safe if not all of its received entries are among the best, as these exceed the held-back
+        ones.
         """
         kept = torch.zeros_like(self.positions, dtype=torch.bool)
         kept[best.places] = True
-        low = (best.floors < thresholds)[self.regions.tensor_of]  # then what is below the threshold matters
+        low = (best.floors < thresholds)[self.regions.tensor_of]  # then entries below the threshold matter
         return (counted(kept, self.counts) == self.counts) & ((held == ANY) | ((held == SMALL) & low))
 
     def plus(self, other: Pool) -> Pool:

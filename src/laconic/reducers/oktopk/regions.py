@@ -1,7 +1,7 @@
-"""Regions: the elements of a bucket cut into one range a rank, so that each has about as much to add up.
+"""Regions: the elements of a bucket cut into one range per rank, with about equal work.
 
-The cuts of Ok-Topk (Li and Hoefler 2022, arXiv:2201.07598): where each rank would cut its own chosen entries
-into equal parts, averaged over the ranks.
+The cuts of Ok-Topk (Li and Hoefler 2022, arXiv:2201.07598): each rank would cut its own chosen entries into
+equal parts; these cuts are averaged over the ranks.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from laconic.core.layout import Segments
 
 @dataclass(frozen=True)
 class Regions:
-    """`tensors`: those of a bucket, packed. Rank r has the positions from cuts[r] to cuts[r + 1].
+    """`tensors`: the packed tensors of a bucket. Rank r has the positions from cuts[r] to cuts[r + 1].
 
-    A region holds pieces of tensors: each the part of one tensor that lies in it, none of them empty.
+    A region consists of pieces: the nonempty intersections of it with tensors.
 
     >>> regions = Regions(Segments.consecutive([4, 6]), cuts=(0, 7, 10))
     >>> [pieces.sizes for pieces in regions.pieces], regions.tensor_of.tolist()
@@ -38,14 +38,13 @@ class Regions:
     def agreed(
         cls, chosen: Tensor | None, tensors: Segments, comm: Comm, device: torch.device
     ) -> Regions | None:
-        """By consensus of the ranks on their chosen positions int64 (K,), ascending.
+        """Return the consensus of the ranks on their chosen positions int64 (K,), ascending.
 
-        None on every rank where one has none to give, for its gradient is not finite. One all_reduce of 8
-        bytes a rank.
+        None on every rank if the gradient of one is not finite. One all_reduce of 8 bytes per rank.
         """
         cuts = torch.zeros(
             comm.size, dtype=torch.int64, device="cpu"
-        )  # the first stands for ranks without any
+        )  # the first entry is for ranks without any
         if chosen is None:
             cuts[0] = 1
         else:
@@ -58,39 +57,39 @@ class Regions:
 
     @cached_property
     def edges(self) -> Tensor:
-        """Where the pieces begin, int64 (p + 1,), and where the last one ends."""
+        """Starts of the pieces and the end of the last, int64 (p + 1,)."""
         return torch.tensor(sorted({*self.tensors.starts, *self.cuts}), dtype=torch.int64, device="cpu")
 
     @cached_property
     def tensor_of(self) -> Tensor:
-        """The tensor of each piece, int64 (p,)."""
+        """Tensor of each piece, int64 (p,)."""
         return torch.searchsorted(self.tensors.starts_tensor, self.edges[:-1], right=True) - 1
 
     @cached_property
     def first(self) -> Tensor:
-        """The first piece of each rank, int64 (N + 1,), and the end of the last."""
+        """First piece of each rank, int64 (N + 1,), and the end of the last."""
         return torch.searchsorted(self.edges, torch.tensor(self.cuts, dtype=torch.int64, device="cpu"))
 
     @cached_property
     def pieces(self) -> tuple[Segments, ...]:
-        """The pieces of each rank, packed."""
+        """Pieces of each rank, packed."""
         sizes = self.edges.diff()
         return tuple(
             Segments.consecutive(sizes[a:b].tolist()) for a, b in self.first.unfold(0, 2, 1).tolist()
         )
 
     def at(self, rank: int) -> slice:
-        """Which of all pieces are of this rank."""
+        """Return the slice of pieces of this rank."""
         return slice(int(self.first[rank]), int(self.first[rank + 1]))
 
     def per_tensor(self, per_piece: Tensor) -> Tensor:
-        """Sums int64 (s,) of what counts int64 (p,) of the pieces say."""
+        """Return sums by tensor, int64 (s,), of values int64 (p,) by piece."""
         return torch.zeros(len(self.tensors), dtype=torch.int64, device="cpu").index_add_(
             0, self.tensor_of, per_piece
         )
 
     def split(self, positions: Tensor, values: Tensor) -> list[Entries]:
-        """Entries at ascending positions int64 (K,) by rank, each with indices from its piece's start."""
+        """Return entries at ascending positions int64 (K,) by rank, with indices from their piece's start."""
         ends = torch.searchsorted(positions, sent_to(self.edges, positions.device)).cpu()
         counts = ends.diff()
         starts = kernels.per_index(self.edges[:-1], counts, positions.device)
@@ -102,7 +101,7 @@ class Regions:
         return found
 
     def join(self, parts: Sequence[Entries]) -> tuple[Tensor, Tensor, Tensor]:
-        """Positions int64 (K,), ascending, counts int64 (p,) and values float32 (K,) of entries by rank."""
+        """Return all entries' positions int64 (K,), ascending, counts int64 (p,) and values float32 (K,)."""
         counts = torch.cat([part.counts for part in parts])
         whole = Entries(
             torch.cat([part.indices for part in parts]), counts, torch.cat([part.values for part in parts])

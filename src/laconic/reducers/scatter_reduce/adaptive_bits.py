@@ -1,17 +1,17 @@
-"""Adaptive bits: fewer for tensors that can bear it, more for others, at the error of one width for all.
+"""Adaptive bits: a bit width per tensor, with fewer bytes at the total error of one width for all.
 
 The idea is CGX's (Markov et al. 2022, arXiv:2111.08617) [recalled; its public code has uniform widths]. There
 layers are put in clusters by size and norm (k-means), and clusters mapped to widths in order; L-GreCo of the
-same group takes dynamic programming. Here, every `every` steps, with widths b = 2..8 and tensors l:
+same group uses dynamic programming. Here, every `every` steps, with widths b = 2..8 and tensors l:
 
     1. E_l(b) = sum over ranks of |C_b(x_l) - x_l|^2, really encoded     one all_reduce, 56 bytes a tensor
-    2. the b_l that make sum of bytes_l(b_l) least, with sum of E_l(b_l) <= sum of E_l(bits)
-    3. from the next step on, tensor l travels in b_l bits
+    2. the b_l that minimise the sum of bytes_l(b_l), with sum of E_l(b_l) <= sum of E_l(bits)
+    3. from the next step on, tensor l is sent in b_l bits
 
-By dynamic programming, for where both were measured (`python -m benchmarks.widths`) it was never worse: at
-the error of 4 bits for all it sends 20.6 % fewer bytes of the stored gradient, where k-means saves 19.4 and
-20.6 % with 2 and 3 clusters, and 18.6 % of a small GPT's, where k-means saves 0, 2, 16 and 12 % with 2 to 5.
-It needs no number of clusters, and no guess that a larger entry asks for more bits.
+Dynamic programming was never worse where both were measured (`python -m benchmarks.widths`): at the error of
+4 bits for all it sends 20.6 % fewer bytes of the stored gradient, where k-means saves 19.4 and 20.6 % with 2
+and 3 clusters, and 18.6 % of a small GPT's, where k-means saves 0, 2, 16 and 12 % with 2 to 5. It needs no
+number of clusters, and does not assume that larger entries need more bits.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from laconic.reducers.scatter_reduce.cuts import cuts
 from laconic.reducers.scatter_reduce.widths import Widths, cheapest
 
 CHOICE = tuple(range(2, 9))  # bits
-ERRORS = "once/errors/"  # how keys of the state begin that have an error for each of these
+ERRORS = "once/errors/"  # prefix of state keys with one error per width
 
 
 @dataclass(frozen=True, repr=False)
 class AdaptiveBits(Reducer):
-    """`scatter_reduce(minmax(bits))` with widths of 2 to 8 for each tensor, chosen anew every `every` steps.
+    """`scatter_reduce(minmax(bits))` with widths of 2 to 8 for each tensor, chosen again every `every` steps.
 
-    All tensors start with `bits`; the first choice is made from the gradients of step 0. At those steps each
-    tensor is encoded seven times more.
+    All tensors start with `bits`; the first choice uses the gradients of step 0. At those steps each tensor
+    is encoded seven additional times.
 
     Payload: at most that of `bits` for all, and 56 bytes a tensor for the errors at steps that measure them.
-    State: the widths, and the errors that the next choice is made from; equal on all ranks.
+    State: the widths, and the errors for the next choice; equal on all ranks.
 
     >>> AdaptiveBits(every=500)
     adaptive_bits(every=500)
@@ -78,7 +78,7 @@ class AdaptiveBits(Reducer):
         arguments.whole("adaptive_bits: bits", self.bits, CHOICE[0], CHOICE[-1])
         arguments.choice("adaptive_bits: pattern", self.pattern, get_args(Pattern))
         arguments.whole("adaptive_bits: every", self.every, 1)
-        MinMax(self.bits, self.block, self.rounding)  # refuses what no wire can have
+        MinMax(self.bits, self.block, self.rounding)  # rejects values that a wire cannot have
 
     @property
     def exact_mean(self) -> bool:
@@ -86,7 +86,7 @@ class AdaptiveBits(Reducer):
 
     @property
     def unaccountable(self) -> str | None:
-        return "the widths change, so no bound on what a tensor loses holds for good"
+        return "the widths change, so a tensor's loss has no permanent bound"
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         return _AdaptiveBits(self, layout, comm)
@@ -97,7 +97,7 @@ class AdaptiveBits(Reducer):
 
 
 class _AdaptiveBits(BoundReducer):
-    """At work. `errors` of tensors that have been measured since the last choice, one a width."""
+    """Working reduction. `errors`: of tensors measured since the last choice, one per width."""
 
     def __init__(self, spec: AdaptiveBits, layout: Layout, comm: Comm) -> None:
         self._spec = spec
@@ -137,7 +137,7 @@ class _AdaptiveBits(BoundReducer):
         return sent
 
     def _measure(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
-        """This rank's term of E_l(b), float64 (tensors * widths,)."""
+        """Return this rank's term of E_l(b), float64 (tensors * widths,)."""
         errors = torch.zeros(len(layout), len(CHOICE), dtype=torch.float64, device=x.device)
         segments, keys = layout.segments, [turn.own(name) for name in layout.names]
         for column, bits in enumerate(CHOICE):
@@ -153,9 +153,9 @@ class _AdaptiveBits(BoundReducer):
             self._errors[name] = tuple(row)
 
     def _choose(self) -> None:
-        """New widths for all tensors; the old ones where nothing is lost, or none is shorter.
+        """Choose new widths for all tensors; keep the old ones if nothing is lost or none is shorter.
 
-        A tensor without any error, as of a gradient of zeros, says nothing of what will come: it gets `bits`.
+        A tensor without any error, as with a gradient of zeros, gives no information: it gets `bits`.
         """
         uniform = CHOICE.index(self._spec.bits)
         errors = [self._errors[entry.name] for entry in self._layout]
@@ -210,7 +210,7 @@ class _AdaptiveBits(BoundReducer):
         wrong = next((name for name, width in bits.items() if width not in CHOICE), None)
         if wrong is not None:
             raise StateError(
-                f"{wrong} has a width of {bits[wrong]} bits in the saved state, 2 to 8 are possible"
+                f"{wrong} has a width of {bits[wrong]} bits in the saved state, it must be 2 to 8"
             )
         errors = {name: tuple(state[ERRORS + name].tolist()) for name in self._layout.names}
         self._before = None

@@ -1,6 +1,6 @@
-"""Cuts: every tensor in pieces of whole blocks, one piece a rank, so that each rank reduces a share of all.
+"""Cuts: every tensor in pieces of whole blocks, one piece per rank, so that each rank reduces a share of all.
 
-Blocks are of 512 elements, and a tensor's first one starts with it: the buckets of a quantiser cross neither
+Blocks have 512 elements, starting at a tensor's first element: the buckets of a quantiser cross neither
 tensors nor pieces, and the cuts, made once for a whole model, do not depend on how DDP cuts its buckets.
 """
 
@@ -12,11 +12,11 @@ from itertools import pairwise
 from laconic.comm.partition import BLOCK, Partition, piece
 from laconic.core.layout import Entry, Layout
 
-Cuts = Mapping[str, tuple[int, ...]]  # of each tensor, size + 1 bounds: rank r has what lies from r to r + 1
+Cuts = Mapping[str, tuple[int, ...]]  # size + 1 bounds per tensor: rank r has [bounds[r], bounds[r + 1])
 
 
 def cuts(layout: Layout, size: int) -> Cuts:
-    """Where to cut each tensor of a model: as many blocks to every rank, one more to those with least so far.
+    """Cut each tensor of a model: equally many blocks per rank, one more to those with the fewest so far.
 
     >>> cuts(Layout.of([("a", (2000,)), ("b", (30, 30)), ("c", (7,))]), size=3)
     {'a': (0, 1024, 1536, 2000), 'b': (0, 0, 512, 900), 'c': (0, 0, 0, 7)}
@@ -36,7 +36,7 @@ def cuts(layout: Layout, size: int) -> Cuts:
 
 
 def cut(bucket: Layout, cuts: Cuts, rank: int) -> Partition:
-    """The bucket's tensors in pieces, one for each rank, named "<tensor>[<begin>:<end>]"."""
+    """Return the bucket's tensors in pieces, one per rank, named "<tensor>[<begin>:<end>]"."""
     parts: list[list[Entry]] = [[] for _ in next(iter(cuts.values()), (0, 0))[1:]]
     for entry in bucket:
         for part, (begin, end) in zip(parts, pairwise(cuts[entry.name]), strict=True):

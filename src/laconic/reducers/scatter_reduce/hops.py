@@ -1,12 +1,12 @@
-"""Sums that travel: along a ring or up a tree, each rank on the way adds its own part and rounds anew.
+"""Sums along a ring or up a tree: each rank on the path adds its own part and rounds again.
 
     ring   size - 1 hops; the piece of rank r starts at rank r + 1 and passes all others before it ends at r
-    tree   ceil(log2 size) hops; the ranks pair off, and one of each pair hands over what it has (binomial).
-           Every piece has a tree of its own with its rank as the root, so that all ranks are as busy
+    tree   ceil(log2 size) hops; ranks form pairs, and one of each pair sends its sum to the other (binomial).
+           Every piece has a tree rooted at its rank, so that the load is equal
 
-Either way a rank sends each piece but its own once: the bytes of sending all directly, in fewer messages at a
-time. A piece is rounded once a hop, so the error grows with the group, as its size or as its logarithm. What
-a hop loses is handed back, for the rank that rounded to keep.
+Both ways a rank sends each piece except its own once: the bytes of sending all directly, in fewer messages at
+a time. A piece is rounded once a hop, so the error grows with the group's size or with its logarithm. The
+loss of each hop is returned, for the rounding rank to store.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from laconic.core.errors import WireError
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 
-LENGTH = 8  # bytes that tell how long a wire is
+LENGTH = 8  # bytes of a wire's length field
 
 
 @dataclass(frozen=True)
 class Hop:
-    """One exchange: which pieces go to whom, and which come from whom."""
+    """One exchange: pieces to send and to receive, with their ranks."""
 
     to: int
     source: int
@@ -40,7 +40,7 @@ class Hop:
 
 
 def ring(rank: int, size: int) -> list[Hop]:
-    """The hops of one rank.
+    """Return the hops of one rank.
 
     >>> [(hop.going, hop.coming) for hop in ring(0, size=3)]
     [((2,), (1,)), ((1,), (0,))]
@@ -50,7 +50,7 @@ def ring(rank: int, size: int) -> list[Hop]:
 
 
 def tree(rank: int, size: int) -> list[Hop]:
-    """The hops of one rank. Seen from a root, rank d, 3d, 5d... hands over to the one d before it.
+    """Return the hops of one rank. Seen from a root, ranks d, 3d, 5d... send to the rank d before them.
 
     >>> [(hop.to, hop.going, hop.source, hop.coming) for hop in tree(0, size=3)]
     [(2, (2,), 1, (0,)), (1, (1,), 2, (0,))]
@@ -79,18 +79,20 @@ def travelling_mean(
     comm: Comm,
     left: dict[int, Tensor] | None = None,
 ) -> Tensor | None:
-    """Mean over ranks of parts[rank] of flat x, float32 (parts[rank].numel,), for this rank.
+    """Return the mean over ranks of parts[rank] of flat x, float32 (parts[rank].numel,), for this rank.
 
-    None where what this rank handed on was not finite: it then handed on zeros. `codec_of` pieces is the
-    codec that carries them; a message is as long as it can be (see `framed`). `left` gets what this rank's
-    own rounding has taken from the mean of each piece that it handed on, float32 (parts[piece].numel,).
+    None if this rank's data to forward was not finite: it then forwarded zeros. `codec_of` pieces returns
+    their codec; a message has its maximum length (see `framed`). `left` receives this rank's rounding loss in
+    the mean of each piece that it forwarded, float32 (parts[piece].numel,).
     """
     held: dict[int, Tensor] = {}
     finite = True
-    size = torch.full((), comm.size, dtype=torch.float32, device=x.device)  # by a number, a GPU multiplies
+    size = torch.full(
+        (), comm.size, dtype=torch.float32, device=x.device
+    )  # a GPU would multiply by the reciprocal of a number
 
     def part(piece: int) -> Tensor:
-        """This rank's part of the piece's mean, with what came of others'."""
+        """Return this rank's part of the piece's mean, plus the received sum."""
         known = held.pop(piece, None)
         return torch.cat([x[:0], *parts[piece].segments.views(x)]) / size if known is None else known
 
@@ -121,15 +123,15 @@ def travelling_mean(
 
 
 def framed_nbytes(codec: Codec, layout: Layout) -> int:
-    """Bytes of each message of these tensors on a hop."""
+    """Return the bytes of each message of these tensors on a hop."""
     return codec.message_nbytes(layout.segments) + (0 if codec.fixed_size else LENGTH)
 
 
 def framed(wire: Tensor, codec: Codec, layout: Layout) -> Tensor:
-    """The wire in a message of `framed_nbytes`, as the receiver has to know its length beforehand.
+    """Return the wire in a message of `framed_nbytes`, because the receiver needs its length beforehand.
 
-    Of a codec without fixed size: length int64 (1,), wire, zeros. A round that tells lengths would cost each
-    hop as long again; a selector with a density chooses hardly fewer entries than it may.
+    For a codec without fixed size: length int64 (1,), wire, zeros. A separate round for lengths would double
+    the time of each hop; a selector with a density chooses hardly fewer entries than its maximum.
     """
     if codec.fixed_size:
         return wire
@@ -140,7 +142,7 @@ def framed(wire: Tensor, codec: Codec, layout: Layout) -> Tensor:
 
 
 def unframed(message: Tensor, codec: Codec) -> Tensor:
-    """The wire in a message. Raises `WireError` if it is longer than that."""
+    """Return the wire in a message. Raises `WireError` if it is longer than that."""
     if codec.fixed_size:
         return message
     head, rest = message[:LENGTH], message[LENGTH:]

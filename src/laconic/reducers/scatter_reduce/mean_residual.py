@@ -1,4 +1,4 @@
-"""Mean residual: what the second rounding leaves behind, kept by the rank that adds up the piece."""
+"""Mean residual: the loss of the second rounding, stored by the rank that reduces the piece."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ class MeanResidual:
         self._pending.finish_before(step)
 
     def add_to_(self, mean: Tensor, home: Layout) -> Tensor:
-        """mean += residual, for the mean float32 (home.numel,) of this rank's pieces of a bucket."""
+        """Add the residual to the mean float32 (home.numel,) of this rank's pieces of a bucket."""
         return mean.add_(self._memory.flat(home, mean.device)) if home.numel else mean
 
     def keep(self, left: Tensor, home: Layout, step: int) -> None:
-        """`left` is the residual from the next step on, unless this one is skipped."""
+        """Set the residual to `left` from the next step on, unless this one is skipped."""
         self._pending.add(left, home, step)
 
     def put_back(self, home: Layout) -> None:
-        """The present step is skipped."""
+        """Undo the skipped present step."""
         self._pending.drop(home)
 
     def discard(self) -> None:
-        """All zero again."""
+        """Reset to zero."""
         self._pending.clear()
         self._memory.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Whole tensors: zero where other ranks add up."""
+        """Return whole tensors: zero where other ranks reduce."""
         self._pending.finish_all()
         state = {}
         for entry in self._layout:
@@ -67,7 +67,7 @@ class MeanResidual:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what belongs to this rank's pieces."""
+        """Restore the part that belongs to this rank's pieces."""
         Memory(KIND, self._layout).check(state)
         self._pending.finish_all()
         for name, entry in self._pieces.items():

@@ -1,4 +1,4 @@
-"""Widths: how many bits each tensor gets, so that all are as short as the error allowed lets them be."""
+"""Widths: the bits of each tensor that minimise the bytes within an allowed error."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from laconic.core.layout import Segments
 
 
 def grains_of(tensors: int) -> int:
-    """Of how many grains the error allowed is made up: at most a 64th of it is lost to rounding up."""
+    """Return the number of grains of the allowed error: at most a 64th of it is lost to rounding up."""
     return 4096 + 64 * tensors
 
 
 def cheapest(
     costs: Sequence[Sequence[int]], errors: Sequence[Sequence[float]], allowed: float
 ) -> list[int] | None:
-    """Which option each tensor takes, for the least sum of costs with a sum of errors of at most `allowed`.
+    """Return each tensor's option with the least sum of costs and a sum of errors of at most `allowed`.
 
     Both sequences are (tensors, options). By dynamic programming over the error used so far, in grains: an
-    error counts as the next whole number of grains, so the result is never over what is allowed, and it is
-    the best of those that are not over it so counted. None where there is none.
+    error counts as the next whole number of grains, so the result never exceeds `allowed`, and it is the best
+    of those that fit with rounding. None if none fits.
 
     >>> cheapest([[20, 30], [2, 3]], [[9.0, 2.0], [9.0, 2.0]], allowed=12.0)
     [0, 1]
@@ -35,7 +35,7 @@ def cheapest(
     all_grains, infinite = grains_of(len(costs)), torch.iinfo(torch.int64).max // 2
     least = torch.zeros(
         all_grains + 1, dtype=torch.int64, device="cpu"
-    )  # cost of the tensors so far, by grains for them
+    )  # cost of the tensors so far, by grains used
     takes: list[tuple[Tensor, list[int]]] = []
     for cost, error in zip(costs, errors, strict=True):
         grains = [-int(-all_grains * each // allowed) if each else 0 for each in error]
@@ -56,7 +56,7 @@ def cheapest(
 
 @dataclass(frozen=True, repr=False)
 class Widths(Codec):
-    """`minmax` with a width for each tensor of a message: which, sender and receiver know beforehand."""
+    """`minmax` with a width per tensor of a message, known to sender and receiver."""
 
     widths: tuple[int, ...]
     block: int
@@ -75,7 +75,7 @@ class Widths(Codec):
         return self._form.message_nbytes(segments)
 
     def omega(self, n: int) -> float:
-        return float("inf")  # of many widths there is no one bound
+        return float("inf")  # many widths have no common bound
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         return kernels.minmax_encode(x, segments, keys, self._form)

@@ -1,13 +1,13 @@
-"""Server: both directions compressed, as through a parameter server; every rank serves a share of all.
+"""Server: both directions compressed, as through a parameter server; every rank serves a share.
 
-What STC (Sattler et al. 2019, arXiv:1903.02891), natural compression both ways (Horvath et al. 2019,
-arXiv:1905.10988) and 1-bit Adam (Tang et al. 2021, arXiv:2102.02888) do with one server, without a rank that
-all traffic goes through. Per tensor, or piece of a large one, on the rank that serves it, in a group of N:
+The single server of STC (Sattler et al. 2019, arXiv:1903.02891), natural compression both ways (Horvath et
+al. 2019, arXiv:1905.10988) and 1-bit Adam (Tang et al. 2021, arXiv:2102.02888), without one rank that carries
+all traffic. Per tensor, or piece of a large one, on the rank that serves it, in a group of N:
 
     x = e + 1/N * sum over ranks r = 0..N-1, in this order, of decode(up_r)
     down = C(x)        e = x - decode(down)        mean = decode(down), on every rank
 
-The server's residual e is there only where `down` needs feedback; else e = 0.
+The server's residual e exists only if `down` needs feedback; else e = 0.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from laconic.reducers import BoundReducer, Reducer
 from laconic.reducers.server.deal import SHORTEST, Share, deal, homes
 
 KIND = "once/server"  # of the residual, in a saved state
-ANSWER = 0x5E71  # sets the keys of answers apart
+ANSWER = 0x5E71  # separates the keys of answers
 
 
 @dataclass(frozen=True, repr=False)
 class Server(Reducer):
     """mean = decode(down(e + average of decode(up_r))): codec `up` to the servers, codec `down` back.
 
-    Every rank serves as many elements as the others (see `deal`): a large tensor is cut in pieces, at most
-    one for each rank, and both codecs take a piece as a tensor of its own, with its own largest entries or
-    scale. Payload: of each piece the up-message, or, on the rank that serves it, the down-message. On the
-    wire (N - 1)/N of `up` and (N - 1)/N of `down`, and 2 (N - 1) headers, one for each piece: where pieces
-    are large, it hardly grows with N.
+    Every rank serves equally many elements (see `deal`): a large tensor is cut into pieces, at most one per
+    rank, and both codecs treat a piece as a separate tensor, with its own largest entries or scale. Payload:
+    for each piece the up-message or, on the rank that serves it, the down-message. On the wire (N - 1)/N of
+    `up` and (N - 1)/N of `down`, and 2 (N - 1) headers, one per piece: with large pieces, it hardly grows
+    with N.
 
     >>> from laconic.core.spec import parse
     >>> parse("server(sparse(topk(density=0.01)), cast('bf16'))")
@@ -68,7 +68,9 @@ class Server(Reducer):
     def __post_init__(self) -> None:
         for name, codec in (("up", self.up), ("down", self.down)):
             if not isinstance(codec, Codec):
-                raise SpecError(f"server takes a codec each way, such as cast('bf16'), got {name}={codec!r}")
+                raise SpecError(
+                    f"server needs a codec for each direction, such as cast('bf16'), got {name}={codec!r}"
+                )
 
     @property
     def exact_mean(self) -> bool:
@@ -79,7 +81,7 @@ class Server(Reducer):
             try:
                 safe_gain(self.down, layout)
             except SpecError as error:
-                raise SpecError(f"a server cannot answer with down={self.down!r}: {error}") from None
+                raise SpecError(f"server does not support down={self.down!r}: {error}") from None
         return _Server(self, layout, comm)
 
     def nbytes(self, layout: Layout) -> int:
@@ -90,7 +92,7 @@ class Server(Reducer):
 
 
 class _Server(BoundReducer):
-    """At work: owns the residuals of what is served here."""
+    """Working reduction; owns the residuals of this rank's served elements."""
 
     def __init__(self, spec: Server, layout: Layout, comm: Comm) -> None:
         self._spec = spec
@@ -124,7 +126,7 @@ class _Server(BoundReducer):
     def _serve(
         self, requests: Sequence[Tensor], home: Layout, up: Codec, down: Codec, turn: Turn
     ) -> Tensor | None:
-        """The down-message of what is served here; None where their mean is not finite."""
+        """Return the down-message of this rank's served elements; None if their mean is not finite."""
         segments, device = home.segments, requests[0].device
         if self._residual is None:
             x = torch.zeros(segments.end, dtype=torch.float32, device=device)
@@ -134,7 +136,7 @@ class _Server(BoundReducer):
         add_messages_(x, enumerate(messages), 1 / self._comm.size)
         if not kernels.all_finite(x, segments):
             return None
-        # Keys of its own: with those of this rank's up-message the two roundings would not be independent.
+        # Separate keys: with those of this rank's up-message the two roundings would not be independent.
         answer = encoded(x, home, down, replace(turn, seed=mix(turn.seed, ANSWER)))
         if self._residual is not None and home.numel:
             self._pending.add(down.decode_segments_add_(answer, segments, x, -1.0), home, turn.step)
@@ -161,7 +163,7 @@ class _Server(BoundReducer):
             self._residual.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The residuals of what is served here, and zeros for the rest: each element is held once."""
+        """Return the residuals of this rank's served elements, and zeros elsewhere: one rank holds each."""
         self._pending.finish_all()
         if self._residual is None:
             return {}
@@ -187,13 +189,13 @@ class _Server(BoundReducer):
             self._residual.set(share.of(entry), value[share.begin : share.end])
 
     def _served(self) -> Iterator[tuple[Entry, Share]]:
-        """What this rank serves: a share of each of these tensors."""
+        """Return this rank's share of each tensor it serves."""
         for entry in self._layout:
             yield from ((entry, share) for share in self._homes[entry.name] if share.rank == self._comm.rank)
 
 
 def most_nbytes(codec: Codec, entry: Entry) -> int:
-    """The most that a tensor's messages can be, in a group of any size: uncut, or in the shortest pieces."""
+    """Return the most bytes of a tensor's messages in any group: uncut, or in the shortest pieces."""
     pieces = max(1, entry.numel // SHORTEST)
     each = Segments.whole(-(-entry.numel // pieces))
     return max(1, codec.message_nbytes(Segments.whole(entry.numel)), pieces * codec.message_nbytes(each))

@@ -1,9 +1,9 @@
-"""Dealing: which rank serves which tensors, or which pieces of the larger ones, so that all serve alike.
+"""Deal: assignment of tensors, or of pieces of large ones, to serving ranks, with equal work.
 
-A tensor is cut in as many pieces as there are ranks, but not in shorter ones than a quarter of a rank's
-share, kept between 1,024 and 16,384 elements. So a layer that is most of a model, or of one of DDP's buckets,
-keeps all ranks busy, and small tensors stay whole. Cuts are at borders of 512 elements, counted from the
-tensor's first one. They are made once for a whole model, so they do not depend on how DDP cuts its buckets.
+A tensor is cut into as many pieces as there are ranks, but not into pieces shorter than a quarter of a rank's
+share, limited to 1,024 to 16,384 elements. A layer that is most of a model, or of one of DDP's buckets, thus
+occupies all ranks, and small tensors stay whole. Cuts are at multiples of 512 elements from the tensor's
+start. They are made once for a whole model, so they do not depend on how DDP cuts its buckets.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Share(NamedTuple):
     end: int
 
     def of(self, entry: Entry) -> Entry:
-        """This share of the tensor, as a tensor of its own; the tensor itself where that is all of it."""
+        """Return this share as a separate tensor; the tensor itself if it is all of it."""
         return entry if self.end - self.begin == entry.numel else piece(entry, self.begin, self.end)
 
 
-Homes = Mapping[str, tuple[Share, ...]]  # of each tensor
+Homes = Mapping[str, tuple[Share, ...]]  # shares by tensor
 
 
 def homes(layout: Layout, size: int) -> Homes:
-    """Who serves what: the largest tensor first, each to the ranks that have the fewest elements so far.
+    """Assign shares: the largest tensor first, each to the ranks with the fewest elements so far.
 
     >>> for name, shares in homes(Layout.of([("a", (40_000,)), ("b", (700,)), ("c", (600,))]), 2).items():
     ...     print(name, *map(tuple, shares))
@@ -59,7 +59,7 @@ def homes(layout: Layout, size: int) -> Homes:
 
 
 def deal(bucket: Layout, homes: Homes, rank: int, size: int) -> Partition:
-    """The bucket's tensors, whole or in pieces, dealt to the ranks that serve them, as `rank` sees it."""
+    """Return the bucket's tensors, whole or in pieces, by serving rank, as seen by `rank`."""
     parts: list[list[Entry]] = [[] for _ in range(size)]
     for entry in bucket:
         for share in homes[entry.name]:

@@ -1,4 +1,4 @@
-"""Shared scale: all ranks round to steps of one size, so levels add up as integers, in few bits each way.
+"""Shared scale: all ranks round to steps of one size, so integer levels add up, in few bits each way.
 
 TernGrad's scaler sharing (Wen et al. 2017, arXiv:1705.07878; the maximum over ranks as in the authors'
 release [V]) at one level; QSGD with a shared norm (as "QSGDMaxNorm" of vineeths96/Gradient-Compression [V])
@@ -10,12 +10,12 @@ at more. Per tensor, or per block of it, with ranks r = 0..N-1:
     4. all_to_all of the l_r of all tensors, in N chunks; each rank adds those of its chunk
     5. all_gather of the sums; mean = s / (levels * N) * sum of l_r, the same bits on all
 
-The root mean square rms, which is sigma where the mean is 0, is not in the paper: see `ternary`.
+The root mean square rms, which equals sigma for a mean of 0, is not in the paper: see `ternary`.
 
-Unbiased without clipping. An entry is cut at the shared scale, not at its own rank's: less than the paper
-cuts. A rank with a small gradient is rounded in the steps of the largest: that costs accuracy where ranks
-differ much, has no bound in that rank's gradient, and so takes no error feedback; `gather(ternary())` has a
-scale a rank.
+Unbiased without clipping. An entry is clipped at the shared scale, not at its own rank's: less than in the
+paper. A rank with a small gradient is rounded in the steps of the largest: this costs accuracy if ranks
+differ a lot, has no bound in that rank's gradient, and so excludes error feedback; `gather(ternary())` has
+a scale per rank.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ Norm = Literal["max", "l2"]
 
 @dataclass(frozen=True, repr=False)
 class SharedScale(Reducer):
-    """mean = s / (levels * N) * sum of integer levels, for a scale s that is the largest of the ranks'.
+    """mean = s / (levels * N) * sum of integer levels, for a scale s that is the ranks' largest.
 
-    `clip`: how many standard deviations of its tensor a scale is at most, but not below its root mean square;
-    0 does not clip. `block`: entries that share a scale; 0 for a whole tensor. `norm`: what a scale
-    is, 'max' or 'l2'.
+    `clip`: maximum of a scale in standard deviations of its tensor, but not below its root mean square; 0
+    does not clip. `block`: entries that share a scale; 0 for a whole tensor. `norm`: type of scale, 'max' or
+    'l2'.
 
-    Payload in bits an entry, in a group of N: (N-1)/N * bit_length(2 levels) up, 1/N * bit_length(2 N levels)
-    down, and 32 a scale. At one level that is 2.5 for 2 or 4 ranks, and tends to 2.
+    Payload in bits per entry, in a group of N: (N-1)/N * bit_length(2 levels) up, 1/N * bit_length(2 N
+    levels) down, and 32 per scale. At one level that is 2.5 for 2 or 4 ranks, and tends to 2.
 
     >>> SharedScale(levels=7, clip=0, block=512)
     shared_scale(levels=7, clip=0, block=512)
@@ -80,7 +80,7 @@ class SharedScale(Reducer):
     def __post_init__(self) -> None:
         arguments.choice("shared_scale: norm", self.norm, get_args(Norm))
         check_clip(self.name, self.clip)
-        _ = self.form  # refuses what no wire can have
+        _ = self.form  # rejects values that a wire cannot have
         if self.clip and (self.block or self.norm != "max"):
             raise SpecError(
                 f"clip={self.clip} limits the largest entry of a whole tensor: with block={self.block} and"
@@ -89,39 +89,41 @@ class SharedScale(Reducer):
 
     @cached_property
     def form(self) -> Form:
-        """The grid that entries are rounded to."""
+        """Grid of the rounded entries."""
         return Form(self.levels, self.block)
 
     @cached_property
     def measure(self) -> Measure:
-        """What a rank takes for its scales."""
+        """Measure of a rank's own scales."""
         return Measure(self.norm, self.clip)
 
     @property
     def unaccountable(self) -> str | None:
-        return "a rank errs by steps of the largest rank's scale, however small its own gradient is"
+        return "a rank's error depends on the largest rank's scale, however small its own gradient is"
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         if (2 * self.levels * comm.size).bit_length() > SUM_BITS:
-            raise SpecError(f"levels={self.levels} of {comm.size} ranks add up to over 2^29: take fewer")
+            raise SpecError(
+                f"levels={self.levels} of {comm.size} ranks add up to over 2^29: use fewer levels"
+            )
         return _SharedScale(self, comm)
 
     def scales(self, layout: Layout) -> int:
-        """Scales of these tensors: one a tensor or a block, none of nothing."""
+        """Return the number of scales of these tensors: one per tensor or block, none for an empty one."""
         return self.form.blocks(layout.segments)
 
     def nbytes(self, layout: Layout) -> int:
         return 4 * max(1, self.scales(layout)) + integer_sum_nbytes(layout.numel, 2 * self.levels)
 
     def feedback_codec(self) -> Codec:
-        """What errs like this where all ranks have one scale; one whose own is smaller errs more."""
+        """Return the codec with the same error if all ranks have one scale; smaller scales err more."""
         ternary = self.levels == 1 and not self.block and self.norm == "max"
         return Ternary(self.clip) if ternary or self.clip else QSGD(self.levels, self.block, self.norm)
 
 
 @dataclass(frozen=True)
 class Levels(Sent):
-    """A share as the packed levels that went up: levels of all segments, one after the other."""
+    """Share as the packed levels sent up: levels of all segments, one after the other."""
 
     spec: SharedScale
     wire: Tensor
@@ -139,7 +141,7 @@ class Levels(Sent):
 class _SharedScale(BoundReducer):
     spec: SharedScale
     comm: Comm
-    detects_non_finite: ClassVar[bool] = True  # the scales tell
+    detects_non_finite: ClassVar[bool] = True  # checks the scales
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
@@ -154,14 +156,14 @@ class _SharedScale(BoundReducer):
         _, levels = kernels.quantise_levels(x, segments, keys, form, given)
         wire = kernels.pack_levels(levels, spec.levels)
         sums = integer_sum(wire, segments.numel, 2 * spec.levels, self.comm)
-        each = scales / _number(size, scales.device)  # first, for size * scale can overflow
+        each = scales / _number(size, scales.device)  # divide first: size * scale can overflow
         kernels.packed_levels_(sums, each, segments, out, form, alpha, ranks=size)
         return Levels(spec, wire, scales, segments)
 
 
 @lru_cache(maxsize=64)
 def _number(size: int, device: torch.device) -> Tensor:
-    """float32 (): CUDA divides by it, where by a number of Python it multiplies by the reciprocal."""
+    """Return float32 (): CUDA divides by it, but multiplies by the reciprocal of a Python number."""
     return torch.tensor(
         size, dtype=torch.float32, device=device
     )  # a copy that ends before other streams use it

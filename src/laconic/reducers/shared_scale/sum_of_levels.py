@@ -1,8 +1,8 @@
-"""The sum over ranks of small integers, in as many bits as they need: up as they are, down as their sums.
+"""Sum over ranks of small integers, in as few bits as possible: levels up, sums down.
 
-An all_reduce adds bytes at the least, and has to have room for the sum from the start. Here the integers of
-a rank are cut into one chunk a rank, each rank adds the chunks it gets, and all gather the sums: of b bits
-and size N, (N-1)/N * b + 1/N * (b + about log2 N) bits an integer.
+An all_reduce adds whole bytes at least, and needs room for the sum from the start. Here each rank's integers
+are cut into one chunk per rank, each rank adds the chunks it receives, and all gather the sums: with b bits
+and size N, (N-1)/N * b + 1/N * (b + about log2 N) bits per integer.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from laconic.comm.comm import Comm
 from laconic.comm.messages import combined
 
 BLOCK = 8  # integers that fill whole bytes, whatever their bits: chunks are multiples of it
-SUM_BITS = 30  # the most that a sum may have
+SUM_BITS = 30  # maximum width of a sum
 
 
 def integer_sum(wire: Tensor, n: int, most: int, comm: Comm) -> Tensor:
-    """Sums over ranks of n integers in 0..most, equal on all; both packed, as `kernels.packed_sum` says."""
+    """Return sums over ranks of n integers in 0..most, equal on all; packed as in `kernels.packed_sum`."""
     counts, up, down = _cut(n, most, comm.size)
     return combined(comm, wire, up, down, lambda chunks: kernels.packed_sum(chunks, counts[comm.rank], most))
 
 
 @lru_cache(maxsize=512)
 def _cut(n: int, most: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Each rank's integers, and their bytes up and down."""
+    """Return each rank's integers, and their bytes up and down."""
     bits, sum_bits = most.bit_length(), (most * size).bit_length()
     chunk = BLOCK * _chunk_blocks(n, size)
     counts = tuple(max(0, min(chunk, n - chunk * rank)) for rank in range(size))
@@ -36,10 +36,10 @@ def _cut(n: int, most: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]
 
 
 def integer_sum_nbytes(n: int, most: int) -> int:
-    """Bytes that a rank hands over in `integer_sum`: the most in a group of any size.
+    """Return the bytes that a rank sends in `integer_sum`: the most in a group of any size.
 
-    That is on a rank with a whole chunk, which goes down in more bits than it would have gone up; and in the
-    least group that needs so many bits more.
+    The maximum is on a rank with a whole chunk, which has more bits down than up, in the smallest group that
+    needs this number of bits more.
 
     >>> integer_sum_nbytes(8000, most=2), 8 * 2500 / 8000  # of 2 or 4 ranks
     (2500, 2.5)
@@ -51,5 +51,5 @@ def integer_sum_nbytes(n: int, most: int) -> int:
 
 
 def _chunk_blocks(n: int, size: int) -> int:
-    """Blocks in each rank's chunk of n integers; the last ranks may have fewer, or none."""
+    """Return the blocks in each rank's chunk of n integers; the last ranks may have fewer, or none."""
     return -(-n // (BLOCK * size))
