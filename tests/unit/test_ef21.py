@@ -108,5 +108,5 @@ def test_void_steps_leave_no_trace(bad: float) -> None:
 
 @for_each("compressor", ["scatter_reduce(minmax(bits=2))", "majority_vote()"])
 def test_a_mean_that_is_rounded_once_more_is_refused(compressor: str) -> None:
-    refuses(SpecError, "rounds off once more, for ever", lambda: parse(f"ef21_sgdm({compressor})"))
+    refuses(SpecError, "so also their rounding errors", lambda: parse(f"ef21_sgdm({compressor})"))
     parse("ef21_sgdm(scatter_reduce(minmax(bits=2), feedback='both'))")

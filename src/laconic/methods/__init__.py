@@ -1,4 +1,4 @@
-"""One file a paper: each is a docstring with its equation, and one expression that composes the ideas."""
+"""One file per paper: a docstring with its equation, and one expression that composes the concepts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from laconic.strategies.strategy import Strategy
 
 
 def catalogue() -> dict[str, Callable[..., Any]]:
-    """Every registered name that `distribute` takes, with what makes it.
+    """Return every registered name that `distribute` accepts, with its constructor.
 
-    Papers, codecs, selectors and reducers are methods, which `compress` takes too; the others are strategies.
+    Papers, codecs, selectors and reducers are methods, which `compress` accepts too; the others are
+    strategies.
 
     >>> [name for name in catalogue() if name in ("dgc", "golomb", "local_sgd", "topk")]
     ['dgc', 'local_sgd', 'topk']

@@ -14,7 +14,7 @@ from laconic.exchange.method import Method, Route, everything, lift, method, rou
 from laconic.reducers import Reducer
 from laconic.reducers.autotune import CANDIDATES, Autotune
 
-SAFE = CANDIDATES[3]  # 4 bits: what is sparser costs accuracy under many an optimiser's momentum
+SAFE = CANDIDATES[3]  # 4 bits: sparser ones cost accuracy with momentum in the optimiser
 
 
 @method(
@@ -31,30 +31,32 @@ def auto(
     lossiest: Reducer | None = None,
     pinned: Reducer | None = None,
 ) -> Method:
-    """The first steps are dense. Then the next lossier candidate is timed in turns with the one in use, and
-    it is kept if it saves at least `gain` of a step, a sparse one twice that, and by more than chance: five
-    steps of each where that is plain, up to 100 where steps differ much. So it goes on, until two candidates
-    running do not pay, or the exchange is less than `gain` of a step. Where an exchange takes more than a
-    second, one or two steps of each are enough. All matrices take the candidate that is kept; vectors are
-    always dense. What others left behind stays in one residual, and dense or nearly dense steps add it in
-    parts no larger than the gradient. It looks again, both ways, every `every` steps; when the exchange takes
-    1.5 times as long as it did, among the lossier ones; when it takes so much less, among the less lossy.
-    Ranks decide alike, by the slowest one's seconds.
+    """Start with dense steps. Then the next lossier candidate alternates with the one in use, and replaces it
+    if it saves at least `gain` of a step (a sparse one twice that) with statistical significance: five steps
+    of each if the result is clear, up to 100 if steps vary. The search ends when two consecutive candidates
+    do not pay, or if the exchange takes less than `gain` of a step. If an exchange takes more than a second,
+    one or two steps of each suffice. All matrices use the candidate found; vectors are always dense. All
+    candidates share one residual, which dense or nearly dense steps add in parts no larger than the gradient.
+    The search repeats every `every` steps in both directions; among lossier candidates when the exchange
+    takes 1.5 times as long as before, and among less lossy ones when it takes 1.5 times less. All ranks
+    decide the same, by the slowest rank's seconds.
 
-    `lossiest`: a candidate beyond which it never goes; default: 4 bits, or the last of the candidates that
-    are given. Up to `sampled_topk(density=0.001)` it sends the largest entries alone, for the slowest links:
-    where the optimiser's momentum comes after the exchange that costs accuracy (docs/sparse_steps.md), and
-    `dgc`, with momentum of its own, keeps it. `pinned`: a candidate that is in use from the first step on,
-    for the same bits in each run; nothing is timed. The logger "laconic" says what is decided and why. Any
-    optimiser takes the mean.
+    `lossiest`: the lossiest candidate allowed; default: 4 bits, or the last of the given candidates. Up to
+    `sampled_topk(density=0.001)` only the largest entries are sent, for the slowest links: this costs
+    accuracy if the optimiser applies momentum after the exchange (docs/sparse_steps.md); `dgc`, which applies
+    it before, keeps the accuracy. `pinned`: a candidate to use from the first step, for the same bits in each
+    run; nothing is timed. The logger "laconic" reports each decision and its reason. Works with any
+    optimiser.
 
-    Payload: that of the candidate kept; memory: 4 bytes an element.
+    Payload: that of the candidate in use; memory: 4 bytes per element.
 
     >>> auto(gain=0.1)
     auto(gain=0.1)
     """
     if isinstance(candidates, (str, Reducer)) or not isinstance(candidates, Sequence):
-        raise SpecError(f"auto: candidates are a list of reducers, codecs or selectors, got {candidates!r}")
+        raise SpecError(
+            f"auto: candidates must be a list of reducers, codecs or selectors, got {candidates!r}"
+        )
     given = tuple(map(_candidate, candidates))
     most, fixed = (None if each is None else _candidate(each) for each in (lossiest, pinned))
     if most is None and given == CANDIDATES:
@@ -63,7 +65,7 @@ def auto(
 
 
 def _candidate(piece: Reducer) -> Reducer:
-    """The reducer that `compress` would make of a piece."""
+    """Return the reducer that `compress` would make of a piece."""
     if isinstance(piece, Method):
-        raise SpecError(f"auto: a candidate is a reducer, codec or selector, got the method {piece!r}")
+        raise SpecError(f"auto: a candidate must be a reducer, codec or selector, got the method {piece!r}")
     return piece if isinstance(piece, Reducer) else lift(piece).routes[0].reducer

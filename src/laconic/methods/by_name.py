@@ -1,4 +1,4 @@
-"""Tensors by their names: for example embeddings one way, norms another, the rest a third."""
+"""Methods by tensor name: for example one for embeddings, another for norms, a third for the rest."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ DENSE = Dense()
 @method(
     paper="-",
     status="-",
-    sends="what the method for each tensor's name sends",
+    sends="the payload of the method chosen by each tensor's name",
     examples=("by_name({'*weight': topk(density=0.01)}, rest=dense())",),
 )
 def by_name(names: Mapping[str, Any], *, rest: Any = DENSE) -> Method:
-    """A method for each pattern of tensor names. Payload: the sum of their payloads.
+    """Apply one method per pattern of tensor names. Payload: the sum of their payloads.
 
     In a pattern, `*` is any text, `?` one character, `[ab]` one of these characters; upper and lower case
     differ. A codec, selector or reducer leaves tensors of one dimension dense, as everywhere.
@@ -34,8 +34,8 @@ def by_name(names: Mapping[str, Any], *, rest: Any = DENSE) -> Method:
         rest: The spec for tensors that match no pattern; default: dense().
 
     Raises:
-        SpecError: `names` is no dict of patterns; or, when the method is attached, a pattern gets no tensor,
-            because none matches or earlier patterns match them all.
+        SpecError: `names` is not a dict of patterns; or, when the method is attached, a pattern gets no
+            tensor, because none matches or earlier patterns match them all.
 
     >>> from laconic.core.spec import parse
     >>> parse("by_name({'*embed*': cast('fp16'), '*norm*': dense()}, rest=topk(density=0.01))")
@@ -51,7 +51,7 @@ def by_name(names: Mapping[str, Any], *, rest: Any = DENSE) -> Method:
 
 
 def _lifted(spec: Any, where: str) -> Method:
-    """`lift`, whose error says where in the arguments the spec is."""
+    """Call `lift`, and add the argument's position to its error."""
     try:
         return lift(spec)
     except SpecError as error:
@@ -60,7 +60,7 @@ def _lifted(spec: Any, where: str) -> Method:
 
 @dataclass(frozen=True)
 class _Named:
-    """The tensors whose names match a pattern, and none of those before it."""
+    """Tensors whose names match a pattern, and no pattern before it."""
 
     pattern: str
     patterns: tuple[str, ...]
@@ -71,7 +71,7 @@ class _Named:
 
 @lru_cache(maxsize=64)
 def _matches(names: tuple[str, ...], patterns: tuple[str, ...]) -> dict[str, str]:
-    """The first pattern that matches each name. Raises `SpecError` if a pattern is the first for no name."""
+    """Return the first matching pattern of each name. Raises `SpecError` for a pattern without names."""
     first: dict[str, str] = {}
     for pattern in patterns:
         found = [name for name in names if fnmatchcase(name, pattern)]
@@ -85,7 +85,7 @@ def _matches(names: tuple[str, ...], patterns: tuple[str, ...]) -> dict[str, str
             earlier = " and ".join(repr(own) for own in dict.fromkeys(first[name] for name in found))
             raise SpecError(
                 f"by_name: all tensors that match {pattern!r} go to {earlier}, which come first: move"
-                f" {pattern!r} before, or leave it out"
+                f" {pattern!r} before them, or remove it"
             )
         for name in found:
             first.setdefault(name, pattern)

@@ -1,4 +1,4 @@
-"""Small tensors one way, large ones another: compressing a small tensor seldom pays for its error."""
+"""Methods by tensor size: compressing a small tensor seldom pays for its error."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ DENSE = Dense()
 @method(
     paper="-",
     status="-",
-    sends="what the method for each tensor's size sends",
+    sends="the payload of the method chosen by each tensor's size",
     examples=("by_size(limit=10000, large=topk(density=0.01))",),
 )
 def by_size(limit: int, *, large: Any, small: Any = DENSE) -> Method:
-    """One method for large tensors, another for small ones. Payload: the sum of their payloads.
+    """Apply one method to large tensors, another to small ones. Payload: the sum of their payloads.
 
     A codec, selector or reducer leaves tensors of one dimension dense, as everywhere.
 
@@ -30,7 +30,7 @@ def by_size(limit: int, *, large: Any, small: Any = DENSE) -> Method:
         small: Any spec that `compress` accepts; default: dense().
 
     Raises:
-        SpecError: An argument is wrong.
+        SpecError: An argument is invalid.
 
     >>> from laconic.core.spec import parse
     >>> parse("by_size(10000, large=topk(density=0.01))")

@@ -1,7 +1,8 @@
 """COMP-AMS: AMSGrad on gradients that are compressed with error feedback.
 
 Li, Karimi, Li 2022, arXiv:2205.05632. No public code was available; the algorithm is the standard one of the
-paper [recalled]. All moments are computed from the mean, so they are equal on all ranks and need no server.
+paper [recalled]. All moments are computed from the mean, which makes them equal on all ranks without a
+server.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ AMSGRAD = Requires("laconic.optim.AMSGrad, or torch.optim.Adam or AdamW with ams
 
 @method(
     paper="Li et al. 2022, arXiv:2205.05632",
-    sends="what its codec sends; by default the largest hundredth",
+    sends="the codec's message; by default the largest hundredth",
     status="recalled",
     examples=("comp_ams()", "comp_ams(sign())"),
 )
@@ -41,7 +42,7 @@ def comp_ams(compressor: Any = TOPK) -> Method:
     """c_i = C(g_i + e_i);   e_i = g_i + e_i - c_i;   AMSGrad steps along the mean of c_i.
 
     Tensors of one dimension are summed without compression. Needs `laconic.optim.AMSGrad`, or Adam or AdamW
-    with `amsgrad=True`: with sparse gradients v jumps up and down, and only its maximum is a safe scale.
+    with `amsgrad=True`: sparse gradients make v fluctuate, and only its maximum is a safe scale.
     Payload: that of `compressor`.
 
     Args:

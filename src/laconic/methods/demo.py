@@ -1,7 +1,7 @@
-"""DeMo: ranks keep momentum to themselves, and send only its strongest frequencies.
+"""DeMo: ranks keep their momentum local, and send only its strongest frequencies.
 
 Peng, Quesnelle, Kingma 2024, arXiv:2411.19870. Reconstruction: the first version's equations, with our own
-wire. Public code sends float32 values with 64-bit positions, 12 bytes a coefficient; here it is 1.3.
+wire. Public code sends float32 values with 64-bit positions, 12 bytes per coefficient; here it is 1.3.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def demo(
     """Per tensor of two dimensions and more, on each rank, with the cosine transform D of tiles (see `dct`):
 
         m = decay * m + g;   S = top density * tile^2 of |D m| in each tile;   send C((D m)[S])
-        m = m - D'(what was sent);   the optimiser gets D'(mean over ranks of what was sent)
+        m = m - D'(sent share);   the optimiser gets D'(mean over ranks of the sent shares)
 
-    What has been sent leaves the momentum of its rank, so fast components go out at once and slow ones gather
-    until they are strong. The paper's first version steps along the sign of the mean: that is
-    `torch.optim.Adam(parameters, lr=0.001, betas=(0.0, 0.0))`. Any other optimiser works too, with momentum
-    of its own on top. Tensors of one dimension are summed without compression.
+    The sent share leaves the momentum of its rank, so fast components are sent at once and slow ones
+    accumulate until they are strong. The paper's first version steps along the sign of the mean: that is
+    `torch.optim.Adam(parameters, lr=0.001, betas=(0.0, 0.0))`. Any other optimiser works too, including one
+    with momentum. Tensors of one dimension are summed without compression.
     Payload: about density * n * (2 + log2(1 / density) + 1.5) bits, 10.5 for each of n / 128 coefficients by
     default: 390 times less than the gradient. Memory: one float32 an element.
 

@@ -1,4 +1,4 @@
-"""Deep Gradient Compression: send the largest thousandth of the accumulated gradients, keep the rest.
+"""Deep Gradient Compression: send the largest thousandth of the accumulated gradients, store the rest.
 
 Lin et al. 2018, arXiv:1712.01887. Verified against the authors' release (synxlin/deep-gradient-compression),
 whose selection drops candidates by position; here the largest are kept.
@@ -57,27 +57,27 @@ def dgc(
         u = mu * u + g        v = v + u         (Nesterov: u = mu * (u + g), v = v + u + g)
         S = top density * n of |v|, by a sampled threshold
         send v[S];            v[S] = 0,  u[S] = 0
-        w = w - lr * (mean of what was sent + weight decay)
+        w = w - lr * (mean of the sent shares + weight decay)
 
     Tensors of one dimension are summed without compression, with SGD's own momentum. Needs
     `torch.optim.SGD`. Payload: about density * n * (32 + log2(1 / density) + 1.5) bits, to each of the N - 1
-    others: what a rank sends grows with N. With `down`, each entry goes to the rank that serves it, and that
-    much of the answers comes back, so that a rank sends at most twice as much among 64 as among 4, from 2
-    million entries on; in a smaller model headers grow with N (see `server`). The price: up to N * density
-    of the entries come up, and `down` of them go back at once. The rest waits at the servers, without more
-    momentum, and at the same `down` the longer the more ranks there are.
+    others: a rank's traffic grows with N. With `down`, each entry is sent to the rank that serves it, and the
+    servers answer with the share `down`, so that a rank sends at most twice as much among 64 ranks as among
+    4, from 2 million entries on; in a smaller model headers grow with N (see `server`). In return up to N *
+    density of the entries arrive at the servers, and only `down` of them are answered at once. The rest waits
+    at the servers, without further momentum; at the same `down` it waits longer with more ranks.
 
     Args:
         density: Share of the entries that is sent, in (0, 1]; default: 0.001.
-        warmup_steps: About how many first steps have a higher density; default: 0.
+        warmup_steps: Approximate number of first steps with a higher density; default: 0.
         warmup: Densities of the warm-up, in equal stages; default: 0.25, 0.0625, ... down to `density`. A
             leading 1.0 is plain momentum SGD.
         sample_ratio: Share of the entries that the threshold is estimated from; default: 0.01.
         masking: Whether sent entries are also cleared in u; default: True.
         clip: Norm of the gradient summed over ranks; each rank's whole gradient, vectors included, is limited
-            to clip / sqrt(N), after dense steps of the warm-up. With several buckets by an estimate from the
-            last step, see `laconic.exchange.clip`; default: no limit.
-        down: Share of the entries that is answered, in (0, 1], and at least that of a warm-up's stage.
+            to clip / sqrt(N), after dense steps of the warm-up. With several buckets, an estimate from the
+            last step is used, see `laconic.exchange.clip`; default: no limit.
+        down: Share of the entries that servers answer, in (0, 1], and at least that of a warm-up's stage.
             Default: None, every rank receives every message. For groups of 16 and more.
         values: Codec of the values; default: dense().
         indices: Coding of the positions; default: golomb().
@@ -96,9 +96,7 @@ def dgc(
     final = Sparse(select, values=values, indices=indices)
     kept = MomentumCorrection(masking=masking, clip=clip)
     if density == 1 and clip is not None:
-        raise SpecError(
-            f"clip={clip} limits what is held back, but density=1 holds nothing back: leave clip out"
-        )
+        raise SpecError(f"clip={clip} limits delayed entries, but density=1 delays none: remove clip")
     stages = _stages(density, warmup_steps, warmup)
     if density == 1 and all(stage == 1 for stage in stages):
         return routes(Route(everything, Sum(dtype=vectors)))
@@ -122,14 +120,14 @@ def dgc(
 
 
 class Warmup(TypedDict):
-    """Two arguments of `dgc`."""
+    """The warm-up arguments of `dgc`."""
 
     warmup_steps: int
     warmup: tuple[float, ...]
 
 
 def by_epoch(density: float = 0.001, *, epochs: int = 4, steps_per_epoch: int) -> Warmup:
-    """The paper's warm-up: a quarter of the entries in the first epoch, then a quarter of that, and so on.
+    """Return the paper's warm-up: a quarter of the entries in the first epoch, a quarter of that next, etc.
 
     Args:
         density: The final density, which no epoch falls below; default: 0.001.
@@ -153,7 +151,7 @@ def by_epoch(density: float = 0.001, *, epochs: int = 4, steps_per_epoch: int) -
 
 
 def _stages(density: float, steps: int, given: Sequence[float] | None) -> tuple[float, ...]:
-    """The density of each stage of the warm-up."""
+    """Return the density of each stage of the warm-up."""
     arguments.whole("dgc: warmup_steps", steps)
     if given is not None:
         if not isinstance(given, (tuple, list)) or not given:

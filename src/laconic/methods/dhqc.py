@@ -1,8 +1,8 @@
 """Deep Hierarchy Quantization Compression: the largest entries, their magnitudes in a few groups by size.
 
-Jiang et al. 2022, arXiv:2212.14760. A reconstruction from the abstract, which is all that is public: it looks
-at the distribution of the largest entries and quantises them hierarchically. It also samples clients
-dynamically: `laconic.federated.samplings`.
+Jiang et al. 2022, arXiv:2212.14760. A reconstruction from the abstract, the only public part: it uses the
+distribution of the largest entries and quantises them hierarchically. It also samples clients dynamically:
+`laconic.federated.samplings`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from laconic.reducers.sum import Sum
 @method(
     paper="Jiang et al. 2022, arXiv:2212.14760",
     status="reconstruction",
-    sends="the positions and signs of the largest entries, and which of a few magnitudes each has",
+    sends="the positions and signs of the largest entries, and the number of each one's magnitude group",
     examples=(
         "dhqc(density=0.05)",
         "dhqc(density=0.05, down=0.1)",
@@ -52,9 +52,9 @@ def dhqc(
 
     Args:
         density: Share of the entries that is sent, in (0, 1]; default: 0.01.
-        levels: Number of groups; default: 4. With `error`, the most of them.
-        error: Each tensor gets 1, 2, 4, ... groups, until the squared error of what is sent of it is at most
-            this share; one byte more a tensor says how many. Default: None, always `levels`.
+        levels: Number of groups; default: 4. With `error`, the maximum.
+        error: Each tensor gets 1, 2, 4, ... groups, until the squared error of its sent entries is at most
+            this share; one more byte per tensor gives their number. Default: None, always `levels`.
         down: Density of the answer: the tensor's server averages the messages and answers with C of this
             density and its own error feedback. Default: None, every rank receives every message.
         indices: Coding of the positions; default: golomb(). If large entries come in clusters, `fine_delta()`

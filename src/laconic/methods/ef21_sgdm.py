@@ -1,4 +1,4 @@
-"""EF21-SGDM: changes of each rank's averaged gradient, compressed; all add them to one mean.
+"""EF21-SGDM: compressed changes of each rank's averaged gradient, added up to one mean on all ranks.
 
 Richtarik, Sokolov, Fatkhullin 2021, arXiv:2106.05203 (EF21); Fatkhullin, Tyurin, Richtarik 2023,
 arXiv:2305.15155 (its momentum). Both as recalled. The papers send a first gradient whole, from which all
@@ -21,7 +21,7 @@ TOP = TopK(density=0.01)
 @method(
     paper="Fatkhullin et al. 2023, arXiv:2305.15155",
     status="recalled",
-    sends="what its codec sends, of the change of each rank's averaged gradient",
+    sends="the codec's message for the change of each rank's averaged gradient",
     examples=("ef21_sgdm()", "ef21_sgdm(sign(), eta=1.0)"),
 )
 def ef21_sgdm(compressor: Any = TOP, *, eta: float = 0.1) -> Method:
@@ -30,18 +30,18 @@ def ef21_sgdm(compressor: Any = TOP, *, eta: float = 0.1) -> Method:
         v_i = (1 - eta) * v_i + eta * g_i        c_i = C(v_i - h_i)        h_i = h_i + c_i
         G = G + mean over ranks of c_i;          the optimiser gets G
 
-    As gradients settle, so does v_i - h_i, and C's error goes to zero: unlike error feedback it needs no
-    bound on gradients, no large batches, and no ranks whose data are alike. Any optimiser will do; the
-    papers' is SGD without momentum, whose part eta takes: lr is then as for averaged gradients, 1 / eta times
-    that of SGD with momentum 1 - eta. Tensors of one dimension are summed without compression. Payload: that
-    of `compressor`. Memory: three float32 an element.
+    When gradients converge, so does v_i - h_i, and C's error goes to zero: unlike error feedback, it needs no
+    bound on gradients, no large batches, and no similarity of the ranks' data. Works with any optimiser; the
+    papers use SGD without momentum, because eta plays that role: the learning rate is then that for averaged
+    gradients, 1 / eta times that of SGD with momentum 1 - eta. Tensors of one dimension are summed without
+    compression. Payload: that of `compressor`. Memory: three float32 per element.
 
     Args:
         compressor: C, a codec, selector or reducer with an error below |x|^2; default: topk(density=0.01).
         eta: Weight of the newest gradient, in (0, 1]; default: 0.1. 1 is EF21 without momentum.
 
     Raises:
-        SpecError: An argument is wrong, or `compressor` is a method, or a reducer that rounds the mean too.
+        SpecError: An argument is invalid, or `compressor` is a method, or a reducer that rounds the mean too.
 
     >>> from laconic.core.spec import parse
     >>> parse("ef21_sgdm(sign(), eta=0.2)")
@@ -50,7 +50,7 @@ def ef21_sgdm(compressor: Any = TOP, *, eta: float = 0.1) -> Method:
     reducer = plain(compressor, "ef21_sgdm").routes[0].reducer
     if not reducer.exact_mean:
         raise SpecError(
-            f"ef21_sgdm adds up what {reducer!r} gives as the mean, and with it what that rounds off once"
-            " more, for ever: take a codec, which is gathered, or scatter_reduce(..., feedback='both')"
+            f"ef21_sgdm accumulates the means of {reducer!r}, and so also their rounding errors,"
+            " permanently: use a codec, which is gathered, or scatter_reduce(..., feedback='both')"
         )
     return routes(Route(matrices, reducer, EF21(eta)), Route(everything, Sum()))

@@ -12,23 +12,23 @@ from laconic.reducers.sum import Sum
 @method(
     paper="Karimireddy et al. 2019, arXiv:1901.09847",
     status="recalled",
-    sends="what its codec sends",
+    sends="the codec's message",
     examples=("error_fed(topk(density=0.01), decay=0.9)",),
 )
 def error_fed(compressor: Any, *, decay: float = 1.0, damped: bool = False) -> Method:
-    """x = decay * e + g;  send C(x), times 1 / (1 + omega) if damped;  e = x - what was sent.
+    """x = decay * e + g;  send C(x), times 1 / (1 + omega) if damped;  e = x - sent share.
 
     Without this method, a biased codec has feedback with decay 1, and an unbiased one has none. Tensors of
     one dimension are summed without compression. Payload: that of `compressor`.
 
     Args:
         compressor: A codec, selector or reducer.
-        decay: Share of the error that a step keeps; default: 1.
+        decay: Share of the error that the next step adds; default: 1.
         damped: Whether messages are damped, which allows feedback for an unbiased codec of high variance;
             default: False.
 
     Raises:
-        SpecError: An argument is wrong, or `compressor` is a method.
+        SpecError: An argument is invalid, or `compressor` is a method.
 
     >>> from laconic.core.spec import parse
     >>> parse("error_fed(topk(density=0.01), decay=0.9)")

@@ -1,6 +1,6 @@
 """FastSGD: large entries only, their values as small logarithms, their positions in adaptive widths.
 
-Yang, Chen, Zeng, Gao 2021, arXiv:2112.04291. A reconstruction from the abstract, which is all that is public:
+Yang, Chen, Zeng, Gao 2021, arXiv:2112.04291. A reconstruction from the abstract, the only public part:
 gradients as keys and values, in linear time; values by a reciprocal mapper, a logarithm quantised to small
 integers, and a threshold on these; keys by adaptive fine-grained delta encoding.
 """
@@ -39,9 +39,9 @@ def fastsgd(base: float = 2.0, *, floor: int = 3) -> Method:
     44 %, with 51, 85, 97 and 99.4 % of the squared norm. To choose a density, use `topk`.
     Payload: about k (log2(floor + 2) + log2(n / k) + 3.4) bits, if k of n entries are kept.
 
-    What is not sent waits in e for later steps. The abstract has no error feedback; without it, small entries
-    would be lost for good: of that network's gradient, 0.07 of the squared norm in each step. Tensors of one
-    dimension are summed without compression.
+    Unsent entries wait in e for later steps. The abstract has no error feedback; without it, small entries
+    would be lost: of that network's gradient, 0.07 of the squared norm in each step. Tensors of one dimension
+    are summed without compression.
 
     Args:
         base: Base of the logarithm; default: 2.
@@ -62,7 +62,7 @@ def fastsgd(base: float = 2.0, *, floor: int = 3) -> Method:
 
 
 def highest_floor(values: Logquant) -> int:
-    """The largest floor whose entries, base^-(floor + 1/2) of the largest and more, can be distinguished.
+    """Return the largest floor whose entries, at least base^-(floor + 1/2) of the largest, are distinct.
 
     >>> highest_floor(Logquant(base=2)), highest_floor(Logquant(base=1.1))
     (99, 254)

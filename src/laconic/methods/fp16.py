@@ -1,4 +1,4 @@
-"""Gradients summed in float16: half the bytes, one rounding on the way in and one at each addition."""
+"""Gradients summed in float16: half the bytes, rounded once before sending and at each addition."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from laconic.reducers.sum import Sum
 def fp16() -> Method:
     """mean = 1 / (2^k N) sum_r fp16(2^k g_r), added up in float16; 2^k is shared by all N ranks.
 
-    Before each sum the ranks agree on the largest |g| of them all, M, in a round of 4 bytes, and 2^k is the
-    largest power of two with which N times M fits. So nothing saturates, however large, and for every N what
-    is lost of a value is at most 2^-11 of it in each addition, or 2^-40 N M where that is more.
+    Before each sum the ranks agree on the largest |g| of all ranks, M, in a round of 4 bytes, and 2^k is the
+    largest power of two with which N times M fits. Therefore nothing saturates, and for every N a value loses
+    at most 2^-11 of it in each addition, or 2^-40 N M if that is more.
 
-    Payload: 2 bytes a parameter, and 4 a bucket.
+    Payload: 2 bytes per parameter, and 4 per bucket.
 
     >>> fp16()
     fp16()

@@ -2,7 +2,7 @@
 
 Abrahamyan et al. 2021, arXiv:2103.08870. A reconstruction, as we know no code of the authors: the phases,
 their lengths, the net and the dense layers are those of a third party's implementation of the
-parameter-server instance; the ring instance is from memory. `learned_code` says what is ours.
+parameter-server instance; the ring instance is from memory. See `learned_code` for our changes.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ def lgc(
         3. from then on: codes of these values, a quarter as long
 
     The first and the last of these tensors, a model's first and last layer, are summed without compression,
-    and so are tensors of one dimension. Any optimiser will do. Payload in phase 3, with k = density * n: k
+    and so are tensors of one dimension. Works with any optimiser. Payload in phase 3, with k = density * n: k
     bytes of code, and k (log2(1 / density) + 1.5) bits from the leader.
 
-    From memory, the paper sends the last layer's largest entries, which no net codes: `last_layer="topk"`, by
+    From memory, the paper sends the last layer's largest entries without a net: `last_layer="topk"`, by
     `cltk`. On digits (4 ranks, 300 steps, density 0.01, 3 seeds, benchmarks/lgc_last_layer.py) a rank's step
-    then takes 3,210 bytes in place of 10,165, and accuracy is 98.59 ± 0.22 % in place of 98.77 ± 0.14 (dense
-    99.03 ± 0.18); it was lower in each of the seeds, so it is not the default.
+    then takes 3,210 bytes instead of 10,165, and accuracy is 98.59 ± 0.22 % instead of 98.77 ± 0.14 (dense
+    99.03 ± 0.18). The accuracy was lower with each seed, which rules it out as the default.
 
-    Measured, the code is worth no more than its bytes: at density 0.01 on 4 ranks it keeps 0.42 of the energy
-    of the values, and less later, where as many bytes of exact entries keep as much (`learned_code` has the
-    figures). Where accuracy for a number of bytes counts, take `topk` at a lower density.
+    As measured, the code is not better than exact entries of as many bytes: at density 0.01 on 4 ranks it
+    retains 0.42 of the energy of the values at first, and less later (see `learned_code`). For the best
+    accuracy per byte, use `topk` at a lower density.
 
     Args:
         density: Share of the entries that is sent, in (0, 1]; default: 0.001.
@@ -69,7 +69,7 @@ def lgc(
         dense_steps: Steps of phase 1, 0 or more; default: 200.
         train_steps: Steps of phase 2, 1 or more; default: 300.
         last_layer: "dense" (default) sums the last layer after phase 1 too; "topk" then sends its density * n
-            largest entries, chosen by the ranks in turn, with error feedback.
+            largest entries, chosen by one rank per step, with error feedback.
 
     Raises:
         SpecError: An argument is outside its range, or the model has fewer than three matrices.
@@ -87,12 +87,12 @@ def lgc(
 
 
 def after(steps: int, reducer: Reducer) -> Reducer:
-    """The reducer, after so many steps of plain sums."""
+    """Return the reducer, preceded by this number of steps of plain sums."""
     return DenseFirst(reducer, steps) if steps else reducer
 
 
 def is_inner(entry: Entry, model: Layout) -> bool:
-    """Whether a tensor has two dimensions or more, and is neither the first nor the last of these."""
+    """Return whether a tensor has two dimensions or more, and is neither the first nor the last of these."""
     weights = [each.name for each in model if matrices(each, model)]
     if len(weights) < 3:
         raise SpecError(
@@ -103,5 +103,5 @@ def is_inner(entry: Entry, model: Layout) -> bool:
 
 
 def is_last(entry: Entry, model: Layout) -> bool:
-    """Whether a tensor is the last of two dimensions and more."""
+    """Return whether a tensor is the last of two dimensions and more."""
     return entry.name == [each.name for each in model if matrices(each, model)][-1]

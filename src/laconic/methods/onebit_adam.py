@@ -1,4 +1,4 @@
-"""1-bit Adam: after a warm-up, momentum in one bit an entry, both ways.
+"""1-bit Adam: after a warm-up, momentum in one bit per entry, in both directions.
 
 Tang et al. 2021, arXiv:2102.02888 [recalled]; its only widely used release is gone.
 """
@@ -26,15 +26,15 @@ def onebit_adam(warmup_steps: int = 1000, codec: Codec = SIGN) -> Method:
 
         m_i = b1 * m + (1 - b1) * g_i       m = C'(mean of C(m_i + e_i) + e')       w = w - lr * m / D
 
-    where e_i and the server's e' keep what C lost, and D = sqrt(vhat) + eps. `server` sends up and down: two
-    messages of C a step, for any number of ranks. The exchange happens inside `optimizer.step()`, so
+    where e_i and the server's e' store the loss of C, and D = sqrt(vhat) + eps. `server` sends up and down:
+    two messages of C a step, for any number of ranks. The exchange happens inside `optimizer.step()`, so
     clipping, accumulation or a GradScaler before it act on this rank's own gradients, as in the paper. Weight
     decay is Adam's or AdamW's. The momentum of tensors of one dimension is summed without compression. Two
     things are ours: m / D never exceeds the bound of Adam's own, as otherwise training can diverge if v is
     frozen early; and an entry that had no gradient in the warm-up, whose v is zero, does not change. For
-    uneven inputs, `with Join([model, handle])`.
+    uneven inputs, use `with Join([model, handle])`.
 
-    Needs `torch.optim.Adam` or `AdamW`, with or without amsgrad. Payload after the warm-up: about 2 bits a
+    Needs `torch.optim.Adam` or `AdamW`, with or without amsgrad. Payload after the warm-up: about 2 bits per
     parameter; each rank sends one to the servers, and its share of the other to all ranks.
 
     Args:
@@ -43,12 +43,12 @@ def onebit_adam(warmup_steps: int = 1000, codec: Codec = SIGN) -> Method:
         codec: C; default: sign().
 
     Raises:
-        SpecError: An argument is wrong.
+        SpecError: An argument is invalid.
 
     >>> onebit_adam(warmup_steps=400)
     onebit_adam(warmup_steps=400)
     """
-    arguments.whole("onebit_adam: warmup_steps", warmup_steps, 1, hint="Adam's v is learnt in them")
+    arguments.whole("onebit_adam: warmup_steps", warmup_steps, 1, hint="they estimate Adam's v")
     arguments.piece("onebit_adam: codec", codec, Codec, "sign()")
     rule = FrozenAdam(warmup_steps, codec)
     return routes(Route(everything, DenseFirst(Local(), warmup_steps), rule=rule))

@@ -18,15 +18,15 @@ ADAGRAD = QCMDAdaGrad.requirement()
 
 @method(
     paper="Xu et al. 2022, arXiv:2208.05631",
-    sends="gradients cut off below a threshold and sent as -1, 0, 1 times the mean of what is kept",
+    sends="gradients cut off below a threshold and sent as -1, 0, 1 times the mean of the others",
     status="reconstruction",
 )
 def qcmd_adagrad(compressor: Any = TERNARY) -> Method:
     """g = mean of Q(g_i), for `laconic.optim.QCMDAdaGrad`.
 
     Q compresses matrices without feedback, as in the paper; tensors of one dimension are summed without
-    compression. The optimiser's `zero_share()` says how sparse the model is. Payload: that of `compressor`,
-    1.6 bits an entry by default.
+    compression. The optimiser's `zero_share()` returns the model's sparsity. Payload: that of `compressor`,
+    1.6 bits per entry by default.
 
     Args:
         compressor: Q, any codec; default: threshold_ternary(). `dense()` is the exact mean.

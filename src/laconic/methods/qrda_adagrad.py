@@ -18,7 +18,7 @@ ADAGRAD = QRDAAdaGrad.requirement()
 
 @method(
     paper="Xu et al. 2022, arXiv:2208.05631",
-    sends="gradients cut off below a threshold and sent as -1, 0, 1 times the mean of what is kept",
+    sends="gradients cut off below a threshold and sent as -1, 0, 1 times the mean of the others",
     status="reconstruction",
 )
 def qrda_adagrad(compressor: Any = TERNARY) -> Method:

@@ -1,10 +1,10 @@
-"""Signum: majority vote on the signs of each worker's momentum, one bit an entry, both ways together.
+"""Signum: majority vote on the signs of each worker's momentum, one bit per entry, both ways together.
 
 Bernstein, Wang, Azizzadenesheli, Anandkumar 2018, arXiv:1802.04434; Bernstein, Zhao, Azizzadenesheli,
 Anandkumar 2019, arXiv:1810.05291. Differences: the step is not the sign alone, but the sign times the median
-over ranks of the mean magnitude, so that a learning rate means what it means for SGD; ties are settled by a
-coin and not by zero (see `majority_vote`); u = mu * u + g as in torch.optim.SGD, where the papers have
-mu * u + (1 - mu) * g: the signs are the same.
+over ranks of the mean magnitude, so that the learning rate has the same meaning as for SGD; ties are decided
+by a random bit and not by zero (see `majority_vote`); u = mu * u + g as in torch.optim.SGD, where the papers
+have mu * u + (1 - mu) * g: the signs are the same.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from laconic.reducers.majority_vote import MajorityVote
 @method(
     paper="Bernstein et al. 2019, arXiv:1810.05291",
     status="recalled",
-    sends="the signs of the velocity; the winners come back",
+    sends="the signs of the velocity; the majority's signs are returned",
 )
 def signum() -> Method:
     """Per tensor, on each rank r = 0..N-1, with SGD's momentum mu:
 
         u_r = mu * u_r + g_r                    (Nesterov: u = mu * (u + g), and u + g is voted on)
-        m = median over ranks of mean |u_r|     v = the sign that more ranks have, entry by entry
+        m = median over ranks of mean |u_r|     v = the majority of the ranks' signs, entry by entry
         w = w - lr * (m * v + weight decay)
 
-    All tensors take part, those of one dimension too: with fewer than half of the ranks hostile no step is
-    longer than an honest rank's own, and entries on which the honest agree go their way. Needs
-    `torch.optim.SGD`; with momentum 0 it is signSGD with majority vote. Payload: 1 bit an entry, and 4 bytes
-    a tensor.
+    All tensors vote, including those of one dimension: if fewer than half of the ranks are hostile, no step
+    is longer than an honest rank's, and entries on which all honest ranks agree follow them. Needs
+    `torch.optim.SGD`; with momentum 0 it is signSGD with majority vote. Payload: 1 bit per entry, and 4 bytes
+    per tensor.
 
     >>> signum()
     signum()

@@ -2,7 +2,7 @@
 
 Jiang et al. 2018, "SketchML: accelerating distributed machine learning with data sketches", SIGMOD; the
 baseline of FastSGD. Verified against the public code (ccchengff/SketchML): quantile bins, deltas, and the
-grouped MinMaxSketch, which is an option, as it loses more than it saves.
+grouped MinMaxSketch, which is optional because it loses more than it saves.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ def sketchml(density: float = 0.01, *, bins: int = 256, groups: int | None = Non
     """Per tensor of two dimensions and more, on each rank:
 
         x = e + g;   S = top density * n of |x|, sorted by x and cut into `bins` bins
-        send S, the mean of each bin, and the bin of each entry;   e = x - what was sent
+        send S, the mean of each bin, and the bin of each entry;   e = x - sent share
 
-    Differences to the paper, whose gradients are sparse and sent whole: the largest entries are chosen, with
-    error feedback for the rest; a bin is a mean, not the middle of its interval; deltas may have any number
-    of bits. Tensors of one dimension are summed without compression. Payload: about
+    Differences from the paper, whose gradients are sparse and sent whole: the largest entries are chosen,
+    with error feedback for the rest; a bin is a mean, not the middle of its interval; deltas may have any
+    number of bits. Tensors of one dimension are summed without compression. Payload: about
     k (log2(1 / density) + 2.4 + log2(bins)) + 32 * bins bits, k = density * n.
 
-    With `groups` the bins travel in the paper's MinMaxSketch (`minmax_sketch`), two rows of 0.3 cells a
-    value: log2(groups) + 0.6 log2(bins / groups) bits in place of log2(bins). It is off, as it does not pay.
-    On a stored gradient and on normal numbers, densities 0.01 to 0.3 (benchmarks/sketch.py), 256 bins in 16
-    groups take 6.4 bits a value in place of 8, and the squared error of the kept values becomes 18 to 30
-    times as large; plain bins have that error with 4.3 to 4.9 bits. (Huffman-coded, as in the paper, the
-    tables would save another 0.3 bits.) Codebooks come on top, 32 bits a bin: on tensors with some hundred
-    kept entries they weigh more than all of this, so there take fewer `bins`.
+    With `groups` the bins are sent in the paper's MinMaxSketch (`minmax_sketch`), two rows of 0.3 cells per
+    value: log2(groups) + 0.6 log2(bins / groups) bits instead of log2(bins). It is off by default: on a
+    stored gradient and on normal numbers, densities 0.01 to 0.3 (benchmarks/sketch.py), 256 bins in 16 groups
+    take 6.4 bits per value instead of 8, but the squared error of the sent values is 18 to 30 times larger;
+    plain bins have that error with 4.3 to 4.9 bits. (Huffman coding, as in the paper, would save another 0.3
+    bits.) Codebooks add 32 bits per bin: on tensors with a few hundred sent entries they dominate, so use
+    fewer `bins` there.
 
     Args:
         density: Share of the entries that is sent, in (0, 1]; default: 0.01.
         bins: Number of bins; default: 256.
-        groups: Number of groups of bins, each with a sketch of its own; it divides `bins`. The paper's code
-            has 8 of both signs, here a group has one sign: take 16. Default: None, bins without a sketch.
+        groups: Number of groups of bins, each with a separate sketch; it divides `bins`. The paper's code has
+            8 of both signs, here a group has one sign: use 16. Default: None, bins without a sketch.
 
     Raises:
         SpecError: An argument is outside its range.

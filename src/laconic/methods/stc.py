@@ -35,10 +35,10 @@ def stc(density: float = 0.0025, *, down: float | None = None, indices: IndexCod
         x = e + g;   S = top density * n of |x|;   m = mean of |x[S]|
         send S and the signs of x[S], for C(x) = m * sign(x) on S, 0 elsewhere;   e = x - C(x)
 
-    Tensors of one dimension are summed without compression. Every rank takes part in every step; a server
-    that keeps its last answers for absent clients belongs in `server`. Payload: about k (log2(1 / density) +
-    2.5) bits and 32, k = density * n, each way: 10.1 + 1 bits an entry of 1/400, a message 1,150 times
-    shorter than the gradient. Without `down`, each rank sends its message to the N - 1 others.
+    Tensors of one dimension are summed without compression. Every rank sends in every step; see `server` for
+    a server that stores its last answers for absent clients. Payload: about k (log2(1 / density) + 2.5) bits
+    and 32, k = density * n, each way: 10.1 + 1 bits per entry of 1/400, a message 1,150 times shorter than
+    the gradient. Without `down`, each rank sends its message to the N - 1 others.
 
     Args:
         density: Share of the entries that is sent, in (0, 1]; default: 0.0025.
@@ -62,5 +62,5 @@ def stc(density: float = 0.0025, *, down: float | None = None, indices: IndexCod
 
 
 def ternary_of(density: float, indices: IndexCoding) -> Codec:
-    """Top-k, one sign an entry, one magnitude a tensor."""
+    """Return top-k with one sign per entry and one magnitude per tensor."""
     return Sparse(TopK(density), values=SignMean(), indices=indices)

@@ -1,4 +1,4 @@
-"""0/1 Adam: one bit an entry in some steps, nothing at all in the others.
+"""0/1 Adam: one bit per entry in some steps, nothing in the others.
 
 Lu et al. 2022, arXiv:2202.06009 [recalled]; its only widely used release is gone.
 """
@@ -29,30 +29,30 @@ def zero_one_adam(
     longest: int = 16,
     codec: Codec = SIGN,
 ) -> Method:
-    """Adam's v is learnt from dense means, more and more rarely; other steps send momentum in one bit.
+    """Adam's v is estimated from dense means, at growing intervals; other steps send momentum in one bit.
 
     From step `freeze_steps` on, v is frozen, and ranks do local steps:
 
         m_i = b1 * m_i + (1 - b1) * g_i        w_i = w_i - lr * m_i / D
 
-    with rounds, first at every step, then more and more rarely. At a round m becomes C(mean of the ranks'
+    with rounds, first at every step, then at growing intervals. At a round m becomes C(mean of the ranks'
     mean m_i), with feedback both ways, and w follows from it and the last round's w. Vectors are not
     compressed.
 
     Between rounds replicas differ, and so do the ranks' checkpoints; the handle's `remove()` ends with a
     round. Steps that a GradScaler skips do not count. Needs `torch.optim.Adam` or `AdamW`; the rest is as in
-    `onebit_adam`. Payload: about 2 bits a parameter and round.
+    `onebit_adam`. Payload: about 2 bits per parameter and round.
 
     Args:
         freeze_steps: The step from which v is frozen, 1 or more; default: 1000.
-        kappa: v is learnt `kappa` times one step apart, then `kappa` times two steps apart, and so on;
+        kappa: v is updated `kappa` times one step apart, then `kappa` times two steps apart, and so on;
             default: 16.
         double_every: Steps after which the distance of rounds doubles; default: 1000.
         longest: Largest distance of rounds, in steps; default: 16.
         codec: C, for matrices; default: sign().
 
     Raises:
-        SpecError: An argument is wrong.
+        SpecError: An argument is invalid.
 
     >>> zero_one_adam(400, longest=8)
     zero_one_adam(freeze_steps=400, longest=8)
