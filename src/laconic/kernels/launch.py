@@ -42,7 +42,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 8, *
 
 @cache
 def _constants(kernel: Any) -> tuple[bool, ...]:
-    """Return which arguments are constexprs: each value is a kernel of its own."""
+    """Return which arguments are constexprs: each value compiles a separate kernel."""
     return tuple(param.is_constexpr for param in kernel.params)
 
 

@@ -1,4 +1,4 @@
-"""Tables that let one launch process all tensors of a message: which tile of which tensor a program reads.
+"""Tables that let one launch process all tensors of a message: the tile and tensor of each program.
 
 Full tiles and the shorter last tile of each tensor are listed apart, because a load that needs a mask is
 not a 128-bit load.

@@ -62,7 +62,7 @@ def hierarchy_add_(wire: Tensor, segments: Segments, out: Tensor, levels: int, a
 
 
 def quantile_encode(x: Tensor, segments: Segments, bins: int) -> Tensor:
-    """Each x as one of `bins` (2..65536) groups of about equal count, none of which has both signs."""
+    """Encode each x as one of `bins` (2..65536) groups of about equal count, each with a single sign."""
     arguments.whole("bins", bins, 2, MOST_BINS)
     checks.buffer("x", x, segments)
     wire = _room(x, segments, lambda n: quantile_shape(n, bins))
@@ -88,7 +88,7 @@ def quantile_add_(wire: Tensor, segments: Segments, out: Tensor, bins: int, alph
 
 
 def powers_encode(x: Tensor, segments: Segments, bounds: Tensor) -> Tensor:
-    """With s = max |x| of the tensor: level = how many of bounds[l] * s the entry reaches, and its sign.
+    """Encode level = number of bounds[l] * s that the entry reaches, with s = max |x| of the tensor, and sign.
 
     bounds float32 (levels,) ascend from above 0 to at most 1. Level 0 has no sign; a zero is always level 0.
     """
@@ -154,7 +154,7 @@ def _parts(wire: Tensor, segments: Segments, shape: Shape) -> tuple[Tensor, ...]
 
 
 def _added_(out: Tensor, segments: Segments, found: list[Tensor], alpha: float) -> Tensor:
-    """What all tensors of a message stand for, added once all of it has been read."""
+    """Add the decoded tensors of a message, after all of it has been read."""
     for view, values in zip(segments.views(out), found, strict=True):
         view += values * alpha
     return out

@@ -178,7 +178,7 @@ bool encode(const Kind& kind, ConstFloats x, const Segments& segments, Bytes wir
 
 enum class Pass { check, add };
 
-// Reads a message from end to end: to check it, or to add what it stands for once it has been checked.
+// Reads a message from end to end: to check it, or to add its decoded values after the check.
 template <Pass pass, class Kind>
 void read(const Kind& kind, ConstBytes wire, const Segments& segments, Floats out, float alpha) {
   constexpr std::int64_t chunk = 512;

@@ -1,4 +1,4 @@
-"""How many numbers a tensor's codebook has, and how many bits each code."""
+"""Sizes of a tensor's codebook, and bits of its codes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def bits_for(entries: int) -> int:
 
 
 def hierarchy_shape(n: int, levels: int) -> tuple[int, int]:
-    """A mean a group, of which there are no more than elements; sign and group of each."""
+    """Return the means, one per group but at most one per element, and the bits of sign and group."""
     entries = min(levels, n)
     return (entries, 1 + bits_for(entries)) if n else (0, 0)
 
 
 def quantile_shape(n: int, bins: int) -> tuple[int, int]:
-    """A mean a bin, of which there are no more than elements; the bin of each."""
+    """Return the means, one per bin but at most one per element, and the bits of a bin."""
     entries = min(bins, n)
     return (entries, bits_for(entries)) if n else (0, 0)
 

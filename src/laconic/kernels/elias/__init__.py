@@ -34,7 +34,7 @@ def elias_encode(values: Tensor) -> Tensor:
 
 
 def elias_decode(wire: Tensor, count: int) -> Tensor:
-    """Values int32 (count,) of what `elias_encode` made. Raises `WireError` for any other bytes.
+    """Decode `elias_encode` to int32 (count,). Raises `WireError` for any other bytes.
 
     >>> elias_decode(torch.tensor([0b01001010, 0], dtype=torch.uint8), 3).tolist()
     [1, 2, 4]

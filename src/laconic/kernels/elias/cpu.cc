@@ -40,7 +40,7 @@ struct Found {
   int length = 0;  // 0: no such code
 };
 
-// The code at the top of a word of which at least 57 bits are there; the longest has 42.
+// The code at the top of a word that holds at least 57 bits; the longest code has 42.
 constexpr Found parse(std::uint64_t word) {
   std::uint32_t value = 1;
   int used = 0;

@@ -1,4 +1,4 @@
-"""Elias omega codes in plain torch: what the native kernels must equal, byte for byte."""
+"""Elias omega codes in plain torch: the reference of the native kernels, byte for byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def width_of(values: Tensor) -> Tensor:
 
 
 def codes_of(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Bits int64 (k,), of which the first is the highest, and how many, for values int64 (k,) from 1."""
+    """Return codes int64 (k,), first bit highest, and their lengths, for values int64 (k,) from 1."""
     bits, lengths = torch.zeros_like(values), torch.ones_like(values)
     for _ in range(GROUPS):
         more, width = values > 1, width_of(values)

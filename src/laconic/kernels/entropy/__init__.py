@@ -74,7 +74,7 @@ def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 
 
 def rice_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Indices int32 (K,) of what `rice_encode` made. Raises `WireError` for bytes that it cannot have made.
+    """Decode `rice_encode` to indices int32 (K,). Raises `WireError` for bytes that it cannot have made.
 
     >>> rice_decode(torch.tensor([0, 9], dtype=torch.uint8), torch.tensor([2]), Segments.whole(8)).tolist()
     [0, 5]
@@ -209,7 +209,7 @@ def delta_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 
 
 def delta_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Indices int32 (K,) of what `delta_encode` made. `WireError` for bytes that it cannot have made."""
+    """Decode `delta_encode` to indices int32 (K,). Raises `WireError` for bytes that it cannot have made."""
     total = check_coded(wire, counts, segments)
     if not total <= wire.numel() <= LONGEST_GAP * total:
         raise WireError(f"{total} gaps take {total} to {LONGEST_GAP * total} bytes, got {wire.numel()}")
@@ -233,7 +233,7 @@ def check_ascending(indices: Tensor, counts: Tensor, segments: Segments) -> None
 
 
 def check_coded(wire: Tensor, counts: Tensor, segments: Segments) -> int:
-    """How many indices to expect: at most as many as the segments have elements."""
+    """Return the number of indices to expect: at most the number of elements of the segments."""
     checks.flat("wire", wire, torch.uint8)
     checks.per_segment("counts", counts, segments)
     checks.counted(counts, segments)

@@ -1,4 +1,4 @@
-"""How long these codes can get, and the Rice parameter, in integers: both ends agree. See README.md."""
+"""Maximum lengths of these codes, and the Rice parameter, in integers: equal on both ends. See README.md."""
 
 from __future__ import annotations
 

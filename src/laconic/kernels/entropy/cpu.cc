@@ -119,7 +119,7 @@ void rice_decode(ConstBytes bytes, ConstLongs counts, ConstLongs sizes, Ints ind
   std::int64_t at = 0;                      // byte where this segment's low bits start
   std::int64_t ahead = split;               // byte after the unary word at hand
   std::int64_t base = -64, used = 0;        // bit of the unary stream where that word starts; bits taken so far
-  std::uint64_t word = 0;                   // what is left of it
+  std::uint64_t word = 0;                   // its unread bits
   for (std::int64_t s = 0; s < in.segments; ++s) {
     const std::int64_t k = in.counts[s], n = in.sizes[s];
     if (k == 0) continue;

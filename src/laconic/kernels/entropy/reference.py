@@ -1,7 +1,7 @@
-"""Gap codes in plain torch: what the native kernels must equal, byte for byte.
+"""Gap codes in plain torch: the reference of the native kernels, byte for byte.
 
-The operations are as many for 161 segments of 8 messages as for one: what differs between segments is in a
-table, of which each position gets the column of its segment.
+The number of operations is the same for 161 segments of 8 messages as for one: the differences between
+segments are in a table, and each position gets the column of its segment.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def indices_of(steps: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 
 
 def relative(steps: Tensor, first: Tensor) -> Tensor:
-    """Return running sums of steps int64 (K,) that begin anew where each position's segment does."""
+    """Return running sums of steps int64 (K,) that restart where each position's segment does."""
     sums = torch.cumsum(steps, 0)
     return sums - (sums - steps).index_select(0, first)
 
@@ -92,10 +92,10 @@ def disorder(indices: Tensor, counts: Numbers, sizes: Numbers) -> Tensor:
 
 
 def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Low bits of each segment's gaps, then one unary stream of all high parts: q zeros and a one each.
+    """Encode the low bits of each segment's gaps, then one unary stream of all high parts: q zeros and a one.
 
-    All bits are disjoint, so they are added up in words of 32, each held in 64 for bits past its end.
-    `ValueError` where indices do not ascend.
+    All bits are disjoint, so they are added up in words of 32, each stored in 64 for bits past its end.
+    Raises `ValueError` unless indices ascend.
     """
     total, device = indices.numel(), indices.device
     if not total:
@@ -142,10 +142,10 @@ def rice_places(
     """Decode the positions of N messages with the same segments.
 
     Args:
-        wires: what `rice_encode` made for each message, uint8 (m_i,).
+        wires: wires of `rice_encode`, one per message, uint8 (m_i,).
         counts: positions of each segment of each message, int64 (N, s), from 0 to the segment's size.
         sizes: elements of each segment, int64 (s,).
-        bases: what is added to the positions of each segment, int64 (s,), where the first is 1.
+        bases: offset added to the positions of each segment, int64 (s,); the first is 1.
 
     Returns:
         Positions int64 (K + N - 1,), one message after the other, with a number without meaning between two;
@@ -207,9 +207,9 @@ def rice_places(
 
 
 def rice_tables(lengths: Numbers, counts: Numbers, sizes: Numbers, bases: Numbers) -> tuple[Numbers, Numbers]:
-    """Return a column for each segment with positions, int64 (11, t); and where each mark is among the ends.
+    """Return a column for each segment with positions, int64 (11, t), and the index of each mark in the ends.
 
-    Between messages lies one more segment: the mark behind a unary part, as a position of its own.
+    An additional segment separates messages: the mark after a unary part, as a separate position.
     """
     r = rice_parameters(counts, sizes)
     low = low_nbytes(counts, r)
@@ -242,7 +242,7 @@ def pairs(wires: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def delta_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """LEB128 of the gaps: at most five bytes each, of which as many are kept as are needed."""
+    """Encode the gaps as LEB128: up to five bytes each, with only the needed ones stored."""
     if not indices.numel():
         return torch.empty(0, dtype=torch.uint8, device=indices.device)
     gaps = gaps_of(indices, counts)

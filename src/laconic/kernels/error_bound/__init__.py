@@ -17,12 +17,12 @@ SCRATCH = 3 * 1024 + 64  # bytes a block while sections are not yet in their pla
 
 
 def error_bound_encode(x: Tensor, eb: float, marks: str = "bins") -> Tensor:
-    """Wire uint8 (m,) of x float32 (n,): every element within eb, zeros exact.
+    """Encode x float32 (n,) to uint8 (m,): every element within eb, zeros exact.
 
     Args:
-        x: contiguous, finite. It is left as it is.
+        x: contiguous, finite; not modified.
         eb: the bound, from 2^-100 to 2^100.
-        marks: "bins" is shorter; "zeros" also tells x == 0 exactly, which `error_bound_support` reads.
+        marks: "bins" is shorter; "zeros" also stores exactly where x == 0, which `error_bound_support` reads.
 
     Returns:
         The wire; at most `error_bound_most(n)` bytes.
@@ -59,7 +59,7 @@ def error_bound_decode(wire: Tensor, n: int) -> Tensor:
 
 
 def error_bound_support(wire: Tensor, n: int) -> Tensor:
-    """Which of the n elements were not 0, bool (n,), of a wire with marks="zeros".
+    """Return bool (n,): the nonzero elements in a wire with marks="zeros".
 
     Raises `WireError` for another wire, and for bytes that no encoder can have made.
     """

@@ -1,4 +1,4 @@
-"""What the wire of error-bounded floats is made of: its numbers, and the step that belongs to a bound."""
+"""Parts of the wire of error-bounded floats, and the step that belongs to a bound."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from laconic.core import arguments
 from laconic.core.errors import NonFiniteError, SpecError
 
 BLOCK = 256  # elements
-HEAD = 5  # bytes: the bound, then what a mark means
-ZERO, PLAIN, MARKED, TAGGED, RAW = range(5)  # what a block is
+HEAD = 5  # bytes: the bound, then the kind of marks
+ZERO, PLAIN, MARKED, TAGGED, RAW = range(5)  # kinds of blocks
 TOP = 32767  # the largest bin number; what lies beyond is kept as raw floats
 LEAST, MOST = 2.0**-100, 2.0**100  # bounds: their bins have normal numbers as centres
 NARROW = 1.9921875  # a bin's width over its bound: less than 2, so that rounding never breaks the bound
@@ -46,7 +46,7 @@ def blocks(n: int) -> int:
 
 
 def not_finite() -> NonFiniteError:
-    """What is raised for NaN and Inf."""
+    """Return the error for NaN and Inf."""
     return NonFiniteError(
         "no bound on the error holds for NaN or Inf, but the tensor has them: find the layer that makes"
         " them, or keep its input as it is"
@@ -54,7 +54,7 @@ def not_finite() -> NonFiniteError:
 
 
 def check_marks(marks: str) -> int:
-    """The byte of the wire that says what a mark means."""
+    """Return the wire's byte for the kind of marks."""
     if marks not in ("bins", "zeros"):
         raise SpecError(f"marks must be 'bins' or 'zeros', got {arguments.shown(marks)}")
     return int(marks == "bins")

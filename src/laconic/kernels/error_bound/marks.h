@@ -1,4 +1,4 @@
-// Which elements of a block of 256 have a symbol, as bits, and what the wire counts in. See README.md.
+// Bits that mark the elements of a block of 256 that have a symbol, and the units of the wire. See README.md.
 #pragma once
 
 #include "laconic/kernels/bitpack/bits.h"

@@ -1,4 +1,4 @@
-// Reads a wire of error-bounded floats, of which nothing is trusted. See README.md.
+// Reads an untrusted wire of error-bounded floats. See README.md.
 #pragma once
 
 #include "laconic/kernels/error_bound/marks.h"
@@ -135,7 +135,7 @@ class Reader {
     spread(symbols, marks, all);
     const std::int32_t below = header_[b] >> 4 & 1, whole = mode(b) == plain && floor_;
     const std::int32_t least = whole ? 0 : floor_;
-    const auto half = floor_ ? 0 : std::bit_cast<std::int32_t>(bound_ * 0.5f);  // what is not 0 keeps its sign
+    const auto half = floor_ ? 0 : std::bit_cast<std::int32_t>(bound_ * 0.5f);  // nonzero values retain their sign
     for (int i = 0; i < n; ++i) {  // with masks, so that it becomes vectors
       const std::int32_t symbol = all[i] - 1, sign = symbol & below;
       const std::int32_t q = ((symbol + sign * whole) >> below) + least;

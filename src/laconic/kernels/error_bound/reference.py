@@ -1,4 +1,4 @@
-"""Error-bounded floats in plain torch: what the native kernels must equal, bit for bit."""
+"""Error-bounded floats in plain torch: the reference of the native kernels, bit for bit."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def _low(low: Tensor, wide: Tensor, k: Tensor, c: Tensor, nbytes: Tensor, marks:
 
 
 def _unary_bytes(high: Tensor) -> Tensor:
-    """Each number as so many zeros and a one, the least bit of a byte first."""
+    """Encode each number in unary, that many zeros and a one, the lowest bit of a byte first."""
     ones = torch.cumsum(high + 1, 0) - 1
     out = torch.zeros(int(ones[-1]) // 8 + 1 if len(ones) else 0, dtype=torch.int64, device=high.device)
     return out.index_add_(0, ones >> 3, 1 << (ones & 7)).byte()

@@ -32,7 +32,7 @@ def gap_widths_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Te
 
 
 def gap_widths_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Indices int32 (K,) of what `gap_widths_encode` made. `WireError` for bytes that it cannot have made.
+    """Decode `gap_widths_encode` to indices int32 (K,). Raises `WireError` for bytes it cannot have made.
 
     >>> wire = torch.tensor([12, 16], dtype=torch.uint8)
     >>> gap_widths_decode(wire, torch.tensor([2]), Segments.whole(8)).tolist()

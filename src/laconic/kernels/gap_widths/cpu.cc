@@ -39,7 +39,7 @@ struct Plan {
       upto[length] = sum += histogram.counts[length];
       if (histogram.counts[length]) last = length;
     }
-    std::int64_t cost[8][lengths];  // of all gaps up to length w, in j + 1 widths of which w is the last
+    std::int64_t cost[8][lengths];  // of all gaps up to length w, in j + 1 widths that end with w
     int before[8][lengths] = {};    // the width before that
     for (int w = 0; w <= last; ++w) cost[0][w] = upto[w] * w;
     for (int j = 1; j < 8; ++j)

@@ -1,4 +1,4 @@
-"""Which widths the gaps of a tensor are written in: those with the fewest bits, the same at both ends."""
+"""Widths of a tensor's gaps: those with the fewest bits in total, equal at both ends."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def header_bits(flag_bits: int) -> int:
 
 
 def best_widths(histogram: Sequence[int]) -> tuple[int, ...]:
-    """1, 2, 4 or 8 ascending widths, for how many gaps there are of each bit length; at least one in all.
+    """Return 1, 2, 4 or 8 ascending widths, from the number of gaps of each bit length; at least one in all.
 
-    The least cost of j widths, of which the last is w: the least, over v < w, of that of j - 1 widths that
-    end in v, plus w for each gap longer than v and up to w. Among equals: fewest widths, then least widths.
+    The least cost of j widths that end in w is the minimum, over v < w, of that of j - 1 widths that end in
+    v, plus w for each gap longer than v and up to w. Among equals: fewest widths, then least widths.
 
     >>> best_widths([50, 0, 40, 0, 0, 0, 0, 3]), best_widths([500, 0, 400, 0, 0, 0, 0, 30])
     ((2, 7), (0, 1, 2, 7))

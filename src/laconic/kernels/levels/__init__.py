@@ -15,10 +15,10 @@ SPARE = 16  # elements that a full-width store may write past the last
 
 
 def split_levels(levels: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of levels int32 (N,), one segment after the other, those that are not zero, K of them:
+    """Split levels int32 (N,), one segment after the other, into parts for the K nonzero ones.
 
-    where they are, int32 (K,), from the start of their segment; how many in each, int64 (s,); their
-    magnitudes, int32 (K,); their signs, 1 is negative, the lowest bit first, uint8 (ceil(K / 8),).
+    Returns their positions from the start of their segment, int32 (K,); their number per segment, int64 (s,);
+    their magnitudes, int32 (K,); and their signs, 1 is negative, the lowest bit first, uint8 (ceil(K / 8),).
 
     >>> levels = torch.tensor([0, -3, 0, 2], dtype=torch.int32)
     >>> [part.tolist() for part in split_levels(levels, Segments.consecutive([3, 1]))]
@@ -69,9 +69,9 @@ def join_levels(
 
 
 def places_of(steps: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Where steps int32 (K,) lead from -1 in each range of counts int64 (s,): int32 (K,); sums int64 (s,).
+    """Return running sums of steps int32 (K,) from -1 in each range, int32 (K,), and totals int64 (s,).
 
-    Steps are positive. A place past 2^31 - 1 is given as that.
+    `counts` int64 (s,) has the lengths of the ranges. Steps are positive. Places are limited to 2^31 - 1.
 
     >>> steps = torch.tensor([2, 1, 5], dtype=torch.int32)
     >>> places_of(steps, torch.tensor([2, 1]))

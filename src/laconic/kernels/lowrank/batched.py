@@ -1,8 +1,8 @@
-"""Low-rank products on another device, by its own library: neighbours of one shape in one batch.
+"""Low-rank products on another device, by its library: neighbours of one shape in one batch.
 
-The library adds in an order of its own, which may depend on how many matrices are in a batch: the bits are
-equal on ranks whose devices and buckets are alike, and near those of the CPU elsewhere. The number of
-launches depends on the number of shapes and on the rank, not on the number of matrices.
+The library's order of addition may depend on how many matrices are in a batch: the bits are equal on ranks
+with the same devices and buckets, and close to those of the CPU elsewhere. The number of launches depends on
+the number of shapes and on the rank, not on the number of matrices.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> None:
 
 
 def _orthonormal_(columns: Tensor) -> None:
-    """Gram-Schmidt on columns float64 (b, rank, length); what is not finite makes its factor NaN."""
+    """Run Gram-Schmidt on columns float64 (b, rank, length); a non-finite entry makes its factor NaN."""
     norms = torch.linalg.vector_norm(columns, dim=-1, keepdim=True)
     least = norms * SPENT**0.5
     for k in range(columns.shape[1]):

@@ -20,7 +20,7 @@ NARROW = 4  # columns of a factor for which the Triton kernels are made
 class Matrices:
     """Matrices M of `rows` x `cols`, row after row from `starts` of a flat buffer, and factors of `rank`.
 
-    The left factors P lie in a buffer of their own, matrix after matrix, each as `rank` columns of `rows`
+    The left factors P are in a separate buffer, matrix after matrix, each as `rank` columns of `rows`
     elements; the right factors Q in another, as `rank` columns of `cols` elements.
 
     >>> two = Matrices((0, 12), (3, 2), (4, 5), rank=2)

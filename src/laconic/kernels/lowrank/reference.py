@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 
 from laconic.kernels.lowrank.matrices import Matrices
 
-LANES = 32  # sums along a row go on side by side, and are folded at its end
+LANES = 32  # parallel partial sums of a row, folded at its end
 BLOCK = 256  # rows whose sums are added up before they join those of the rows above
 SPENT = 2.0**-40  # of its squared length: where no more is left of a column, it depends on those before it
 

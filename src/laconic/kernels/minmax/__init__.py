@@ -21,13 +21,13 @@ from laconic.kernels.minmax.reference import FARTHEST as FARTHEST
 
 
 def minmax_encode(x: Tensor, segments: Segments, keys: Sequence[int], form: MinMaxForm) -> Tensor:
-    """One message uint8 (m,) of these ranges of x float32 (n,).
+    """Encode these ranges of x float32 (n,) to one message uint8 (m,).
 
     For each tensor: [unit, minimum] float32 for each run of `block` elements, then the levels, the lowest
     bits first, padded to a byte. With L = 2^width - 1, a block's unit is (max - min) / L, and its elements
     become y = (x - min) / unit, rounded to nearest (halves upward), or, if stochastic, up or down at random
-    by `dither24` of the tensor's key, so that the mean is y. Ends of a range beyond 2^126 are cut off there.
-    Raises `NonFiniteError` for NaN and Inf; what is finite decodes to what is finite.
+    by `dither24` of the tensor's key, so that the mean is y. Ends of a range beyond 2^126 are clipped there.
+    Raises `NonFiniteError` for NaN and Inf; finite inputs decode to finite values.
 
     >>> minmax_encode(torch.tensor([-1.0, 0.0, 2.0]), Segments.whole(3), [0], MinMaxForm((2,))).tolist()
     [0, 0, 128, 63, 0, 0, 128, 191, 52]
@@ -122,5 +122,5 @@ def _check_message(wire: Tensor, segments: Segments, out: Tensor, form: MinMaxFo
 
 
 def wrong_length(wire: Tensor, expected: int) -> WireError:
-    """The error for a message of so many bytes."""
+    """Return the error for a message of unexpected length."""
     return WireError(f"a message of {expected} bytes is expected, got {wire.numel()}")

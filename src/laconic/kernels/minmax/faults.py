@@ -60,9 +60,9 @@ def _last_bytes(rows: Rows, width: int, numbers: tuple[int, ...]) -> tuple[tuple
 def check_faults(
     faults: Sequence[Faults], lengths: Sequence[int], device: torch.device, numbered: bool
 ) -> Tensor | None:
-    """Raise `WireError` for the first fault of messages of so many tensors each; see `core.deferred.check`.
+    """Raise `WireError` for the first fault of messages of `number` tensors each; see `core.deferred.check`.
 
-    Returns whether there is any, bool (), where that cannot be known yet, and None where there is none.
+    Returns a flag bool () for a fault that is not known yet, or None if there is no fault.
     """
     if device.type == "cpu":
         if any(bool(found.any()) for each in faults for found, _ in each.kinds):
@@ -103,5 +103,5 @@ def fault(message: int | None, kind: int, tensor: str) -> WireError:
 
 @lru_cache(maxsize=512)
 def _message_of(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """Which message each tensor belongs to, int64."""
+    """Return the message number of each tensor, int64."""
     return table(tuple(m for m, count in enumerate(lengths) for _ in range(count)), device)

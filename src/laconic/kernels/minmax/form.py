@@ -1,4 +1,4 @@
-"""What a message of `minmax` looks like, by its options."""
+"""Layout of a `minmax` message, by its options."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Min-max quantisation in plain torch: what the native kernels must equal, bit for bit.
+"""Min-max quantisation in plain torch: the reference of the native kernels, bit for bit.
 
-All tensors of one width share a grid (see `rows`), so the number of operations does not grow with theirs. On
-a GPU nothing here waits for it: what is wrong with a message is a flag there, and nothing is added then.
+All tensors of one width share a grid (see `rows`), so the number of operations is independent of their
+number. On a GPU the host never waits: a fault of a message sets a flag there, and then nothing is added.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FARTHEST = 2.0**126  # ends of a range are cut off here, so that no range and no
 
 
 def not_finite(number: int, segments: Segments) -> NonFiniteError:
-    """What is raised for tensor `number` of a message."""
+    """Return the error for NaN and Inf in tensor `number` of a message."""
     return NonFiniteError(
         f"a range has no place for NaN or Inf, but tensor {number} of the message "
         f"({segments.sizes[number]} elements) holds them: skip such a step, as `compress` does"
@@ -115,10 +115,10 @@ def add_messages_(
     alpha: float,
     numbered: bool = True,
 ) -> Tensor:
-    """The same of several messages in their order, once all of them have been found valid.
+    """Add several messages in their order, after all of them have been found valid.
 
-    The forms differ in their widths only. If `numbered`, the error has the number of the first message that
-    is not valid.
+    The forms differ only in their widths. If `numbered`, the error has the number of the first invalid
+    message.
     """
     if not messages:
         return out
@@ -145,7 +145,7 @@ def add_messages_(
     values: list[Tensor | None] = [None] * len(sizes)
     for numbers, rows, grid in grids:
         if invalid is not None:
-            grid.masked_fill_(invalid, -0.0)  # which leaves every number as it is
+            grid.masked_fill_(invalid, -0.0)  # adding it changes no number
         for i, value in zip(numbers, torch.split(grid.view(-1), rows.spans)[::2], strict=True):
             values[i] = value
     ranges = tuple(segments for _, segments in messages)

@@ -1,7 +1,7 @@
 """Rows: the tensors of a message as one grid with a row for each block, so that one operation serves all.
 
-A tensor starts with a row of its own and takes whole rows, and so many of them that its elements are a
-multiple of `GROUP`: its levels then start with a byte, and its random bits with a Philox counter.
+A tensor starts with a new row and takes whole rows, enough of them to make its elements a multiple of
+`GROUP`: its levels then start with a byte, and its random bits with a Philox counter.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _gaps(lengths: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
 
 
 def filled(parts: Sequence[Tensor], gaps: tuple[int, ...]) -> Tensor:
-    """The parts one after the other, each with so many zeros after it."""
+    """Concatenate the parts, each followed by its number of zeros."""
     if not any(gaps):
         return parts[0] if len(parts) == 1 else torch.cat(list(parts))
     zeros = _gaps(gaps, parts[0].dtype, parts[0].device)

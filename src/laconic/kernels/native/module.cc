@@ -167,7 +167,7 @@ WireError::~WireError() = default;
 
 namespace {
 
-std::terminate_handler others = nullptr;  // what was called before
+std::terminate_handler others = nullptr;  // the handler installed before
 std::thread::id last;                     // the thread that ends Python
 
 // A thread whose exit has no exception behind it came back to Python too late: it waits for the end of the process, which

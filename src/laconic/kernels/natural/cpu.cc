@@ -11,7 +11,7 @@ constexpr std::uint32_t mantissa = 0x7FFFFFu, largest = 254, lowest = 18, most_c
 
 constexpr std::uint32_t raised(std::uint32_t bits, bool up) { return std::min((bits >> 23 & 255) + up, largest); }
 
-// A byte of the wire: the exponent or, of 8 bits, the sign and what the exponent has above the lowest.
+// A byte of the wire: the exponent or, of 8 bits, the sign and the exponent minus the lowest one.
 template <int bits>
 constexpr std::uint8_t code_of(std::uint32_t exponent, std::uint32_t x) {
   if constexpr (bits == 9) return static_cast<std::uint8_t>(exponent);

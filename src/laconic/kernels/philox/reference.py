@@ -135,7 +135,7 @@ def uniform(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Te
 
 
 def dither24(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
-    """Elements [offset, offset + n): half a word each of the key's stream, and a byte of another one."""
+    """Return elements [offset, offset + n): half a word of the key's stream, and a byte of a second one."""
     halves, quarters = offset // 8, offset // 16
     first, second = (offset + n + 7) // 8 - halves, (offset + n + 15) // 16 - quarters
     drawn = streams([(key, halves, first), (key ^ LOWER_KEY, quarters, second)], device)
@@ -144,7 +144,7 @@ def dither24(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> T
 
 
 def dithers24(keys: Sequence[int], sizes: Sequence[int], device: torch.device = CPU) -> Tensor:
-    """int32 (sum(sizes),): of each key the dither of so many elements, one after the other."""
+    """Return int32 (sum(sizes),): the dither of each key for its number of elements, one after the other."""
     if len(keys) == 1:
         return dither24(keys[0], sizes[0], 0, device)
     upper = [(key, 0, (n + 7) // 8) for key, n in zip(keys, sizes, strict=True)]

@@ -45,16 +45,16 @@ def norms(x: Tensor, segments: Segments, measure: Measure = LARGEST, block: int 
 def quantise(
     x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure = LARGEST
 ) -> Tensor:
-    """One message uint8 (m,) of these ranges of x float32 (n,), read once where the blocks fit in the cache.
+    """Encode these ranges of x float32 (n,) to one message uint8 (m,); x is read once if blocks fit in cache.
 
     For each tensor: scales float32 (ceil(n / block),), then the codes, padded to a byte. A code is
     [sign 1 | level], of 1 + bit_length(levels) bits, or five ternary ones are a byte (`packing='base3'`,
     levels=1). Level l of s means l / s of the scale (`grid='uniform'`) or, from 1 on, 2^(l - s) ('powers').
     |x| becomes one of the two levels around it, so that the mean is |x|, by `dither24` of the tensor's key.
-    Scales are the `norms`, or those given, float32 (B,), and |x| is cut off there; what is smaller than a
-    given floor of its block, float32 (B,), becomes 0.
+    Scales are the `norms`, or those given, float32 (B,), and |x| is clipped there; entries smaller than a
+    given floor of their block, float32 (B,), become 0.
 
-    Raises `NonFiniteError` for NaN and Inf; what is finite decodes to what is finite.
+    Raises `NonFiniteError` for NaN and Inf; finite inputs decode to finite values.
 
     >>> x, form = torch.tensor([1.0, -0.5, 0.0, 0.25]), Form(levels=4)
     >>> wire = quantise(x, Segments.whole(4), [7], form)
@@ -78,7 +78,7 @@ def quantise(
 def quantise_levels(
     x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure = LARGEST
 ) -> tuple[Tensor, Tensor]:
-    """What `quantise` would send, unpacked: scales float32 (B,), and levels with their sign int32 (K,)."""
+    """Return the unpacked content of `quantise`: scales float32 (B,), and signed levels int32 (K,)."""
     _check(x, segments, form, measure)
     if dispatch.gpu(x):
         from laconic.kernels.quantise import gpu

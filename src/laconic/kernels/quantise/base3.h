@@ -1,4 +1,4 @@
-// Codes [sign 1 | level 1] in base 3, five to a byte, a chunk at a time: beside PackedWriter and PackedReader.
+// Codes [sign 1 | level 1] in base 3, five to a byte, a chunk at a time, like PackedWriter and PackedReader.
 #pragma once
 
 #include "laconic/kernels/bitpack/ternary.h"

@@ -1,4 +1,4 @@
-"""What a wire of levels looks like, by its options, and what its elements are measured by."""
+"""Layout of a wire of levels, by its options, and the measure of its elements."""
 
 from __future__ import annotations
 

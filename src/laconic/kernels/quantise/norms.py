@@ -116,7 +116,7 @@ def blocks_of(x: Tensor, segments: Segments, form: Form) -> Runs:
 
 
 def reduced(runs: Runs, first: Fold, then: Fold) -> Tensor:
-    """`first` of rows of each run's values, `then` of rows of what that gave, until one is left: (B,)."""
+    """Fold rows of each run's values with `first`, then the results with `then`, until one is left: (B,)."""
     longest = max(runs.lengths)
     width = longest if longest <= LONGEST_ROW else ROW
     parts = [first(rows) for rows in rows_of(runs, width)]

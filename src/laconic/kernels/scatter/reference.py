@@ -60,7 +60,7 @@ def scatter_add_(
     places, wrong = positions(indices, counts, segments)
     scaled = values * alpha
     if not wrong.is_cpu:
-        scaled.masked_fill_(wrong, -0.0)  # added to any number, it leaves that as it is
+        scaled.masked_fill_(wrong, -0.0)  # adding it changes no number
     return out.index_add_(0, places, scaled)
 
 

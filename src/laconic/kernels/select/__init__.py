@@ -99,9 +99,9 @@ def padded_topk(
     lower: float = 0.8,
     rounds: int = 10,
 ) -> Padded | None:
-    """Select as `sampled_topk` does, and leave the counts on the GPU; None where no kernel does so.
+    """Select as `sampled_topk` does, and leave the counts on the GPU; None if no kernel supports it.
 
-    Nor is it done for so many entries that a wait does not matter.
+    Also None for so large a number of entries that a wait does not matter.
     """
     if not dispatch.gpu(x) or not segments.numel or ks.numpy().sum() > MOST_PADDED:
         return None

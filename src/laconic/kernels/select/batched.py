@@ -62,7 +62,7 @@ def _thresholds(bits: Tensor, segments: Segments, plan: Sampling, offsets: Tenso
 def _reaching(
     bits: Tensor, segments: Segments, levels: Tensor, needs: tuple[int, ...], ks: tuple[int, ...]
 ) -> Chosen:
-    """Select the ks largest of what reaches the first of the levels int32 (s, l) that `needs` reach."""
+    """Select the ks largest entries above the first of the levels int32 (s, l) that `needs` entries reach."""
     device, (s, num) = bits.device, levels.shape
     positions, segment = _all_entries(segments.sizes, device)
     rows = torch.arange(s, dtype=torch.int64, device=device)[:, None] << 31

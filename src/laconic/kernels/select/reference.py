@@ -127,7 +127,7 @@ def _pick(entries: Entries, levels: list[Ints], needs: Ints) -> tuple[Ints, Ints
 
 
 def _counts(mask: Any, counts: Ints) -> Ints:
-    """Count what is set in each of the consecutive parts that have `counts` entries."""
+    """Count the set entries in each of the consecutive parts that have `counts` entries."""
     sums: Ints = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(mask, dtype=np.int64)])
     ends = np.cumsum(counts)
     found: Ints = sums[ends] - sums[ends - counts]

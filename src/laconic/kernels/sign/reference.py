@@ -56,7 +56,7 @@ def blocks_of(sizes: tuple[int, ...], block: int) -> Blocks:
 
 
 def sums(x: Tensor, lengths: Tensor, longest: int, pieces: int) -> Tensor:
-    """Sums float64 of |x| over blocks of these lengths, the longest of which has that many elements.
+    """Sums float64 of |x| over blocks of these lengths, the longest with `longest` elements.
 
     `pieces`: the number of pieces of `PIECE` elements, the last of a block shorter, in all blocks together.
     """
@@ -153,7 +153,7 @@ def tossed(bits: Tensor, x: Tensor, sizes: Sequence[int], keys: Sequence[int]) -
 
 
 def interleaved(first: Tensor, second: Tensor, firsts: Sequence[int], seconds: Sequence[int]) -> Tensor:
-    """Runs of two tensors by turns: of these sizes of the first, and of these of the second."""
+    """Interleave runs of two tensors: alternately with the sizes `firsts` and `seconds`."""
     if len(firsts) == 1:
         return torch.cat([first, second])
     pairs = zip(torch.split(first, list(firsts)), torch.split(second, list(seconds)), strict=True)

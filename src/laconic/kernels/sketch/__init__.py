@@ -13,7 +13,7 @@ from torch import Tensor
 from laconic.core.turn import mix
 from laconic.kernels.philox import philox
 
-ROW = 0x4D696E4D6178  # what the keys of all rows are made from
+ROW = 0x4D696E4D6178  # source of the keys of all rows
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class SketchShape:
 
     @property
     def cells(self) -> int:
-        """Of all tables."""
+        """Number of cells of all tables."""
         return self.groups * self.rows * self.columns
 
 
@@ -58,6 +58,6 @@ def sketch_query(table: Tensor, groups: Tensor, shape: SketchShape) -> Tensor:
 
 
 def _cells(groups: Tensor, row: int, shape: SketchShape) -> Tensor:
-    """Where in the tables each element's cell of a row is, int64 (n,)."""
+    """Return the position in the tables of each element's cell of a row, int64 (n,)."""
     words = philox(mix(ROW, row), groups.numel(), device=groups.device).to(torch.int64) & 0xFFFFFFFF
     return (groups * shape.rows + row) * shape.columns + (words * shape.columns >> 32)

@@ -140,7 +140,7 @@ def _on_gpu_(
 
 
 def _bits(most: int, ranks: int) -> tuple[int, int]:
-    """Bits of an integer of 0..most, and of a sum of so many."""
+    """Return the bits of an integer of 0..most, and of a sum of `ranks` of them."""
     if most < 1 or ranks < 1 or ranks * most > MOST:
         raise ValueError(f"sums are in 1..{MOST}, got {ranks} ranks of integers up to {most}")
     return most.bit_length(), (ranks * most).bit_length()

@@ -1,8 +1,7 @@
 """Products of signs, a bit each: x (m, n) times weights (o, n) as n - 2 popcount(x xor w).
 
-A sign is 1 where a number is >= 0, so it is 1 for -0.0, and -1 for NaN. Weights are packed once, inputs in
-each call. Results are whole numbers and exact: those of a float32 product of 1 and -1, bit for bit. See
-README.md.
+A sign is 1 where a number is >= 0, hence 1 for -0.0, and -1 for NaN. Weights are packed once, inputs in each
+call. Results are whole numbers and exact: bit for bit those of a float32 product of 1 and -1. See README.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// Rows of bits times a panel of columns: tiles, and what is left at the edges.
+// Rows of bits times a panel of columns: tiles, and the remainders at the edges.
 #pragma once
 
 #include "laconic/kernels/xnor/tiles.h"

@@ -1,4 +1,4 @@
-"""Products of signs in plain torch: what the native kernels must equal, bit for bit."""
+"""Products of signs in plain torch: the reference of the native kernels, bit for bit."""
 
 from __future__ import annotations
 
