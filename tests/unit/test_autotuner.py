@@ -175,9 +175,9 @@ def test_a_state_of_more_candidates_is_refused():
         ("autotune(gain=1)", "gain must be a number in"),
         (
             "autotune(lossiest=sum(dtype='bf16'))",
-            r"lossiest is one of the candidates .* got sum\(dtype='bf16'",
+            r"lossiest must be one of the candidates .* got sum\(dtype='bf16'",
         ),
-        ("auto(pinned=topk(density=0.5))", "pinned is one of the candidates"),
+        ("auto(pinned=topk(density=0.5))", "pinned must be one of the candidates"),
         ("autotune(every=0)", "every must be a whole number"),
         ("auto((sum(), dgc()))", r"a candidate is a reducer, codec or selector, got the method dgc\(\)"),
         ("auto('sum()')", "are a list of reducers, codecs or selectors, got 'sum"),
