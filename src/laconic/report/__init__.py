@@ -1,4 +1,4 @@
-"""What a run leaves behind: its events, a summary, a page to read and a picture."""
+"""Results of a run: its events, a summary, a page and pictures."""
 
 from laconic.report.ledger import Ledger as Ledger
 from laconic.report.publish import check_packages as check_packages

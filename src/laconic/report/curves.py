@@ -84,9 +84,9 @@ def _binned(method: MethodSeries, x: Array) -> Curve:
 
 
 def trailing_mean(values: Array, width: int) -> Array:
-    """Means over the last `width` columns, or fewer at the start: (seeds, steps) to the same shape.
+    """Return means over the last `width` columns, or fewer at the start: (seeds, steps) to the same shape.
 
-    What is not finite leaves a gap where it counts.
+    Values that are not finite leave a gap in every mean that includes them.
 
     >>> trailing_mean(np.array([[1.0, 3.0, 5.0]]), 2).tolist()
     [[1.0, 2.0, 4.0]]

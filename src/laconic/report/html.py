@@ -1,4 +1,4 @@
-"""A run as one self-contained HTML page: plots, a table, and what the figures mean.
+"""A run as one self-contained HTML page: plots, a table, and explanations of the figures.
 
 The page is `page.html` with its style, its data as JSON and plotly's script inserted in full: it makes no
 network requests.

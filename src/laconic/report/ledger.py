@@ -9,19 +9,21 @@ Other events:
 
     {"kind": "start", ..., "optimiser": "SGD", "lr": 0.1}      rank 0, before its first step and after a
                                                                resume
-    {"kind": "decision", ..., "step": 20, "message": "..."}    rank 0: what a method has decided
-    {"kind": "masks", ..., "step": 20, "density": 0.1, ...}    rank 0: share of weights in use, and of these
-                                                               what the last update of the masks has "changed"
+    {"kind": "decision", ..., "step": 20, "message": "..."}    rank 0: a method's decision
+    {"kind": "masks", ..., "step": 20, "density": 0.1, ...}    rank 0: share of weights in use, and the share
+    of
+                                                               these that the last update of the masks
+                                                               "changed"
     {"kind": "lost", ..., "rank": 2, "step": 17}               a lost worker, with its last step
     {"kind": "back", ..., "rank": 2, "step": 31}               a new process replaces it, from this step on
-    {"kind": "interface", ..., "sent": 123, "received": 120}   in a lab, at the end: bytes that the interface
-                                                               of this rank's host has counted
+    {"kind": "interface", ..., "sent": 123, "received": 120}   in a lab, at the end: bytes counted by the
+                                                               interface of this rank's host
 
 In a pipeline, "loss" is null except on last stages, and "network_sent" is the sum of "activations_sent",
 "gradients_sent" (of activations, to the stage before) and "replicas_sent". With coded activations, a test has
-"kept" and "kept_dense": bytes that a batch keeps for backward, and would keep as it is. With `--precision
-fp16` a step has "loss_scale", the scale of its loss, and "skipped". Where blocks train side by side, a step
-has "blocks": residuals, bytes each way, and spans [work, begin, end]; only the last block knows the loss.
+"kept" and "kept_dense": bytes that a batch saves for backward, and would save uncoded. With `--precision
+fp16` a step has "loss_scale", the scale of its loss, and "skipped". If blocks train in parallel, a step has
+"blocks": residuals, bytes each way, and spans [work, begin, end]; only the last block knows the loss.
 
 A method's steps may carry "noise", [tr(S), |G|^2, share of the entries], where it was measured (see
 `laconic.exchange.noise_scale`). A strategy's steps may carry "notes" (see `notes.py`), and its evaluations a

@@ -24,7 +24,7 @@ def line(i: int) -> str:
 
 
 def lines_of(specs: Sequence[str]) -> int:
-    """How many lines the legend has.
+    """Return the number of lines of the legend.
 
     >>> lines_of(["dense()", "fp16()"]), lines_of(["dgc(density=0.01, warmup_steps=100)"] * 4)
     (1, 2)

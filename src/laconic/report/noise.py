@@ -92,7 +92,7 @@ def words(scale: float) -> str:
 
 
 def advice(scale: float, batch: int) -> str:
-    """What the noise scale of the second half means for a run of this batch.
+    """Interpret the noise scale of the second half for a run of this batch.
 
     >>> advice(1000.0, 128)
     '1,000: this batch has room to grow 7.8 times'

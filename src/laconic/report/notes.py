@@ -1,4 +1,4 @@
-"""How ranks stay in sync, from their notes: who sent to whom, PushSum weights, staleness, rounds.
+"""Synchrony of ranks, from their notes: senders and receivers, PushSum weights, staleness, rounds.
 
 A strategy's step may carry notes: `weight` (the rank's PushSum weight), `staleness` (in steps), `peers` (the
 ranks it sent to) and `rounds` (so far). Each is optional, and other notes are ignored.
@@ -24,7 +24,7 @@ class Notes:
     talk: tuple[tuple[int, ...], ...] | None = None
 
     def words(self) -> str:
-        """All except `talk` in one line; "" if there are none.
+        """Return all except `talk` in one line; "" if there are none.
 
         >>> Notes(weight=(0.5, 1.25), staleness=(2, 2), rounds=30).words()
         'weights 0.5 to 1.25; staleness 2; 30 rounds'

@@ -25,13 +25,13 @@ DARK: Shades = ((30, 52, 56), (24, 92, 98), (34, 146, 142), (112, 204, 180), (22
 
 
 def picture(deal: Deal, about: str = "", kinds: Kinds | None = None, rows: str = "label") -> str:
-    """The SVG document.
+    """Return the SVG document.
 
     Args:
         deal: `partition.over(kinds, clients, seed)`.
-        about: The data, in words for the line below the heading.
-        kinds: The kinds that the rows show; default: those that it was dealt by.
-        rows: What a kind is called.
+        about: Description of the data for the line below the heading.
+        kinds: The kinds that the rows show; default: those that the partition used.
+        rows: Name of a kind.
     """
     names = classes(deal.kinds if kinds is None else integers(kinds))[0].tolist()
     counts = deal.counts(kinds)
@@ -71,7 +71,7 @@ def across(clients: int) -> tuple[float, float]:
 
 
 def bars(sizes: list[int]) -> str:
-    """The number of each client's examples, with a scale beside."""
+    """Draw the number of each client's examples, with a scale."""
     to_y, marks = axis(0.0, HEADROOM * max(sizes), 0, BARS, log=False)
     pitch, wide = across(len(sizes))
     base = BARS_TOP + BARS
@@ -110,7 +110,7 @@ def level(share: float) -> int:
 
 
 def row_names(names: list[int], top: float, tall: float) -> str:
-    """The kinds beside their rows, each with a line that leads to its cells."""
+    """Draw the kinds next to their rows, each with a line to its cells."""
     drawn = []
     for place in range(0, len(names), spaced(len(names), int(tall * len(names) // 13))):
         y = top + tall * (place + 0.5)
@@ -142,7 +142,7 @@ def spaced(number: int, most: int) -> int:
 
 
 def legend(y: float, rows: str, number: int) -> str:
-    """What the shades mean."""
+    """Explain the shades."""
     drawn = [f'<text class="step" x="{LEFT}" y="{y + 11:g}">share of its examples, up to</text>']
     x = LEFT + 178.0
     for shade, most in enumerate(LEVELS):

@@ -51,14 +51,14 @@ class SeedSeries:
     flips: Array  # at each evaluation, share of few-bit weights' signs that changed since the one before
     notes: Notes
     kept: Array  # at each evaluation, bytes that a worker keeps for backward: coded, or inputs under SWAT
-    kept_dense: Array  # what they would be as they are
+    kept_dense: Array  # the same, uncoded
     counted: Array  # in a lab, bytes that each host's interface has sent, including headers
     noise: NoiseSeries  # of the gradient, in batches of a worker
     loss_scale: Array = field(default_factory=lambda: np.zeros(0))  # of each step; empty without a scaler
     skipped: int = 0  # steps that a scaler skipped
     blocks: BlockSeries | None = None  # where blocks train side by side
     density: Array = field(default_factory=lambda: np.zeros(0))  # of each new masks: share of weights in use
-    changed: Array = field(default_factory=lambda: np.zeros(0))  # and of these, what the update brought
+    changed: Array = field(default_factory=lambda: np.zeros(0))  # share of these that the update brought
 
     def __getitem__(self, name: str) -> Array:
         return self.values[name]

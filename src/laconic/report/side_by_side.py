@@ -1,4 +1,4 @@
-"""The section of a report on blocks that train side by side: when each works, what they send, residuals."""
+"""The section of a report on blocks that train in parallel: when each works, its traffic, residuals."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ HEADS = (
 
 @dataclass(frozen=True)
 class BlockSeries:
-    """One training's blocks, by rank: for each step what an event's "blocks" says."""
+    """One training's blocks, by rank: the "blocks" of each step's events."""
 
     ranks: tuple[tuple[Mapping[str, Any], ...], ...]
 
     def mean(self, rank: int, name: str, part: slice) -> float:
-        """Of a quantity over these steps; 0 without steps."""
+        """Return the mean of a quantity over these steps; 0 without steps."""
         values = [float(step[name]) for step in self.ranks[rank][part]]
         return float(np.mean(values)) if values else 0.0
 
@@ -61,7 +61,7 @@ class BlockSeries:
         )
 
     def at_once(self) -> list[float]:
-        """Of the time in which any block works, the share in which 1, 2, ... do, second half of the steps."""
+        """Return the shares of busy time in which 1, 2, ... blocks work, in the second half of the steps."""
         return at_once(self.spans(self.common // 2, self.common))
 
     def _length(self, first: int, last: int) -> float:
@@ -86,7 +86,7 @@ def side_by_side(found: Sequence[tuple[str, BlockSeries | None]]) -> str:
 
 
 def words(shares: Sequence[float]) -> str:
-    """How much blocks overlap, as a sentence.
+    """Return the overlap of blocks as a sentence.
 
     >>> words([1.0, 0.8, 0.5])
     'Of the time in which any block works, two or more do in 80 %, all 3 in 50 %.'

@@ -26,12 +26,12 @@ class Row:
 
     Attributes:
         wire_mb: MB that a worker puts on the wire in a step, by the model in `laconic.comm.wire_model`.
-        smaller: The same for all-reduce in float32, in a group of this size, divided by `wire_mb`.
+        smaller: MB of a float32 all-reduce in a group of this size, divided by `wire_mb`.
         against_first: `wire_mb` of the first baseline divided by this one's.
         zeros: Share of the weights that are exactly zero.
         optimiser: Its name and peak learning rate.
         consensus: Distance of ranks from their average at the last test, relative to its norm.
-        residual: Of a low-bit training at the last test: |weights - few bits| / |weights|; 0 for float32.
+        residual: |weights - few bits| / |weights| of a low-bit training at the last test; 0 for float32.
         flips: Share of the signs of few-bit weights that changed between the last two tests; 0 for float32.
         density: Share of the weights that masks leave in use at the end; 0 without masks.
         changed: Share of these that the last update of the masks brought.
@@ -39,10 +39,10 @@ class Row:
         noise_scale: Gradient noise scale in the second half, in batches of a worker; nan where not measured.
         skipped: Steps that a GradScaler skipped, mean over seeds.
         loss_scale: Of the last step, mean over seeds; 0 without a GradScaler.
-        kept_mb, kept_dense_mb: MB that a worker keeps for backward at the last test, and what they would be
-            as they are; 0 unless activations are coded.
+        kept_mb, kept_dense_mb: MB that a worker saves for backward at the last test, and the same uncoded;
+            0 unless activations are coded.
         activations_mb, gradients_mb, replicas_mb: Parts of `wire_mb` in a pipeline: activations to the next
-            stage, their gradients back, and what replicas exchange. Sums over all workers; 0 elsewhere.
+            stage, their gradients back, and the replicas' exchange. Sums over all workers; 0 elsewhere.
         waiting: Share of the step that a stage of a pipeline waits for others, mean over stages.
         reach_s: Seconds of training until a test reaches the run's target; nan without one, or if a seed
             never does.
@@ -100,7 +100,7 @@ def counted(rows: list[Row]) -> str:
 
 
 def residuals(rows: list[Row]) -> str:
-    """One sentence about how far low-bit trainings ended from few bits; "" if there are none."""
+    """Return a sentence about the distance of low-bit trainings from few bits; "" if there are none."""
     apart = [f"{row.residual:.4f} with {row.spec}" for row in rows if row.residual]
     return f"Primal residual at the last test: {', '.join(apart)}." if apart else ""
 
@@ -134,7 +134,7 @@ def between(rows: list[Row]) -> str:
 
 
 def kept_bytes(rows: list[Row]) -> str:
-    """One sentence about bytes kept for backward, with SWAT by its layers; "" if all are as they are."""
+    """Return a sentence about bytes saved for backward, with SWAT by its layers; "" if nothing is coded."""
     kept = [
         f"{row.kept_mb:.4g} of {row.kept_dense_mb:.4g} MB with {row.spec}"
         f" ({row.kept_dense_mb / row.kept_mb:.1f} times smaller)"
@@ -196,7 +196,7 @@ def _row(method: MethodSeries, config: dict[str, Any]) -> Row:
 
 
 def last_tests(method: MethodSeries) -> list[tuple[SeedSeries, int]]:
-    """Each seed, and where the last test is that all have done; nothing where there is none."""
+    """Return each seed with the index of the last test that all have done; empty if there is none."""
     steps = set.intersection(*(set(seed.eval_steps.tolist()) for seed in method.seeds))
     return [(seed, seed.eval_steps.tolist().index(max(steps))) for seed in method.seeds] if steps else []
 

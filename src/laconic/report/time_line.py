@@ -11,7 +11,7 @@ WIDTH, ROW, BAR, LEFT, RIGHT, TOP, BOTTOM = 860, 38, 24, 74, 16, 34, 34
 
 
 def at_once(rows: Sequence[Spans]) -> list[float]:
-    """Of the time in which any row works, the share in which 1, 2, ... or more do.
+    """Return the shares of the time in which any row works, in which at least 1, 2, ... rows do.
 
     >>> at_once([[("a", 0.0, 2.0)], [("a", 1.0, 3.0), ("b", 3.0, 4.0)]])
     [1.0, 0.25]

@@ -81,7 +81,7 @@ def disc(size: int) -> float:
 
 
 def discs(size: int) -> list[str]:
-    """The ranks: numbered inside if a number fits, else every eighth beside its disc."""
+    """Draw the ranks: numbered inside if a number fits, else every eighth next to its disc."""
     radius, found = disc(size), []
     inside = radius >= 8
     font = min(14.0, 1.05 * radius) if inside else 11.0
@@ -96,7 +96,7 @@ def discs(size: int) -> list[str]:
 
 
 def which(period: int | None, steps: list[int]) -> str:
-    """Which steps are drawn.
+    """Name the steps that are drawn.
 
     >>> which(4, [0, 1, 2, 3]), which(14, [2]), which(1, [0])
     ('all 4 steps of a period', 'step 2, period 14', 'the same at every step')

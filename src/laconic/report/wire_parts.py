@@ -1,4 +1,4 @@
-"""A picture of what a pipeline sends in a step: a bar a method, of activations, their gradients, replicas."""
+"""A picture of a pipeline's traffic per step: a bar per method, of activations, gradients and replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A federated run as one self-contained HTML page, beside its summary as JSON."""
+"""A federated run as one self-contained HTML page, with its summary as JSON."""
 
 from __future__ import annotations
 
