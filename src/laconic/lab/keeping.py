@@ -13,7 +13,7 @@ from typing import Any
 from laconic.core.errors import LabError
 from laconic.lab.bare import bare
 
-END_S = 5.0  # for the keeper to end by itself
+END_S = 5.0  # for the keeper to end voluntarily
 MEANS = """\
 it takes root, or a kernel that allows namespaces to users: see user.max_user_namespaces and
 kernel.apparmor_restrict_unprivileged_userns in /proc/sys; a container needs --privileged"""

@@ -48,7 +48,7 @@ class Lab:
     Args:
         hosts: Number of hosts, 1 to 64.
         link: Every host's link, or a profile; default: as fast as memory.
-        offload: Whether packets of up to 64 kB cross as one, as with a network card that cuts them: fast
+        offload: Whether packets of up to 64 kB cross as one, as with a network card that segments them: fast
             links then take less processor time, and counters miss headers. Default: False.
         seed: Seed of delay and loss, if the kernel has no netem; default: 0.
 
@@ -65,7 +65,7 @@ class Lab:
         self.links = [self.profile.link] * hosts
         self.offload, self.seed = offload, seed
         self.addresses = tuple(map(wiring.address, range(hosts)))
-        self.means = "tc"  # what makes delay and loss: "tc" (netem, or there is none) or "relay"
+        self.means = "tc"  # source of delay and loss: "tc" (netem, or neither) or "relay"
         self._keeping: Keeping | None = None
         self._relay: subprocess.Popen[str] | None = None
         self._runs = 0
@@ -118,10 +118,10 @@ class Lab:
             command: Program and arguments.
             env: Variables added to the environment; default: none.
             timeout_s: Seconds after which all are killed; default: no limit.
-            capture: Whether to return what they print (default), or to let them print.
+            capture: Whether to return the commands' output (default), or to let them print.
 
-        Returns:
-            What each host printed, or "".
+            rns:
+            The output of each host, or "".
 
         Raises:
             LabError: A command has failed or `timeout_s` is over; the others are killed.

@@ -80,7 +80,7 @@ class Link:
         return self.delay_s == 0 and self.loss_share == 0
 
     def __str__(self) -> str:
-        """In words.
+        """Describe the link.
 
         >>> print(Link("100mbit", up="10mbit", delay="15ms", loss="1%"))
         10mbit up, 100mbit down, delay 15ms, loss 1%

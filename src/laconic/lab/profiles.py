@@ -1,6 +1,6 @@
 """Networks by name: `laconic lab --profile wifi`. The figures are round values of common networks.
 
-In `wan-3-regions` hosts are in three regions in turn, host 0 in the first, host 1 in the second; packets
+In `wan-3-regions` hosts are spread over three regions: host 0 in the first, host 1 in the second. Packets
 between regions take as long as across an ocean, or around half the world.
 """
 

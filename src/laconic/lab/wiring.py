@@ -38,7 +38,7 @@ def names(hosts: int) -> str:
 
 
 def hardware(host: int) -> str:
-    """A host's Ethernet address, by which the relay knows it."""
+    """Return a host's Ethernet address, its identity for the relay."""
     return f"02:00:00:00:00:{host + 1:02x}"
 
 

@@ -26,7 +26,7 @@ def main(keeper: str, number: int, command: list[str]) -> NoReturn:
     """Enter, run, wait."""
     folder = os.getcwd()  # noqa: PTH109
     step_in(keeper, number)
-    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)  # until the command is there
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)  # until the command has started
     child = os.fork()
     if child == 0:
         become(number, folder, command)

@@ -3,11 +3,11 @@
     keeper COUNT OWNER      COUNT network namespaces, until process OWNER or standard input ends
 
 Namespaces have no names: they are open files of one process, which is process 1 of its own process namespace.
-When that process ends, however it ends, the kernel kills everything that runs in the lab and removes the
-namespaces, interfaces and mounts. So nothing is left behind, and nothing needs to be cleaned up.
+When that process ends for any reason, the kernel kills everything that runs in the lab and removes the
+namespaces, interfaces and mounts, so no cleanup is needed.
 
-Without root's rights it becomes root of its own user namespace, if the kernel allows that. It reads requests,
-one JSON list a line, and answers each with a list: see `answer`.
+Without root's rights it becomes root in a new user namespace, if the kernel allows that. It reads requests,
+one JSON list per line, and answers each with a list: see `answer`.
 """
 
 from __future__ import annotations
