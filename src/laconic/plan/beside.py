@@ -1,7 +1,7 @@
-"""How much messages and computing slow each other down when a worker does both at once.
+"""Slowdown of messages and computing when a worker does both at once.
 
 Messages need the processor too: for copies, checksums and the kernel. If a worker has few cores, a message
-waits for one, and each byte costs the worker some computing time. Both are measured: all ranks multiply
+waits for one, and each byte costs the worker some computing time. To measure both, all ranks multiply
 matrices while one thread of each exchanges messages.
 """
 

@@ -1,9 +1,8 @@
-"""A rehearsal of what crosses the boundary of two stages: a micro-batch is coded here, there and back.
+"""Rehearsal of the boundary of two stages: a micro-batch is coded forward and backward.
 
-As for methods there is no formula per codec: a sender's channel encodes normal activations and a receiver's
-decodes them, bytes are counted and seconds are measured. So a user's own codec is planned like ours. A coding
-that remembers samples is rehearsed at their first visit and at a later one, whose activations have changed
-by a tenth.
+There is no formula per codec: a sender's channel encodes normal activations and a receiver's decodes them,
+bytes are counted and seconds are measured, so user-defined codecs are planned like ours. A coding that stores
+samples is rehearsed at their first visit and at a later one, whose activations have changed by a tenth.
 """
 
 from __future__ import annotations
@@ -65,13 +64,13 @@ class Visited:
 
 
 def rehearse_crossing(crossing: Crossing, shape: Sequence[int]) -> list[Visited]:
-    """What a micro-batch of this shape, samples first, costs: at later visits, and before that at first ones.
+    """Return the costs of a micro-batch of this shape, samples first: at later visits, then at first ones.
 
     >>> from laconic.pipeline.crossing import crossing
     >>> [visited.up for visited in rehearse_crossing(crossing("ac_sgd(4, 8)"), (4, 64, 128))]
     [65560, 18456]
     """
-    if crossing.dense:  # torch's own stages: the floats as they are, and no header
+    if crossing.dense:  # torch's own stages: plain floats without a header
         nbytes = 4 * torch.Size(shape).numel()
         return [Visited(nbytes, nbytes)]
     rows = min(shape[0], max(1, MAX_ELEMENTS // max(1, torch.Size(shape[1:]).numel())))
@@ -124,7 +123,7 @@ class _Way:
         self._step = 0
 
     def first(self) -> _Message:
-        """Samples that nobody has seen."""
+        """Return samples not seen before."""
         return self._played(lambda: (self._make(), self._make()))
 
     def later(self) -> _Message:

@@ -29,7 +29,7 @@ USUAL = (  # those of docs/choosing.md, at densities whose loss was measured
 
 
 def contenders(specs: Sequence[str] = ()) -> list[Method | Strategy]:
-    """What the specs name, by default the common methods, and dense before them; each once."""
+    """Return the specs' methods, by default the common ones, preceded by dense; without duplicates."""
     return [strategy_or_method(spec) for spec in dict.fromkeys((DENSE, *(specs or USUAL)))]
 
 

@@ -1,15 +1,15 @@
-"""A forecast: every method's step at every number of workers, and which one to take.
+"""Forecast: every method's step at every number of workers, and a recommendation.
 
-The advice weighs time against what trainings have lost, in this order:
+The recommendation weighs time against the accuracy lost in measured trainings, in this order:
 
-1. Of the methods that lost at most `KEEPS` points of accuracy, dense among them: the fastest; and of those
-   within `NEAR` of it, the one that sends most, since what is not sent is lost or late.
-2. The others in the order of what they lost: each replaces the choice so far if it is `FASTER` times as fast;
-   where it loses more than `POINTS` points more, FASTER ** (points / POINTS) times. What was not measured
-   comes last and must be `FASTER` times as fast.
+1. Of the methods that lost at most `KEEPS` points of accuracy, including dense: the fastest; among those
+   within `NEAR` of it, the one that sends most, since unsent entries are lost or late.
+2. The others in the order of their loss: each replaces the choice so far if it is `FASTER` times as fast;
+   if it loses more than `POINTS` points more, FASTER ** (points / POINTS) times. Unmeasured methods come last
+   and must be `FASTER` times as fast.
 
-So no accuracy is given for a little time, and not much of it for a few times as fast: then `reason` tells
-what a method that loses some would gain. Strategies are forecast but not advised.
+Accuracy is therefore not sacrificed for a little time, and little of it for a speedup of a few times;
+`reason` then states the gain of a lossy method. Strategies are forecast but not recommended.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Forecast:
 
 
 def forecasts(rehearsed: Sequence[Rehearsed], size: int, work: Work, network: Network) -> list[Forecast]:
-    """Of all methods, the fastest step first."""
+    """Return the forecasts of all methods, the fastest step first."""
     found = [
         Forecast(
             each.spec,
@@ -75,7 +75,7 @@ def _spread_s(work: Work, each: Rehearsed, network: Network, size: int) -> float
 
 
 def choice(ranked: Sequence[Forecast]) -> Forecast:
-    """What to take, of forecasts with the fastest step first; one of them is dense."""
+    """Return the recommendation among forecasts, sorted by step time; one of them is dense."""
     methods = [each for each in ranked if not each.strategy]
     keepers = [each for each in methods if each.keeps]
     limit = NEAR * keepers[0].split.step_s
@@ -88,12 +88,12 @@ def choice(ranked: Sequence[Forecast]) -> Forecast:
 
 
 def _worst(each: Forecast) -> float:
-    """Points lost; what was not measured counts as most."""
+    """Return the points lost; unmeasured methods rank last."""
     return math.inf if each.lost is None else each.lost
 
 
 def _needed(chosen: Forecast, each: Forecast) -> float:
-    """How many times as fast as `chosen` a method that loses more must be to replace it."""
+    """Return the speedup that a lossier method needs to replace `chosen`."""
     if each.lost is None or chosen.lost is None:
         return FASTER
     return float(FASTER ** max(1.0, (each.lost - chosen.lost) / POINTS))
@@ -137,7 +137,7 @@ def reason(chosen: Forecast, ranked: Sequence[Forecast], dense: Forecast) -> str
 
 
 def _offer(lossy: Forecast, times: float) -> str:
-    """What a method that loses some would gain."""
+    """Describe the gain of a lossy method."""
     takes = format_seconds(lossy.split.step_s)
     return f"{lossy.spec} takes {takes}, {times:.1f} times as fast, but {_lost(lossy)}"
 

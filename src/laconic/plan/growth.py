@@ -1,12 +1,12 @@
-"""How a figure grows with the number of workers N, fitted to a few small groups.
+"""Growth of a figure with the number of workers N, fitted to a few small groups.
 
     all_gather of m bytes per rank   (N - 1) m           the first form below
     all_reduce of m bytes            2 (N - 1) / N m     the second: nearly constant
     a tree                           log2 N m            the third
     local work of a rank             m                   the fourth
 
-What a method sends is a sum of these with non-negative factors. Of all sums that fit, we use the one with the
-fewest terms: otherwise an error of a thousandth in a small group could become a quarter in a large one.
+A method's traffic is a sum of these with non-negative factors. Among the sums that fit, we use the one with
+the fewest terms: otherwise an error of a thousandth in a small group could become a quarter in a large one.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from laconic.exchange.rule import OptimiserView
 
 
 class InStep(NoOptimiser):
-    """A model of this layout whose optimiser has stepped once, for rules that exchange in a step.
+    """A model of this layout whose optimiser has stepped once, and a method's rules that replace the step.
 
-    Without such rules there is no optimiser: to make one, torch imports its compiler for seconds.
+    Without such rules there is no optimiser: creating one imports torch's compiler, which takes seconds.
     """
 
     optimiser: Optimizer

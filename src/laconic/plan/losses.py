@@ -1,8 +1,8 @@
-"""What methods lose in test accuracy, as measured: the second half of the advice of a plan.
+"""Loss of test accuracy of methods, as measured: the second half of the advice of a plan.
 
-The figures come from `losses.json` beside this file. `python -m benchmarks.losses` writes it from the
-trainings of docs/accuracy.md: points of test accuracy below dense training with the same optimiser, mean
-over seeds. They are of small models and short trainings, which are hard on methods that hold entries back.
+`python -m benchmarks.losses` writes the figures to `losses.json` from the trainings of docs/accuracy.md:
+points of test accuracy below dense training with the same optimiser, mean over seeds. Small models and short
+trainings are hard on methods that delay entries.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib.resources import files
 
 FIGURES = "losses.json"
-WARM_UP = re.compile(r"(?:, )?warmup_steps=\d+")  # whose length says little of what is lost after it
+WARM_UP = re.compile(r"(?:, )?warmup_steps=\d+")  # its length hardly affects the loss after it
 
 
 def points_lost(spec: str) -> float | None:

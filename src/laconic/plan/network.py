@@ -1,4 +1,4 @@
-"""What messages cost on a link: a latency each, plus their bytes at the link's rate (the alpha-beta model).
+"""Cost of messages on a link: a latency each, plus their bytes at the link's rate (the alpha-beta model).
 
     collective       messages in sequence
     all_reduce       2 (N - 1), in a ring; 2 if short
@@ -8,7 +8,7 @@
     other            1
 
 Hockney 1994, Parallel Computing 20(3); for collectives Thakur et al. 2005, IJHPCA 19(1). Links are full
-duplex, and each worker has its own.
+duplex, one per worker.
 """
 
 from __future__ import annotations

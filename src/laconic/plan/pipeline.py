@@ -1,11 +1,11 @@
-"""The time line of a pipeline's step: stages compute micro-batches in turn, and links carry what crosses.
+"""Time line of a pipeline's step: stages alternate forwards and backwards, and links carry their messages.
 
     forward i of stage s     when its activation has arrived and was decoded, and the stage is free
     message                  when it is encoded, and the sender's and the receiver's link are free
     step                     when the last stage is done with its last backward, and with the update
 
-Schedules are those of `laconic.plan.schedules`. Torch's 1F1B waits until a message is sent before the stage
-goes on; its GPipe and its interleaved schedule do not. Its 1F1B posts sends before receives, and then a pair
+See `laconic.plan.schedules` for the schedules. In torch's 1F1B a stage waits until its message is sent; in
+torch's GPipe and interleaved schedules it does not. Its 1F1B posts sends before receives, and then a pair
 of gloo's ranks sends in one direction at a time (`duplex=False`): 1.57 MB both ways over 100 Mbit/s take
 0.26 s, and 0.14 s with receives posted first, as stages under `laconic.pipeline.compress` do.
 """
@@ -32,7 +32,7 @@ class StageWork:
 
 @dataclass(frozen=True)
 class Crossed:
-    """What crosses a boundary for one micro-batch: bytes up and down, seconds of coding per message."""
+    """Messages of a micro-batch at a boundary: bytes up and down, seconds of coding per message."""
 
     up: float
     down: float
@@ -132,7 +132,7 @@ class _Line:
         return None if arrived is None else max(self.free[stage % self.workers], arrived)
 
     def run(self, kind: str, stage: int, micro: int, began: float) -> None:
-        """Compute, and encode what goes on to the next stage."""
+        """Compute, and encode the output for the next stage."""
         forward = kind == "forward"
         work = self.stages[stage]
         to = stage + 1 if forward else stage - 1

@@ -1,11 +1,11 @@
-"""A forecast of pipelines: what crosses the stages, by what method replicas exchange, in which schedule.
+"""Forecast of pipelines: the coding between stages, the method between replicas, and the schedule.
 
 A replica's stages compute and send as in `laconic.plan.pipeline`. Replicas then exchange the gradients of
-each stage's weights: from its last backward on, as DDP does with several micro-batches, and behind that
-backward as far as it lasts. The step ends with the slowest worker, and the update.
+each stage's weights from its last backward on, as DDP does with several micro-batches, overlapping with that
+backward. The step ends with the slowest worker, and the update.
 
-Links carry both kinds of messages one after the other, except that what a stage exchanges while others still
-send activations is counted as if it had the link for itself.
+Links carry both kinds of messages one after the other, except that a stage's exchange is counted as if it had
+the link alone while other stages still send activations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from laconic.plan.rehearsal import Rehearsed, Traffic
 from laconic.plan.schedules import SCHEDULES, check
 from laconic.plan.step import Work, buckets, time_line
 
-CROSSINGS = (  # what a plan compares by default
+CROSSINGS = (  # compared by default
     "dense()",
     "cast('fp16')",
     "direct(minmax(bits=4, block=128), backward=minmax(bits=8, block=128))",
@@ -53,7 +53,7 @@ class Cut:
     layers: int | None = None
 
     def work(self, turns: int = 1) -> list[StageWork]:
-        """Of each stage, `turns` on each worker, for one micro-batch."""
+        """Return each stage's work, with `turns` stages per worker, for one micro-batch."""
         shares = self.shares(self.stages * turns)
         return [
             StageWork(
@@ -63,7 +63,7 @@ class Cut:
         ]
 
     def shares(self, stages: int) -> list[float]:
-        """Of the model, in each stage."""
+        """Return the model's share in each stage."""
         if self.layers is None:
             return [1 / stages] * stages
         ends = [i * self.layers // stages for i in range(stages + 1)]
@@ -86,11 +86,11 @@ class Cut:
 
 @dataclass(frozen=True)
 class PipelineForecast:
-    """One combination. `spec`: what crosses; `between`: the method of replicas, "" for one replica.
+    """One combination. `spec`: coding between stages; `between`: method of replicas, "" for one replica.
 
-    `visited`: the messages of a micro-batch, at first or at later visits. `exchange_s`: how much longer the
-    step is for replicas. `remembers`: whether samples cross as changes; `strategy`: whether replicas train
-    apart for a while.
+    `visited`: the messages of a micro-batch, at first or at later visits. `exchange_s`: additional seconds of
+    the step for replicas. `remembers`: whether samples are sent as changes; `strategy`: whether replicas
+    train separately for a while.
     """
 
     spec: str
@@ -188,10 +188,10 @@ def between_part(whole: Rehearsed, share: float) -> Rehearsed:
 
 
 def choice(found: Sequence[PipelineForecast]) -> PipelineForecast:
-    """What to take, of later visits: among combinations whose replicas' method keeps accuracy the fastest.
+    """Return the recommendation at later visits: the fastest whose replicas' method keeps accuracy.
 
-    Of those about as fast the one that remembers samples, as changes lose less than activations in as many
-    bits, and then the one that sends most.
+    Among combinations of about the same speed, prefer one that stores samples, as changes lose less than
+    activations in the same number of bits, then the one that sends most.
     """
     kept = [each for each in found if not each.strategy and each.lost is not None and each.lost <= KEEPS]
     fastest = min(kept, key=lambda each: each.step_s)

@@ -1,9 +1,9 @@
 """A rehearsal: a method exchanges gradients in small groups of threads, and its cost is recorded.
 
 There is no formula per method: messages are counted as they are sent, computing is timed, and `Growth`
-extrapolates both to any number of workers. So a user's own method is planned like ours. Seconds are CPU
-time of a rank's thread, so other load does not lengthen them. Only one rank computes at a time, so that
-ranks do not share caches.
+extrapolates both to any number of workers. User-defined methods are planned like ours. Seconds are CPU time
+of a rank's thread, so other load does not lengthen them. Only one rank computes at a time, so that ranks do
+not share caches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from laconic.plan.stage import Gradients, InTurn, Watch
 SIZES = (2, 4, 8)
 STEPS = 3  # in each group; the first is not counted
 MAX_ELEMENTS = 1 << 23  # a larger model rehearses with some of its tensors
-STEADY, PLAYS = 0.1, 3  # a rehearsal whose steps differ by more is repeated, up to so many in all
+STEADY, PLAYS = 0.1, 3  # largest accepted spread of steps, and most rehearsals to reach it
 CLOCK = 0.3  # relative error allowed between measured seconds and the fitted growth
 
 T = TypeVar("T")
@@ -51,9 +51,9 @@ class Rehearsed:
     """The cost of exchanging a whole model for one worker, for any number of workers.
 
     `traffic`: by collective; `encode_s`: before the first message; `decode_s`: between and after messages;
-    `when`: when messages travel. Gradients do during backward, momenta of 1-bit Adam in the optimiser's step,
-    parameters after the update or, where nobody waits for them, during the next step. `spread`: how far the
-    computing of one rehearsal is from that of another, as a share of their median.
+    `when`: time of the messages. Gradients are sent during backward, momenta of 1-bit Adam in the optimiser's
+    step, parameters after the update or, if no rank waits for them, during the next step. `spread`: deviation
+    of computing time between rehearsals, as a share of their median.
     """
 
     spec: str
@@ -160,7 +160,7 @@ class Played:
 
     @property
     def spread(self) -> float:
-        """How far the steps' seconds of coding are from their median: the median of that, as a share."""
+        """Return the median deviation of the steps' coding seconds from their median, as a share."""
         middle = median(self.coding_s or (0.0,))
         return median(abs(each - middle) for each in self.coding_s) / middle if middle else 0.0
 
@@ -202,7 +202,7 @@ def play(method: Method, layout: Layout, size: int, gradients: Gradients) -> lis
 
 
 def in_turns(size: int, act: Callable[[InTurn], T]) -> list[T]:
-    """What `act` returns on each of `size` ranks, threads that compute one at a time."""
+    """Return the results of `act` on each of `size` ranks, threads that compute one at a time."""
     baton = threading.Lock()
 
     def alone(comm: Loopback) -> T:

@@ -1,13 +1,13 @@
-"""Schedules of a pipeline's step: in which order a worker does forwards and backwards of its stages.
+"""Schedules of a pipeline's step: the order of forwards and backwards of a worker's stages.
 
     gpipe         all forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965)
-    1f1b          as many forwards as stages lie ahead, then in turn (Narayanan et al. 2019, SOSP,
+    1f1b          as many forwards as stages lie ahead, then alternating (Narayanan et al. 2019, SOSP,
                   arXiv:1806.03377)
     interleaved   the same with two stages or more on each worker, worker w those of w, w + N, ... (Narayanan
                   et al. 2021, arXiv:2104.04473), in torch's order
 
 With equal stages and free messages a worker waits for (N - 1) / (turns * micro-batches + N - 1) of a step,
-where N workers have `turns` stages each: the bubble.
+if N workers have `turns` stages each: the bubble.
 """
 
 from __future__ import annotations

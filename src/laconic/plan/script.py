@@ -35,10 +35,10 @@ def probe_script(
     group: dist.ProcessGroup | None = None,
     told: Callable[[str], object] | None = None,
 ) -> Probe:
-    """Measure links, a step of this training, and what methods would cost it, for `laconic plan`.
+    """Measure links, a step of this training, and the costs of methods, for `laconic plan`.
 
-    All ranks of the group call it, before `laconic.compress` or `laconic.distribute`. It does a dozen steps;
-    then the model, the optimiser, gradients and random generators are as before.
+    All ranks of the group call it, before `laconic.compress` or `laconic.distribute`. It runs a dozen steps,
+    then restores the model, the optimiser, gradients and random generators.
 
         probe_script(model, optimizer, lambda: loss_of(model(x), y)).write("probe.json")
 
@@ -48,14 +48,14 @@ def probe_script(
         loss: Runs the forward pass on a batch and returns the loss. Called a dozen times.
         specs: Methods and strategies to measure; default: common ones. `dense()` is always measured too.
         group: The process group; default: all ranks.
-        told: Called on rank 0 with what is measured next, in a few words.
+        told: Callback on rank 0 that receives a short name of the next measurement.
 
     Returns:
         The measurements, the same on every rank.
 
     Raises:
-        SpecError: A spec is wrong, or cannot be rehearsed.
-        AttachError: There is one rank only, or the model or optimiser is compressed or distributed already.
+        SpecError: A spec is invalid, or cannot be rehearsed.
+        AttachError: There is only one rank, or the model or optimiser is already compressed or distributed.
     """
     asked = contenders(specs)
     if is_ours(optimizer):
@@ -83,13 +83,13 @@ def probe_script(
 
 
 def _in_silence(what: str) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 def _rehearsed(
     asked: Sequence[Method | Strategy], layout: Layout, tell: Callable[[str], object]
 ) -> Iterator[Rehearsed]:
-    """The costs of methods, and each is told when it is known."""
+    """Yield the costs of methods, reporting each to `told` when it is known."""
     tell(f"encoding and decoding of {len(asked)} methods")
     for number, each in enumerate(rehearse_all(asked, layout), 1):
         tell(f"encoding and decoding, {number} of {len(asked)} known: {each.spec}")

@@ -102,7 +102,7 @@ class InTurn(Comm):
 class Gradients:
     """Heavy-tailed gradients (cubes of normal numbers) that are partly equal on all workers, like real ones.
 
-    Tensors differ in scale by a factor of up to 100.
+    The scales of tensors vary by a factor of up to 100.
     """
 
     def __init__(self, layout: Layout) -> None:

@@ -1,15 +1,15 @@
-"""The time line of a step: backward makes buckets ready, one after the other, and a thread exchanges them.
+"""Time line of a step: backward makes buckets ready, one after the other, and a thread exchanges them.
 
     bucket b starts   when it is ready and bucket b - 1 is done
     bucket b is done  its encoding, messages and decoding later
     step              forward + max(backward, last bucket done) + update
 
-Strategies exchange parameters: after the update, or while the next step computes. Rules such as 1-bit Adam
+Strategies exchange parameters after the update, or while the next step computes. Rules such as 1-bit Adam
 exchange in the update.
 
-Encoding and decoding take a core. Where a worker has less than two, what they take is taken from backward:
-then they lengthen the step even where messages hide behind it. So does the toll of messages, and these are
-slower while backward computes: the part of them that passes until its end.
+Encoding and decoding take a core. If a worker has fewer than two, their time is added to backward: they then
+lengthen the step even if messages overlap with backward. The same holds for the toll of messages, and
+messages sent before the end of backward are slower.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ FIRST = 2**20  # of its first bucket
 
 @dataclass(frozen=True)
 class Work:
-    """What a worker does without the others: seconds of forward, backward and the optimiser's update.
+    """A worker's local work: seconds of forward, backward and the optimiser's update.
 
-    `buckets`: bytes of each, in the order in which backward makes them ready; `ready`: when it has, as parts
-    of backward, or nothing for an even pace. `cores`: that a worker has for itself.
+    `buckets`: bytes of each, in the order in which backward makes them ready; `ready`: when it has, as shares
+    of backward, or empty for an even pace. `cores`: number per worker.
     """
 
     forward_s: float
@@ -48,7 +48,7 @@ class Work:
 
     @property
     def parts(self) -> list[float]:
-        """Of the model, in each bucket."""
+        """Return the model's share in each bucket."""
         return [nbytes / sum(self.buckets) for nbytes in self.buckets]
 
     @property
@@ -69,7 +69,7 @@ class Split:
 
     @property
     def hidden_s(self) -> float:
-        """What of the exchange did not lengthen the step."""
+        """Return the seconds of the exchange that did not lengthen the step."""
         exchange = self.encode_s + self.communicate_s + self.decode_s
         return max(exchange - (self.step_s - self.alone_s), 0.0)
 
@@ -80,7 +80,7 @@ class Split:
 
 
 def buckets(nbytes: int) -> tuple[int, ...]:
-    """How DDP cuts gradients of so many bytes by default: a small bucket first, as it is ready first.
+    """Return DDP's default buckets for gradients of this size: a small bucket first, as it is ready first.
 
     >>> [each >> 20 for each in buckets(60 << 20)]
     [1, 25, 25, 9]
@@ -122,7 +122,7 @@ def time_line(work: Work, rehearsed: Rehearsed, network: Network, size: int) -> 
 
 
 class Message(NamedTuple):
-    """Seconds of a bucket's messages: while nobody computes, and while all do; and what they then take."""
+    """Seconds of a bucket's messages, without and with computing at once, and their cost in computing."""
 
     idle_s: float
     busy_s: float

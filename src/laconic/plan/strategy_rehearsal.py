@@ -31,7 +31,7 @@ from laconic.plan.stage import Gradients, InTurn
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import Strategy
 
-STEPS = 2  # at least so many are counted, and as many go before
+STEPS = 2  # least number of counted steps, and of uncounted steps before them
 MAX_ELEMENTS = 1 << 23  # parameters times steps, in one group
 LEAST_ELEMENTS = 1 << 16
 
