@@ -261,7 +261,7 @@ def test_buffers_without_a_mean_begin_as_the_first_ranks(pool, spec):
 def copied(spec):
     model, optimizer = begin(net(), spec)
     for way in (copy.deepcopy, copy.copy, pickle.dumps):
-        with pytest.raises(StateError, match="cannot be copied: take its state_dict"):
+        with pytest.raises(StateError, match="cannot be copied: copy its state_dict"):
             way(optimizer)
     advance(model, optimizer, 3)
     optimizer.finish()

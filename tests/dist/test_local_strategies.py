@@ -133,7 +133,7 @@ def some_tell_their_losses(*ranks):
 
 @on_ranks(4)
 def test_a_loss_that_one_rank_does_not_tell_is_missed_on_all():
-    with pytest.raises(AttachError, match="rank 2 has noted no loss"):
+    with pytest.raises(AttachError, match="rank 2 has recorded no loss"):
         some_tell_their_losses(0, 1, 3)
 
 

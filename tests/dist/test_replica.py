@@ -110,7 +110,7 @@ def test_what_would_be_lost_inside_averaged_is_refused():
     calls = (optimizer.step, optimizer.finish, optimizer.remove, lambda: optimizer.load_state_dict(state))
     with optimizer.averaged():
         for call in calls:
-            with pytest.raises(StateError, match="leave it first"):
+            with pytest.raises(StateError, match="exit it first"):
                 call()
     optimizer.step()
     assert optimizer.stats().steps == 1

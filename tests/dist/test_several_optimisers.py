@@ -133,7 +133,7 @@ def test_a_group_is_added_to_one_of_them():
     matrices, rest = halves(model)
     first, second = torch.optim.SGD(matrices, lr=0.05), torch.optim.SGD(rest[:2], lr=0.05)
     model, optimizer = laconic.distribute(model, [first, second], "local_sgd(every=1)")
-    with pytest.raises(AttachError, match="the one that is to hold"):
+    with pytest.raises(AttachError, match="the one that shall hold"):
         optimizer.add_param_group({"params": rest[2:]})
     second.add_param_group({"params": rest[2:]})
     before = rest[-1].detach().clone()
@@ -161,7 +161,7 @@ def test_what_cannot_be_is_refused_with_the_way_out():
     state = optimizer.state_dict()
     fewer = {**state, "several": state["several"][:1]}
     plain = {"laconic": state["laconic"], **copy.deepcopy(adamw.state_dict())}
-    for wrong, words in ((fewer, r"of 1 optimiser\(s\), here are 2"), (plain, "here are 2")):
+    for wrong, words in ((fewer, r"has 1 optimiser\(s\), here are 2"), (plain, "here are 2")):
         with pytest.raises(StateError, match=words):
             optimizer.load_state_dict(wrong)
     optimizer.remove()

@@ -142,7 +142,7 @@ def test_who_wakes_up_after_the_end_ends_with_an_error(pool):
     first, late, last = pool.fresh(3, sleeps_to_the_end, timeout_s=100.0)
     assert first.error is None and last.error is None, (first.error, last.error)
     assert isinstance(late.error, PeerError)
-    assert "the others went on without it as ranks [0, 2]; their training has ended" in str(late.error)
+    assert "the others continued without it as ranks [0, 2]; their training has ended" in str(late.error)
 
 
 def begins_late():

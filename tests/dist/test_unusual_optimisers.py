@@ -286,7 +286,7 @@ def wrapped_ones():
             ends.append(flat(model).clone())
         assert all(torch.equal(ends[0], each) for each in ends), spec
     model = net()
-    with pytest.raises(AttachError, match="GradScaler of a trainer"):
+    with pytest.raises(AttachError, match="a trainer's GradScaler"):
         laconic.distribute(model, TRANSPARENT[0](sgd(model), torch.amp.GradScaler("cpu")), "sgp()")
     with pytest.raises(AttachError, match=r"its \._optimizer"):
         laconic.compress(DistributedDataParallel(model), NoOptimizer(sgd(model)), "cgx()")

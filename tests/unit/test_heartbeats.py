@@ -85,7 +85,7 @@ def test_who_was_taken_for_dead_comes_back_with_the_next_generation(rosters, sto
     assert regrouped([rosters[0], rosters[2]]) == [(0, 1, 2)] * 2
     waiting.join()
     assert back.members == (0, 1, 2)
-    assert rosters[0].why == back.why == "rank 1 was left out, or is a new process, and comes back"
+    assert rosters[0].why == back.why == "rank 1 was excluded, or is a new process, and rejoins"
     back.close()
 
 
@@ -108,7 +108,7 @@ def test_a_few_wait_longer_for_the_many_that_beat(rosters):
 def test_who_was_left_out_never_goes_on_alone(rosters):
     """The others may have ended, or be in a training of their own."""
     assert regrouped(rosters[1:], 0.5) == [(1, 2)] * 2
-    with pytest.raises(PeerError, match=r"rank 0 .* went on without it .*\[1, 2\] do not take it in again"):
+    with pytest.raises(PeerError, match=r"rank 0 .* continued without it .*\[1, 2\] do not readmit it"):
         rosters[0].regroup(WHY, 0.5, 1.0)
     for heartbeats in rosters[1:]:
         heartbeats.close()

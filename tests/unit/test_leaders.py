@@ -165,7 +165,7 @@ def test_a_loss_that_was_not_told_is_missed_on_every_rank(local: int) -> None:
         found = said("lsgd(every=4, ranks_per_node=4)", 4, loss=lambda rank, step: None if rank == 2 else 1.0)
     for kind, text in found:
         assert kind is AttachError
-        assert "rank 2 has noted no loss" in text
+        assert "rank 2 has recorded no loss" in text
         assert "optimizer.note_loss(loss)" in text
 
 
@@ -270,7 +270,7 @@ def test_wrong_settings_are_refused(spec: str, words: str) -> None:
     [
         ("lsgd()", 1, "a leader needs followers: start more workers"),
         ("lsgd(ranks_per_node=4)", 6, "ranks_per_node=4 does not divide 6 ranks: set it to"),
-        ("easgd()", 1, "one rank has no other to average with"),
+        ("easgd()", 1, "one rank cannot average with another"),
     ],
 )
 def test_a_group_that_does_not_fit_is_refused(spec: str, size: int, words: str) -> None:

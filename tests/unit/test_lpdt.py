@@ -216,7 +216,7 @@ def test_a_message_is_a_byte_an_entry() -> None:
 def test_an_optimiser_with_a_momentum_of_its_own_is_refused(spec: str, make, got: str) -> None:
     with pytest.raises(AttachError) as refused:
         worker(spec, Loopback.world(4)[0], make)
-    assert f"got {got}: build SGD(parameters, lr=...), or set momentum=0" in str(refused.value)
+    assert f"got {got}: create SGD(parameters, lr=...), or set momentum=0" in str(refused.value)
 
 
 def test_without_momentum_any_optimiser_will_do() -> None:

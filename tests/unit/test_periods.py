@@ -164,7 +164,7 @@ def test_a_resumed_period_has_as_many_steps_as_one_that_was_not_stopped(size: in
 
 def silent(comm: Loopback) -> None:
     rank = worker("lsgd(every=1, local_every=1, ranks_per_node=1, count='total')", comm)
-    with pytest.raises(AttachError, match="rank 1 has noted no loss"):
+    with pytest.raises(AttachError, match="rank 1 has recorded no loss"):
         rank.train(range(2), loss=lambda rank, step: None if rank == 1 else 1.0)
 
 

@@ -338,8 +338,12 @@ def test_what_does_not_mix_is_refused() -> None:
     mixed = torch.tensor([[0.5, 0.5], [0.5, 0.25]], dtype=torch.float64)
     negative = torch.tensor([[1.5, -0.5], [0.0, 1.0]], dtype=torch.float64)
     columns, rows = mixing.check_column_stochastic, mixing.check_row_stochastic
-    refuses(SpecError, r"what rank 1 keeps and sends must sum to 1, got 0\.75; divide", columns, mixed)
-    refuses(SpecError, r"what rank 1 keeps and gets must sum to 1, got 0\.75; divide", rows, mixed)
+    refuses(
+        SpecError, r"the shares that rank 1 keeps and sends must sum to 1, got 0\.75; divide", columns, mixed
+    )
+    refuses(
+        SpecError, r"the shares that rank 1 keeps and receives must sum to 1, got 0\.75; divide", rows, mixed
+    )
     refuses(SpecError, r"weights must be 0 or more, got -0\.5 from rank 1 to rank 0", rows, negative)
     words = r"go both ways at every step, but those of .* do not; use ring\(\)"
     for text in SPECS:

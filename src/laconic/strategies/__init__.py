@@ -1,1 +1,1 @@
-"""Strategies: `laconic.distribute`; who talks to whom, and when."""
+"""Strategies of `laconic.distribute`: which ranks exchange parameters, and when."""

@@ -1,4 +1,4 @@
-"""Alone: the strategy of one rank when all others are lost, or have finished."""
+"""Alone: the strategy of one rank after all others were lost or have finished."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def or_alone(strategy: Strategy, size: int, optimizers: Iterable[Optimizer], fal
     """Return the strategy of a new group of this size: `Alone` for one rank.
 
     Args:
-        fall_back: Whether ranks train alone, too, if the strategy does not fit this number of them.
+        fall_back: Whether ranks also train alone if the strategy does not support their number.
 
     Raises:
-        AttachError, SpecError: The strategy does not fit.
+        AttachError, SpecError: The strategy does not support this number of ranks or these optimisers.
     """
     if size == 1:
         return Alone()

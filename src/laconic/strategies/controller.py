@@ -1,4 +1,4 @@
-"""Controller: keeps the replicas together, by their gradients or by their parameters."""
+"""Controller: synchronises the replicas by gradients or by parameters."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from laconic.strategies.strategy import Notes, Update
 
 
 class Controller(ABC):
-    """Ties one rank to its group; `DistributedOptimizer` calls it."""
+    """Connection of one rank to its group; `DistributedOptimizer` calls it."""
 
-    shares_gradients = False  # before the update, so that a rank without inputs has one too
-    mixes_scales = False  # shares gradients of ranks whose GradScalers may have other scales
+    shares_gradients = False  # before the update, so that a rank without inputs gets one too
+    mixes_scales = False  # whether it shares gradients of ranks whose GradScalers may have different scales
 
     @abstractmethod
     def step(self, update: Update, loss: float | None) -> None:
-        """Do one step of the optimiser and of the strategy."""
+        """Run one step of the optimiser and of the strategy."""
 
     @abstractmethod
     def stats(self) -> Stats:
-        """Bytes and seconds of this rank since the start."""
+        """Return bytes and seconds of this rank since the start."""
 
     @abstractmethod
     def notes(self) -> Notes:
-        """Details of the last step for the log."""
+        """Return details of the last step for the log."""
 
     @abstractmethod
     def averaged(self) -> AbstractContextManager[float]:
-        """Inside, the model is the group's; yields the ranks' distance from it. Called by all ranks."""
+        """Load the group's model in a context that yields the ranks' distance from it. Called by all."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -48,41 +48,41 @@ class Controller(ABC):
     @property
     @abstractmethod
     def rank(self) -> int:
-        """This rank among those that take part now."""
+        """This rank's number in the current group."""
 
     @abstractmethod
     def state_dict(self) -> RankState:
-        """This rank's memory. Called by all ranks, after the same step."""
+        """Return this rank's memory. Called by all ranks, after the same step."""
 
     @abstractmethod
     def gathered(self, optimiser: Mapping[str, Any]) -> tuple[GatheredState, list[Any]]:
-        """All ranks' memories on rank 0, and their optimisers' states; of equal replicas, only its own.
+        """Gather all ranks' memories and optimiser states on rank 0; of equal replicas, only its own.
 
-        The other ranks get empty lists. `optimiser`: the state of this rank's. Called by all ranks, after the
-        same step.
+        The other ranks get empty lists. `optimiser`: the state of this rank's optimiser. Called by all ranks,
+        after the same step.
         """
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`, or this rank's part of `gathered`, on all ranks after the same step.
 
-        Raises `StateError` if it is of something else.
+        Raises `StateError` if the state does not match.
         """
 
     @abstractmethod
     def discard(self) -> None:
-        """Forget what is held back of gradients so far. Called by all ranks, between steps."""
+        """Drop the residuals of gradients so far. Called by all ranks, between steps."""
 
     @abstractmethod
     def remove(self) -> None:
-        """Untie this rank: the model and the optimiser are ordinary again."""
+        """Detach this rank from model and optimiser."""
 
 
 @contextmanager
 def averaged(parameters: Sequence[Tensor], comm: Comm) -> Iterator[float]:
-    """Inside `with`, each parameter is its mean over ranks; the distance to it, as a share of its norm.
+    """Load the mean over ranks into each parameter within a context that yields the distance to it.
 
-    Called by all ranks.
+    The distance is relative to the mean's norm. Called by all ranks.
     """
     with torch.no_grad():
         own = [each.detach().clone() for each in parameters]
@@ -103,9 +103,9 @@ def averaged(parameters: Sequence[Tensor], comm: Comm) -> Iterator[float]:
 
 
 class GradientController(Controller):
-    """Replicas are equal, as all apply the same mean gradient; under a rule with rounds, after each round.
+    """Controller for gradients: replicas are equal, as all apply the same mean, if needed in rounds.
 
-    `parameters`: of the model on this rank.
+    `parameters`: those of the model on this rank.
     """
 
     def __init__(self, handle: Handle, parameters: Iterable[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""`distribute`: trains a plain model on many ranks; one string decides how its replicas stay together."""
+"""`distribute`: trains a plain model on many ranks; one string selects the synchronisation of replicas."""
 
 from __future__ import annotations
 
@@ -48,34 +48,34 @@ def distribute(
     scaler: torch.amp.GradScaler | None = None,
     **ddp_options: Any,
 ) -> tuple[nn.Module, DistributedOptimizer]:
-    """Train the model on all ranks of the group by the strategy or method that `spec` names.
+    """Train the model on all ranks of the group with the strategy or method named by `spec`.
 
     Use the returned pair as before. Every rank of the group calls this; all start with the first rank's
     parameters.
 
     Args:
         model: A plain module, already on its device.
-        optimizer: An optimiser over the model's parameters, or a list of several, each with its own of them:
-            the returned one steps them in turn, and those without gradients do nothing. A strategy also
-            exchanges the parameters that they hold beside the model's, such as a loss's.
+        optimizer: An optimiser over the model's parameters, or a list of several with disjoint parameters:
+            the returned one steps them in order and skips those without gradients. A strategy also exchanges
+            parameters that only the optimiser holds, such as a loss's.
         spec: A strategy whose ranks exchange parameters, such as "sgp(topology=exponential())" or
             "diloco(every=100)", or a method of `laconic.compress`, whose ranks exchange gradients under
             DistributedDataParallel. The same on all ranks.
-        group: The process group that takes part; default: all ranks.
+        group: The participating process group; default: all ranks.
         seed: Seed of sampling and rounding; default: 0. A random topology has its own, random_matching(seed).
         statistics: "average" (default): the group's model has the mean of BatchNorm's running statistics;
-            "keep": each rank keeps its own. To estimate them again, call `optimizer.finish()`, then
+                "keep": each rank keeps its own. To re-estimate them, call `optimizer.finish()`, then
             `torch.optim.swa_utils.update_bn`.
-        patience_s: Seconds that a rank waits for another before it treats it as lost. The other ranks then go
-            on from the average of their models, and a new process in the lost one's place loads that average
-            when it calls this. A rank that hangs or is late is left out too, and rejoins at its next step.
-            Counts from when all ranks have called this: until then the group's own timeout holds. Only
-            strategies can do that. Default: a lost rank ends the training.
-        quorum: The fewest ranks that go on after a loss; with fewer, each of them raises `PeerError`. With
-            more than half of all ranks, the smaller part of a group never trains alone. Needs `patience_s`;
-            default: 1.
-        scaler: The GradScaler in use, if any. A method keeps its memory unscaled by it. Under a strategy its
-            finding is shared, by 4 bytes a step: an overflow on one rank makes all skip that update, and
+        patience_s: Seconds that a rank waits for another before it treats it as lost. The other ranks then
+            continue from the average of their models, and a new process that replaces the lost one loads that
+            average when it calls this. A rank that hangs or is late is excluded too, and rejoins at its next
+            step. The limit applies once all ranks have called this: until then the group's timeout applies.
+            Only for strategies. Default: a lost rank ends the training.
+        quorum: Minimum number of ranks to continue after a loss; with fewer, each raises `PeerError`. With
+            more than half of all ranks, the smaller part of a split group never trains alone. Needs
+            `patience_s`; default: 1.
+        scaler: The GradScaler in use, if any. A method stores its memory unscaled. A strategy shares the
+            scaler's overflow check, 4 bytes per step: an overflow on one rank makes all skip that update, and
             scales stay equal. Default: none; then each rank of a strategy skips by its own scaler.
         ddp_options: Options of DistributedDataParallel, if the spec is a method.
 
@@ -83,21 +83,21 @@ def distribute(
         The model, wrapped in DistributedDataParallel if the spec is a method, and its `DistributedOptimizer`.
 
     Raises:
-        SpecError: The spec or the seed is wrong, or the spec does not fit the number of ranks.
-        AttachError: The model or the optimiser does not fit, the model is distributed already, the scaler is
-            shared already or cannot be (`adpsgd`, `patience_s`), or the ranks disagree on spec, seed, scaler,
-            statistics or model. Raised on every rank.
+        SpecError: The spec or the seed is invalid, or the spec does not support the number of ranks.
+        AttachError: The model or the optimiser is not supported, the model is already distributed, the scaler
+            is already shared or cannot be (`adpsgd`, `patience_s`), or the ranks disagree on spec, seed,
+            scaler, statistics or model. Raised on every rank.
     """
     if inside(model) is not None:
         raise AttachError(
-            "distribute takes the plain model: give it model.module, or keep the wrapper and call"
+            "distribute needs the plain model: pass model.module, or keep the wrapper and call"
             " laconic.compress(model, optimizer, spec)"
         )
     optimizers, trainers = unwrap_all(optimizer)
     if trainers is not None:
         raise AttachError(
-            "this optimiser steps by the GradScaler of a trainer, which would not step the one that"
-            " distribute returns: give distribute the plain optimiser, and scaler= one of your own"
+            "this optimiser steps through a trainer's GradScaler, which would not step the one that"
+            " distribute returns: pass the plain optimiser to distribute, and your own scaler="
         )
     check_is_scaler(scaler)
     known = _distributed.get(model)
@@ -113,13 +113,13 @@ def distribute(
         arguments.whole("quorum", quorum, 1)
         if patience_s is None:
             raise AttachError(
-                f"quorum={quorum} says how many ranks go on after a loss, but without patience_s= none does:"
-                " set patience_s too, or leave quorum out"
+                f"quorum={quorum} is the number of ranks that continue after a loss, which needs patience_s=:"
+                " set patience_s too, or omit quorum"
             )
     if isinstance(strategy, Method):
         if patience_s is not None:
             raise AttachError(
-                f"{strategy!r} needs every rank's gradient at every step, so it takes no patience_s: let"
+                f"{strategy!r} needs every rank's gradient at every step, so patience_s is not supported: let"
                 " torchrun restart all ranks from a checkpoint, or use a strategy such as local_sgd()"
             )
         wrapped = DistributedDataParallel(model, process_group=group, **ddp_options)
@@ -132,13 +132,13 @@ def distribute(
         near = difflib.get_close_matches(option, inspect.signature(distribute).parameters, n=1)
         if near:
             raise AttachError(f"distribute has no option {option}=: did you mean {near[0]}=?")
-        raise AttachError(f"{strategy!r} does not use DistributedDataParallel: leave {option}= out")
+        raise AttachError(f"{strategy!r} does not use DistributedDataParallel: omit {option}=")
     scaler = scaler if scaler is not None and scaler.is_enabled() else None
     return model, _share(model, optimizers, strategy, group, seed, statistics, patience_s, quorum, scaler)
 
 
 def strategy_or_method(spec: Any) -> Strategy | Method:
-    """The strategy or the method that a spec stands for; a codec, selector or reducer becomes a method.
+    """Return the strategy or method of a spec; a codec, selector or reducer becomes a method.
 
     >>> strategy_or_method("local_sgd(every=8)"), strategy_or_method("topk(density=0.01)")
     (local_sgd(), topk(density=0.01))
@@ -229,7 +229,7 @@ def bind(
 
 
 def _abandon(controller: ParameterController) -> None:
-    """End what is at work for a model that was dropped without `remove()`; waits for nobody."""
+    """Stop the threads of a model that was dropped without `remove()`, without waiting for other ranks."""
     if not controller.removed:
         controller.bound.abandon()
         if controller.shared_scaler is not None:

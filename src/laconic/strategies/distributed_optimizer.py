@@ -1,4 +1,4 @@
-"""The optimiser that `distribute` returns: it wraps yours, and communicates at its steps."""
+"""Optimiser returned by `distribute`: it wraps the given one and communicates in its steps."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from laconic.strategies.rounds import Rounds, nothing
 from laconic.strategies.several import Several, each_of
 from laconic.strategies.strategy import Notes, Update
 
-KEY = "laconic"  # where the optimiser's state holds the strategy's memory
-ALL = "optimizers"  # where a gathered state holds those of the ranks' optimisers
+KEY = "laconic"  # key of the strategy's memory in the optimiser's state
+ALL = "optimizers"  # key of the ranks' optimiser states in a gathered state
 
 
 @outside_inference_mode("finish", "stats", "remove", "discard", "state_dict", "load_state_dict")
 class DistributedOptimizer(Optimizer, Joinable):
-    """Your optimiser, tied to those of the other ranks. Made by `laconic.distribute`.
+    """Optimiser connected to those of the other ranks; created by `laconic.distribute`.
 
-    It shares the wrapped one's groups and state, so schedules work, and so does a GradScaler. A rank whose
-    gradient is not finite skips its update and still communicates; with `distribute(scaler=)` all skip it.
+    It shares the wrapped one's groups and state, so schedulers work, and so does a GradScaler. A rank whose
+    gradient is not finite skips its update but still communicates; with `distribute(scaler=)` all skip it.
 
     Args:
         optimizer: The wrapped optimiser.
-        controller: Keeps this rank's replica together with the others.
-        model: The model whose parameters are exchanged. Default: None, those that the optimiser holds.
-        group: The process group that takes part. Default: all ranks.
+        controller: Synchronises this rank's replica with the others.
+        model: The model whose parameters are exchanged. Default: None, the parameters of the optimiser.
+            group: The participating process group. Default: all ranks.
     """
 
     _not_exchanged = (
@@ -79,28 +79,28 @@ class DistributedOptimizer(Optimizer, Joinable):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether a GradScaler is to leave its scale and its finding to `step`."""
+        """Whether a GradScaler leaves its scale and its overflow check to `step`."""
         return self._replica is not None or any(map(masters_of, each_of(self.optimizer)))
 
     def __repr__(self) -> str:
         return f"{self.controller!r} over {self.optimizer!r}"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse copies and pickles, which would share this rank's groups. Raises `StateError`."""
-        raise StateError("the optimiser that distribute returns cannot be copied: take its state_dict()")
+        """Raise `StateError` for copies and pickles, which would share this rank's groups."""
+        raise StateError("the optimiser that distribute returns cannot be copied: copy its state_dict()")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters by this rank's gradients, and communicate as the strategy says.
+        """Update the parameters with this rank's gradients, and communicate as the strategy requires.
 
         Args:
-            closure: Computes the loss again; called once, before the update. Default: none.
+            closure: Recomputes the loss; called once, before the update. Default: none.
 
         Returns:
             The closure's result, or None.
 
         Raises:
             NonFiniteError: A gradient is not finite, and no GradScaler skips the step. This rank's update was
-                skipped, and the round with the others taken: go on with the next batch.
+                skipped, but it took part in the round: continue with the next batch.
         """
         self._share()
         loss = evaluate(closure)
@@ -108,7 +108,7 @@ class DistributedOptimizer(Optimizer, Joinable):
             self.note_loss(loss)
         noted_loss, self._loss = self._loss, None
         self._check_exchanged()
-        scaled: Tensor | None = getattr(self, "found_inf", None)  # which a GradScaler sets
+        scaled: Tensor | None = getattr(self, "found_inf", None)  # set by a GradScaler
         scale: Tensor | None = getattr(self, "grad_scale", None)
         if scale is not None and self.controller.mixes_scales:
             unscale_(self, scale)
@@ -123,14 +123,14 @@ class DistributedOptimizer(Optimizer, Joinable):
         self._round(nothing if skip else partial(self._replica.update, update), noted_loss)
         if skip and scaled is None:
             raise NonFiniteError(
-                "a gradient is NaN or infinite: this rank's update was skipped, and its round with the others"
-                " was taken; call optimizer.zero_grad() and go on, lower the learning rate, or use a"
-                " torch.amp.GradScaler, which skips such steps by itself"
+                "a gradient is NaN or infinite: this rank's update was skipped, but it took part in the round"
+                " with the others; call optimizer.zero_grad() and continue, lower the learning rate, or use a"
+                " torch.amp.GradScaler, which skips such steps"
             )
         return loss
 
     def note_loss(self, loss: Tensor | float) -> None:
-        """Pass on this step's loss, by which `lsgd` elects its leaders; `step(closure)` does that too."""
+        """Record this step's loss, by which `lsgd` elects its leaders; `step(closure)` does so too."""
         self._loss = loss.item() if isinstance(loss, Tensor) else float(loss)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -138,12 +138,12 @@ class DistributedOptimizer(Optimizer, Joinable):
 
     @contextmanager
     def averaged(self) -> Iterator[float]:
-        """A context, `with optimizer.averaged() as distance:`, in which the model is the group's average.
+        """Load the group's average within a context, `with optimizer.averaged() as distance:`.
 
-        Called by all ranks. To train or to load a state in there is a `StateError`: it would be lost.
+        Called by all ranks. Training or loading a state inside raises `StateError`: the result would be lost.
 
         Yields:
-            The root mean square distance of the ranks' models from the average, as a share of its norm.
+            The root mean square distance of the ranks' models from the average, relative to its norm.
         """
         with self._as_flat(), self.controller.averaged() as distance:
             yield distance
@@ -151,8 +151,9 @@ class DistributedOptimizer(Optimizer, Joinable):
     def finish(self) -> None:
         """Load the group's exact average on every rank. Call it on all ranks, before you save the model.
 
-        Until the next step each parameter has its own memory, so `torch.save` of a part of the model writes
-        that part alone. Before, parameters are views of one tensor, and `torch.save` writes all of it.
+        Afterwards, until the next step, each parameter has its own memory, so `torch.save` of a part of the
+        model writes only that part. Before, parameters are views of one tensor, and `torch.save` writes all
+        of it.
         """
         with self._as_flat():
             self.controller.finish()
@@ -164,32 +165,32 @@ class DistributedOptimizer(Optimizer, Joinable):
         return self.controller.stats()
 
     def notes(self) -> Notes:
-        """Details of the last step for the log, such as weights, staleness and peers."""
+        """Return details of the last step for the log, such as weights, staleness and peers."""
         return self.controller.notes()
 
     def remove(self) -> None:
-        """Make model and optimiser ordinary again. Called by all ranks, between steps."""
+        """Detach from model and optimiser. Called by all ranks, between steps."""
         self.controller.remove()
         self._only.remove()
 
     def discard(self) -> None:
-        """Forget what is held back: nothing of any gradient so far comes back in a later step.
+        """Drop the residuals of all gradients so far.
 
-        As `handle.discard()` of `laconic.compress`; under a strategy there is nothing. Called by all ranks.
+        As `handle.discard()` of `laconic.compress`; a strategy has no residuals. Called by all ranks.
         """
         self.controller.discard()
 
     def state_dict(self, *, gather: bool = False) -> dict[str, Any]:
-        """The wrapped optimiser's state, and this rank's memory of the strategy. Called by all ranks.
+        """Return the wrapped optimiser's state and this rank's memory of the strategy. Called by all ranks.
 
         Args:
-            gather: Whether rank 0 gets the states of all ranks, for a checkpoint that it alone writes; the
-                other ranks get empty lists. Default: False.
+            gather: Whether to gather the states of all ranks on rank 0, for a checkpoint that only rank 0
+                writes; the other ranks get empty lists. Default: False.
 
         Returns:
             The optimiser's `state_dict()` with the memory under "laconic". Gathered: under "laconic" the
-            memories of all ranks, which `laconic.resize` takes, and under "optimizers" their optimisers'
-            states, or only one if all ranks have the same.
+            memories of all ranks, for `laconic.resize`, and under "optimizers" their optimisers' states, or
+            only one if all ranks have the same.
         """
         with self._as_flat():  # it may complete messages, which move the model
             if gather:
@@ -199,14 +200,14 @@ class DistributedOptimizer(Optimizer, Joinable):
         return self.optimizer.state_dict() | {KEY: own}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on exactly where `state_dict` was taken. Called by all ranks, after the same step.
+        """Restore the exact state of `state_dict`. Called by all ranks, after the same step.
 
         Args:
-            state_dict: The state of the same rank, group size, model, seed and spec; or that which rank 0
+            state_dict: The state of the same rank, group size, model, seed and spec; or the state that rank 0
                 gathered from all ranks.
 
         Raises:
-            StateError: The state is of another rank, group, model, seed or spec. Nothing has changed.
+            StateError: The state belongs to another rank, group, model, seed or spec. Nothing has changed.
         """
         if KEY not in state_dict:
             raise StateError(
@@ -226,10 +227,10 @@ class DistributedOptimizer(Optimizer, Joinable):
             self._replica.lay_out_state()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Let the optimiser hold more of the parameters that are exchanged, as torch's do.
+        """Add a group of parameters that are exchanged, as torch's optimisers do.
 
         Raises:
-            AttachError: A parameter of it was frozen at `distribute`, or is not in the model.
+            AttachError: A parameter was frozen at `distribute`, or is not in the model.
         """
         given = param_group["params"]
         held = [given] if isinstance(given, Tensor) else [*given]  # it may be a generator, read once
@@ -238,24 +239,24 @@ class DistributedOptimizer(Optimizer, Joinable):
         self.optimizer.add_param_group({**param_group, "params": held})
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """For torch's `Join`: a rank without further inputs goes on taking its rounds."""
+        """Return a hook for torch's `Join`: a rank without further inputs still takes part in rounds."""
         if isinstance(self.controller, GradientController):
             return self.controller.handle.join_hook_of(self)
         if isinstance(self.controller, ParameterController) and self.controller.shared_scaler is not None:
             raise AttachError(
-                "a shared GradScaler needs every rank at every step, and under Join some have run out of"
+                "a shared GradScaler needs every rank at every step, and under Join some ranks run out of"
                 " inputs: call distribute() without scaler="
             )
         return Rounds(self._round, self._without_inputs)
 
     @property
     def join_device(self) -> torch.device:
-        """Of the parameters."""
+        """Device of the parameters."""
         return torch.device(self.param_groups[0]["params"][0].device)
 
     @property
     def join_process_group(self) -> Any:
-        """The process group that takes part."""
+        """The participating process group."""
         return self._group or dist.group.WORLD
 
     def __getattr__(self, name: str) -> Any:
@@ -270,12 +271,12 @@ class DistributedOptimizer(Optimizer, Joinable):
         return after_steps(stepping(self.optimizer), hook)
 
     def _round(self, update: Update, loss: float | None) -> None:
-        """A step of the strategy, in which the parameters become what it made of them."""
+        """Run a step of the strategy, with the parameters as views of its flat tensor."""
         with self._only, self._as_flat():
             self.controller.step(update, loss)
 
     def _without_inputs(self) -> Update:
-        """The update of a round without inputs: by the gradients of others where the strategy shares them."""
+        """Return the update of a round without inputs, by other ranks' gradients if they are shared."""
         if self._replica is None or not self.controller.shares_gradients:
             return nothing
         self.optimizer.zero_grad()
@@ -285,7 +286,7 @@ class DistributedOptimizer(Optimizer, Joinable):
         return nullcontext() if self._replica is None else self._replica.as_flat()
 
     def _check_exchanged(self) -> None:
-        """Raise `AttachError` if the optimiser is about to step a parameter that no rank exchanges."""
+        """Raise `AttachError` if the optimiser would step a parameter that no rank exchanges."""
         for each in (each for group in self.param_groups for each in group["params"]):
             if each.grad is not None:
                 self._check(each)

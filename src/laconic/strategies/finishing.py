@@ -1,11 +1,11 @@
-"""Finish: all ranks load the group's model, once none of them has steps left.
+"""Finish: all ranks load the group's model, once no rank has steps left.
 
-With heartbeats a rank that has finished waits beside the others, and holds none of them up:
+With heartbeats a rank that has finished waits without delaying the others:
 
-1. It writes to the store that it waits, and after how many steps.
-2. If every rank of its group waits after as many steps, they load the model of this group.
-3. If another rank begins a further step, this rank leaves the group. The others form a new one without it.
-4. When the last rank is there too, all form a group together, load their average, and take step 2.
+1. It writes to the store that it waits, and its number of steps.
+2. If every rank of its group waits after the same number of steps, they load the model of this group.
+3. If another rank starts a further step, this rank leaves the group. The others form a new one without it.
+4. When the last rank finishes, all form a group together, load their average, and continue with step 2.
 
 A rank that dies meanwhile is left out, as its heartbeats end, and one that begins no step within the timeout
 of the process group.
@@ -47,9 +47,9 @@ def adopt_consensus(bound: BoundStrategy, membership: Membership, strategy: Stra
     side = membership.side_comm
     bound.drain(side)
     model = bound.consensus(side)
-    side.all_reduce(model.new_zeros(1))  # a consensus may be local, as a leader's: all meet
+    side.all_reduce(model.new_zeros(1))  # a barrier: a consensus may be local, such as a leader's model
     if heartbeats is not None:
         heartbeats.end_finish()
     bound.adopt_(model)
-    side.all_reduce(model.new_zeros(1))  # nobody sends while another still adopts
+    side.all_reduce(model.new_zeros(1))  # a barrier: no rank sends while another still loads the model
     return model

@@ -1,4 +1,4 @@
-"""Warnings for the first steps under a strategy: there is a second set of weights, or no step at all."""
+"""Warnings in the first steps of a strategy: a second set of weights, or missing steps."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from laconic.optim.entry import after_steps, stepping
 from laconic.optim.outside_state import second_weights
 from laconic.optim.step_watch import StepWatch
 
-STEP = 3  # by then momentum of a gradient that equals the weights is far from them
+STEP = 3  # by then the momentum of a gradient that equals the weights differs from them
 WITHIN = 0.25  # relative distance that the weights may have moved
 
 
 class FirstSteps:
-    """Looks at the state once, after the third step, and warns if there is no step at all."""
+    """Check of the optimiser's state after the third step, and of missing steps."""
 
     def __init__(self, optimizer: Optimizer, strategy: str) -> None:
         self._strategy, self._steps = strategy, 0
@@ -33,7 +33,7 @@ class FirstSteps:
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._watch.stepped()
         self._steps += 1
-        if self._steps != STEP:  # a hook must not remove itself while torch runs through them
+        if self._steps != STEP:  # a hook must not remove itself while torch iterates over hooks
             return
         if place := second_weights(optimizer, WITHIN):
             warn(

@@ -1,4 +1,4 @@
-"""This rank's gradients before a step: are they finite, and are they scaled?"""
+"""Gradients of this rank before a step: checks for finite values, and scaling."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from laconic.strategies.several import each_of
 
 
 def gradients(optimizer: Optimizer) -> list[Tensor]:
-    """Of the parameters that have one."""
+    """Return the gradients of parameters that have one."""
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
 def step_unscaled(optimizer: Optimizer, scale: Tensor | None) -> None:
-    """The step of an optimiser or several, by gradients times `scale`; None: they are unscaled already.
+    """Step one or several optimisers with gradients times `scale`; None: they are unscaled already.
 
-    Master weights take the scale away in float32.
+    Master weights divide by the scale in float32.
     """
     for each in each_of(optimizer):
         if scale is not None and masters_of(each) is not None:
@@ -35,13 +35,13 @@ def step_unscaled(optimizer: Optimizer, scale: Tensor | None) -> None:
 
 
 def unscale_(optimizer: Optimizer, scale: Tensor) -> None:
-    """Divide its gradients by a GradScaler's scale."""
+    """Divide the optimiser's gradients by a GradScaler's scale."""
     for grad in gradients(optimizer):
         grad.div_(scale)
 
 
 def all_finite(grads: Iterable[Tensor]) -> bool:
-    """Whether all entries of all gradients are."""
+    """Return whether all entries of all gradients are finite."""
     parts = (grad.coalesce().values() if grad.is_sparse else grad for grad in grads)
     largest = nn.utils.get_total_norm([part for part in parts if part.numel()], norm_type=torch.inf)
     return bool(torch.isfinite(largest))

@@ -1,4 +1,4 @@
-"""A wrapped optimiser steps through the one that wraps it, or not at all: alone, ranks would drift apart."""
+"""Guard of a wrapped optimiser: it must step through its wrapper, as ranks would diverge otherwise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from laconic.strategies.first_steps import FirstSteps
 
 
 class OnlyThrough:
-    """Refuses steps of these optimisers outside its context, and watches the first, until `remove`."""
+    """Guard that raises for steps of these optimisers outside its context, until `remove`."""
 
     def __init__(self, optimizers: Iterable[Optimizer], strategy: object) -> None:
         self._inside = False
@@ -34,12 +34,12 @@ class OnlyThrough:
     def _check(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._inside:
             raise AttachError(
-                f"this {type(optimizer).__name__} was given to laconic.distribute(), and would step this rank"
-                " alone: step the optimiser that it returned, model, optimizer = laconic.distribute(...), or"
-                " call its remove() first"
+                f"this {type(optimizer).__name__} was passed to laconic.distribute(), and would step this"
+                " rank alone: step the optimiser that it returned, as model, optimizer ="
+                " laconic.distribute(...), or call its remove() first"
             )
 
     def remove(self) -> None:
-        """Let them step alone again."""
+        """Allow separate steps again."""
         for hook in self._hooks:
             hook.remove()

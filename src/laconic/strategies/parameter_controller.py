@@ -1,4 +1,4 @@
-"""Parameter controller: runs a strategy among ranks that exchange parameters, and survives lost ones."""
+"""Parameter controller: runs a strategy among ranks that exchange parameters, and survives lost ranks."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ MOST_CALLS = 1 << 20  # collective calls between two steps
 
 
 class ParameterController(Controller):
-    """Runs a strategy among the ranks of a membership, and survives a lost rank if the membership does.
+    """Controller that runs a strategy, and survives a lost rank if its membership does.
 
-    When a rank is lost, the others form a new group, wherever each is in its training. All load the exact
-    average of their models with their last updates. An interrupted step counts as done, and every rank takes
-    the largest step count. An interrupted call between steps is repeated, unless a rank is past it.
+    When a rank is lost, the others form a new group, at any point of their training. All load the exact
+    average of their models with their last updates. An interrupted step counts as done, and every rank adopts
+    the largest step count. An interrupted call between steps is repeated, unless a rank has completed it.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class ParameterController(Controller):
         self._regroup(0, "a new process has taken the place of a lost one", trained=False)
         if self._nobody_trained:
             raise PeerError(
-                "this rank has rejoined, but no other rank is left to take the model from: the training has"
-                " ended; start it again from a checkpoint"
+                "this rank has rejoined, but no other rank has a model to load: the training has"
+                " ended; restart it from a checkpoint"
             )
 
     def step(self, update: Update, loss: float | None) -> None:
@@ -98,7 +98,7 @@ class ParameterController(Controller):
             self.membership.heartbeats.steps_begun = self.bound.steps + 1
         if self.membership.regroup_requested:
             update()
-            self._regroup(self.bound.steps + 1, "another rank has asked for a new group")
+            self._regroup(self.bound.steps + 1, "another rank has requested a new group")
         elif error := self._loses_rank(lambda: self._step_bound(update, loss)):
             self._regroup(self.bound.steps + 1, error)
 
@@ -108,7 +108,7 @@ class ParameterController(Controller):
             self.bound.step(update, loss)
 
     def _collectively(self, call: str, act: Callable[[], object], last: bool = False) -> None:
-        """Do `act` on all ranks between steps. `call`: its name, if ranks meet; `last`: it ends training."""
+        """Run `act` on all ranks between steps. `call`: its name, if collective; `last`: it ends training."""
         self._check_own()
         calls = self.membership.joint_calls
         if call and calls is not None and not self.strategy.clocked:  # clocked ranks serve others in `act`
@@ -125,12 +125,12 @@ class ParameterController(Controller):
     def _check_own(self) -> None:
         if self._shows_average:
             raise StateError(
-                "inside `with optimizer.averaged()` the model is the group's average, and this rank's own one"
-                " comes back at its end, so what is trained or loaded there would be lost: leave it first"
+                "inside `with optimizer.averaged()` the model is the group's average, and this rank's model"
+                " is restored at the end, so training or loading there would be lost: exit it first"
             )
 
     def _loses_rank(self, act: Callable[[], object]) -> str:
-        """What shows that a rank was lost in this call, or "". The error itself keeps the old group alive."""
+        """Return how a rank was lost in this call, or ""; the error would keep the old group alive."""
         try:
             act()
         except PeerError as error:
@@ -142,7 +142,7 @@ class ParameterController(Controller):
     def _regroup(self, steps: int, why: str, trained: bool = True) -> None:
         """Form a new group of the living ranks, at their average model and their largest step count.
 
-        `trained`: this rank has a trained model. What the strategy says is equal on all ranks is kept.
+        `trained`: this rank has a trained model. The strategy's memory that is equal on all ranks is kept.
         """
         model, membership, before = self.bound.salvage().clone(), self.membership, self.membership.living
         memory = {key: value.clone() for key, value in self.bound.agreed().items()}
@@ -154,7 +154,7 @@ class ParameterController(Controller):
         )  # lets go of the old group
         while True:
             membership.renew(why)
-            with suppress(PeerError):  # another rank was lost meanwhile: try again
+            with suppress(PeerError):  # another rank was lost meanwhile: retry
                 present = membership.waited or membership.generation == generation + 1
                 place = steps * MOST_CALLS + self._calls
                 stand = Stand(place, present, trained, self._memory, up_to_date=bool(memory))
@@ -263,9 +263,9 @@ class ParameterController(Controller):
             tensors.update(unlabel(own, self._identity()))
             self.bound.check_state({key: value for key, value in tensors.items() if key != "flat"})
 
-        def discard() -> None:  # what is under way belongs to the model that goes
+        def discard() -> None:  # pending messages belong to the previous model
             accepted_by_all(self.membership.side_comm, check)
-            with suppress(NonFiniteError):  # it may be what the state is loaded for
+            with suppress(NonFiniteError):  # this may be why the state is loaded
                 self.bound.drain(self.membership.side_comm)
 
         self._collectively("load_state_dict()", discard)
@@ -277,7 +277,7 @@ class ParameterController(Controller):
         self._collectively("load_state_dict()", partial(self.membership.side_comm.all_reduce, empty))
 
     def discard(self) -> None:
-        """Nothing is exchanged before a step, so gradients that are thrown away leave nothing behind."""
+        """Do nothing: nothing is exchanged before a step, so dropped gradients leave no residual."""
 
     def _identity(self) -> Identity:
         return Identity(

@@ -1,10 +1,10 @@
-"""Replica: one rank's model as one flat tensor, of which its parameters are views.
+"""Replica: one rank's model as one flat tensor, with the parameters as views.
 
-Strategies that exchange parameters send this tensor directly: nothing is gathered from the model, and nothing
-is copied back. The parameters stay the same objects, so the optimiser and its state stay valid.
+Strategies that exchange parameters send this tensor directly, without copies. The parameters stay the same
+objects, so the optimiser and its state stay valid.
 
-A parameter in half precision cannot be a view of float32: it follows its part of the tensor, which keeps what
-float32 holds of averages and small steps, and its own updates are added to that part. Where the optimiser has
+A half-precision parameter cannot be a view of float32: it follows its part of the tensor, which holds
+averages and small steps in float32, and its own updates are added to that part. If the optimiser has
 `master_weights`, that part is the master, so its own updates lose nothing either.
 """
 
@@ -31,22 +31,22 @@ from laconic.strategies.root_copy import copy_from_root
 from laconic.strategies.several import each_of
 
 MOVED = (
-    "the memory of {} was replaced after distribute(), as model.to(...) does: move the model first, then call"
+    "the memory of {} was replaced after distribute(), as by model.to(...): move the model first, then call"
     " distribute()"
 )
 AVERAGED = (torch.float32, torch.float64, *HALF)  # buffers that have a mean
 
 
 class Replica:
-    """The trained parameters of one model: `flat` float32 (n,), laid out by `layout`.
+    """Trained parameters of one model: `flat` float32 (n,), laid out by `layout`.
 
     `statistics`: the floating-point buffers of the model, such as BatchNorm's running means; `constants`: its
     other buffers, such as counters, complex tables and expanded tensors; `frozen`: parameters that are not
-    trained. Ranks begin with the same. Nothing changes before `flatten`. Trained parameters that the
-    optimiser holds beside the model's, such as a loss's, are exchanged with them, as "outside.<i>".
+    trained. Ranks start with equal values. `flatten` makes the first change. Trained parameters that only the
+    optimiser holds, such as a loss's, are exchanged too, as "outside.<i>".
 
     Raises `AttachError` if no parameter is trained, if the optimiser holds none of the model's, or if
-    parameters are on several devices, on none (meta), sharded, or neither float32 nor in half precision.
+    parameters are on several devices, on none (meta), sharded, or neither float32 nor half precision.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -67,13 +67,13 @@ class Replica:
     def _check(self, model: nn.Module) -> None:
         if is_sharded(model):
             raise AttachError(
-                "fully_shard has sharded this model, and a strategy needs a whole one on every rank: leave"
-                " fully_shard out, or keep it and call laconic.compress(model, optimizer, 'cgx(bits=8)')"
+                "fully_shard has sharded this model, and a strategy needs a whole one on every rank: omit"
+                " fully_shard, or keep it and call laconic.compress(model, optimizer, 'cgx(bits=8)')"
             )
         if any(each.is_meta for each in (*self.parameters.values(), *self.frozen, *self._buffers())):
             raise AttachError(
-                "this model is on the meta device and has no values yet: give it some, as"
-                " model.to_empty(device='cpu') and its own initialisation do, before you build the optimiser"
+                "this model is on the meta device and has no values yet: initialise it, as with"
+                " model.to_empty(device='cpu') and its own initialisation, before you create the optimiser"
                 " and call distribute()"
             )
         if not self.parameters:
@@ -83,7 +83,7 @@ class Replica:
             if each.dtype not in (torch.float32, *HALF):
                 raise AttachError(
                     f"{name} is {each.dtype}, but parameters that ranks exchange must be float32, bfloat16 or"
-                    " float16: convert the model with model.float() before you build the optimiser"
+                    " float16: convert the model with model.float() before you create the optimiser"
                 )
             if each.device != first.device:
                 raise AttachError(
@@ -91,13 +91,13 @@ class Replica:
                 )
         if self._untouched:
             raise AttachError(
-                "the optimiser holds no trained parameter of this model, which would never change: build it"
+                "the optimiser holds no trained parameter of this model, which would never change: create it"
                 " from model.parameters(), after anything that replaces them, such as a copy of the model"
             )
 
     @property
     def statistics(self) -> tuple[Tensor, ...]:
-        """The floating-point buffers as they are now: `forward` may put others in their places."""
+        """The current floating-point buffers, which `forward` may replace."""
         return tuple(each for each in self._buffers() if each.dtype in AVERAGED and not _is_expanded(each))
 
     @property
@@ -131,7 +131,7 @@ class Replica:
         self.lay_out_state()
 
     def lay_out_state(self) -> None:
-        """Give the optimiser's state the memory format of `flat`: fused kernels take that for granted."""
+        """Convert the optimiser's state to the memory format of `flat`, which fused kernels require."""
         for parameter in self.parameters.values():
             if parameter.dtype == torch.float32 and parameter.grad is not None:
                 parameter.grad = _in_order(parameter.grad, parameter)
@@ -140,27 +140,27 @@ class Replica:
                     state.update({key: _in_order(value, parameter) for key, value in state.items()})
 
     def halves(self) -> list[tuple[nn.Parameter, Tensor]]:
-        """Each parameter in half precision, with its part of `flat`."""
+        """Return each half-precision parameter with its part of `flat`."""
         if all(each.dtype == torch.float32 for each in self.parameters.values()):
             return []
         pairs = ((self.parameters[name], view) for name, view in self.views(self.flat).items())
         return [(each, view) for each, view in pairs if each.dtype != torch.float32]
 
     def publish(self) -> None:
-        """Round `flat` to the parameters in half precision."""
+        """Round `flat` to the half-precision parameters."""
         for each, view in self.halves():
             each.data.copy_(view)
 
     @contextmanager
     def as_flat(self) -> Iterator[None]:
-        """In the end, also after an error, parameters in half precision are `flat`, rounded.
+        """On exit, also after an error, round `flat` to the half-precision parameters.
 
-        What was written to them from outside since the last time counts. Parameters are views again.
+        On entry, changes made to them from outside are copied to `flat`. Parameters are views again.
         """
         self._attach()
         for each, view in self.halves():
             same = view.to(each.dtype) == each.detach()
-            if not (same.is_cpu and bool(same.all())):  # elsewhere, asking costs more than copying
+            if not (same.is_cpu and bool(same.all())):  # on other devices, a check costs more than the copy
                 view.copy_(torch.where(same, view, each.detach().float()))
         try:
             yield
@@ -168,7 +168,7 @@ class Replica:
             self.publish()
 
     def update(self, optimise: Callable[[], object]) -> None:
-        """Let the optimiser do its step on the parameters as they are in `flat` now."""
+        """Run the optimiser's step on the parameters in `flat`."""
         self.publish()
         pairs = [(each, view) for each, view in self.halves() if not self._lent(each, view)]
         before = [each.detach().float() for each, _ in pairs]
@@ -177,7 +177,7 @@ class Replica:
             view.add_(each.detach().float().sub_(old))
 
     def _lent(self, parameter: Tensor, view: Tensor) -> bool:
-        """Whether the optimiser steps this part of `flat` itself: it is where its master is."""
+        """Whether the optimiser steps this part of `flat` itself, as its master weights."""
         master = self._master(parameter)
         if master is not None:
             master.data = view
@@ -189,18 +189,18 @@ class Replica:
         return next((master for master in found if master is not None), None)
 
     def rest_(self, velocity: Tensor) -> None:
-        """Let what is frozen now have no velocity, float32 (n,)."""
+        """Zero the velocity, float32 (n,), of parameters that are currently frozen."""
         for name, part in self.views(velocity).items():
             if not self.parameters[name].requires_grad:
                 part.zero_()
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Each parameter's part of flat (n,), in its shape."""
+        """Return each parameter's part of flat (n,), in its shape."""
         parts = zip(self.layout, self.layout.segments.views(flat), strict=True)
         return {entry.name: part.view(entry.shape) for entry, part in parts}
 
     def rates(self, optimizer: Optimizer) -> Iterator[tuple[float, slice]]:
-        """Ranges of `flat` with their present learning rates; 0 for what is frozen or in no optimiser."""
+        """Yield ranges of `flat` with their current learning rates; 0 if frozen or in no optimiser."""
         pairs = ((each, float(group["lr"])) for group in optimizer.param_groups for each in group["params"])
         held = {each: rate for each, rate in pairs if each.requires_grad}
         for rate, run in groupby(self.layout, lambda entry: held.get(self.parameters[entry.name], 0.0)):
@@ -218,14 +218,14 @@ class Replica:
                 raise AttachError(MOVED.format(entry.name))
 
     def detach(self) -> None:
-        """Give every parameter its own memory until the next call: a part of the model then saves alone."""
+        """Give every parameter its own memory until the next call, to save a part of the model alone."""
         for each in self.parameters.values():
             if each.dtype == torch.float32:
                 each.data = each.detach().clone()
         self._detached = True
 
     def _attach(self) -> None:
-        """Make detached parameters views again, with their present values."""
+        """Convert detached parameters to views again, with their current values."""
         if not self._detached:
             return
         parts = [(self.parameters[name], view) for name, view in self.views(self.flat).items()]
@@ -238,7 +238,7 @@ class Replica:
             each.data = view
 
     def release(self) -> None:
-        """Give every parameter its own memory again."""
+        """Give every parameter its own memory permanently."""
         for parameter in self.parameters.values():
             parameter.data = parameter.detach().clone()
             if (master := self._master(parameter)) is not None:
@@ -254,7 +254,7 @@ class Replica:
         copy_from_root(self.frozen, comm, root)
 
     def distance(self, model: Tensor, comm: Comm) -> float:
-        """Root mean square over ranks of |x_r - model|, over |model|. Called by all ranks."""
+        """Return the root mean square over ranks of |x_r - model|, over |model|. Called by all ranks."""
         apart = torch.dist(self.flat, model).double().square().view(1)
         mean = float(comm.all_reduce(apart)) / comm.size
         return math.sqrt(mean) / (float(model.norm()) or 1.0)
@@ -264,15 +264,15 @@ class Replica:
     ) -> None:
         """Replace every statistic by its mean over ranks, or over `among` of them.
 
-        `counts`: whether this rank is one of them; `load`: whether it takes the mean over.
+        `counts`: whether this rank is one of them; `load`: whether it loads the mean.
 
         A float buffer may be a constant, such as a mask of the lowest float32: the sum of equals, divided by
-        their number, need not be the same, or finite. So what is alike on all stays. Called by all ranks;
-        nothing changes if a collective fails.
+        their number, may differ, or not be finite. So buffers equal on all ranks are unchanged. Called by all
+        ranks; nothing changes if a collective fails.
         """
         for each in self.statistics:
             own = each.detach().contiguous()
-            none = float("inf")  # also: a product of an infinite entry with 0 would be NaN
+            none = float("inf")  # also: the product of an infinite entry and 0 would be NaN
             low = comm.all_reduce(own.clone() if counts else torch.full_like(own, none), "min")
             high = comm.all_reduce(own.clone() if counts else torch.full_like(own, -none), "max")
             mean = comm.all_reduce(own / (among or comm.size) if counts else torch.zeros_like(own))
@@ -282,11 +282,11 @@ class Replica:
 
 
 def _in_order(value: Any, parameter: Tensor) -> Any:
-    """A dense tensor of a parameter's shape in row-major order; anything else as it is."""
+    """Return a dense tensor of a parameter's shape in row-major order; anything else unchanged."""
     dense = isinstance(value, Tensor) and value.layout == torch.strided
     return value.contiguous() if dense and value.shape == parameter.shape else value
 
 
 def _is_expanded(x: Tensor) -> bool:
-    """Whether entries share memory, so that none can be written to."""
+    """Return whether entries share memory, so that none can be written to."""
     return any(size > 1 and not stride for size, stride in zip(x.shape, x.stride(), strict=True))

@@ -18,7 +18,7 @@ def copy_from_root(tensors: Sequence[Tensor], comm: Comm, root: int) -> None:
         return
     own = torch.tensor([_digest(each) for each in tensors], device=tensors[0].device, dtype=torch.int64)
     differs = comm.all_reduce((comm.broadcast(own.clone(), root) != own).long(), "max")
-    for each in compress(tensors, differs.tolist()):  # others may be expanded, and so read alone
+    for each in compress(tensors, differs.tolist()):  # the others may be expanded, so only readable
         wire = comm.broadcast(_bytes(each).clone(), root)  # bytes, as no backend has all dtypes
         each.detach().copy_(wire.view(each.dtype).view(each.shape))
 

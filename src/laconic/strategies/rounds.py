@@ -1,4 +1,4 @@
-"""The rounds of a rank that has run out of inputs, under torch's `Join`."""
+"""Rounds of a rank that has run out of inputs, under torch's `Join`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from laconic.strategies.strategy import Update
 
 
 def nothing() -> None:
-    """The update of a step that is skipped."""
+    """Do nothing, as the update of a skipped step."""
 
 
 class Rounds(JoinHook):
-    """Takes a rank's rounds for it, with a loss by which it never leads.
+    """Join hook that takes part in a rank's rounds, with a loss by which it never leads.
 
     Args:
-        take: A round of the strategy, with this update and loss.
-        update: Makes the update of a round without inputs.
+        take: Runs a round of the strategy, with this update and loss.
+        update: Returns the update of a round without inputs.
     """
 
     def __init__(self, take: Callable[[Update, float | None], None], update: Callable[[], Update]) -> None:

@@ -1,4 +1,4 @@
-"""Several optimisers as one: Muon for matrices beside AdamW for the rest, or the two of a GAN."""
+"""Several optimisers as one, such as Muon for matrices and AdamW for the rest, or the two of a GAN."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from laconic.ddp.optimiser import held_by
 from laconic.optim.closure import evaluate
 from laconic.optim.entry import after_steps, before_steps
 
-KEY = "several"  # where the state holds those of all
+KEY = "several"  # key of all optimisers' states in the state
 
 
 class Several(Optimizer):
-    """Each has its own of the parameters; `step` steps them in turn. One without a gradient does nothing.
+    """Optimisers with disjoint parameters; `step` steps those with gradients, in order.
 
-    `param_groups` are those of all, in order, and `state` is that of all as of the last step. `defaults` are
-    the settings that all know. Raises `AttachError` where two hold one parameter.
+    `param_groups` are those of all, in order, and `state` is that of all after the last step. `defaults` are
+    the settings common to all. Raises `AttachError` if two hold the same parameter.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:  # not Optimizer's: groups are shared
@@ -34,13 +34,13 @@ class Several(Optimizer):
             if shared:
                 shape = tuple(next(iter(shared)).shape)
                 raise AttachError(
-                    f"two of the optimisers hold one parameter, of shape {shape}: give each its own"
+                    f"two of the optimisers hold the same parameter, of shape {shape}: pass it to one"
                 )
             taken |= held_by(each)
         self.share()
 
     def share(self) -> None:
-        """Take the groups and states as they are now."""
+        """Update the shared groups and states from the optimisers."""
         self.param_groups = [group for each in self.optimizers for group in each.param_groups]
         self.state = defaultdict(dict, {p: its for each in self.optimizers for p, its in each.state.items()})
         known: set[str] = reduce(set.__and__, (set(each.defaults) for each in self.optimizers))
@@ -64,12 +64,12 @@ class Several(Optimizer):
         return {KEY: [each.state_dict() for each in self.optimizers]}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise `StateError` unless the state is of as many optimisers."""
+        """Raise `StateError` unless the state has the same number of optimisers."""
         saved = state.get(KEY, [None])
         if KEY not in state or len(saved) != len(self.optimizers):
             raise StateError(
-                f"the saved state is of {len(saved)} optimiser(s), here are {len(self.optimizers)}: give"
-                " distribute() those of the run that saved it, in the same order"
+                f"the saved state has {len(saved)} optimiser(s), here are {len(self.optimizers)}: pass"
+                " those of the run that saved it to distribute(), in the same order"
             )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -80,7 +80,7 @@ class Several(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         raise AttachError(
-            f"these are {len(self.optimizers)} optimisers: call add_param_group() of the one that is to hold"
+            f"these are {len(self.optimizers)} optimisers: call add_param_group() of the one that shall hold"
             " the parameters"
         )
 
@@ -92,22 +92,22 @@ class Several(Optimizer):
 
 
 class Removable:
-    """The handles of a hook on each optimiser, as one."""
+    """Handles of a hook on each optimiser, as one handle."""
 
     def __init__(self, handles: Iterable[RemovableHandle]) -> None:
         self._handles = tuple(handles)
 
     def remove(self) -> None:
-        """Remove the hook from all."""
+        """Remove the hook from all optimisers."""
         for each in self._handles:
             each.remove()
 
 
 def as_one(optimizers: Sequence[Optimizer]) -> Optimizer:
-    """The only one, or all of them as one."""
+    """Return the only optimiser, or all of them as one."""
     return optimizers[0] if len(optimizers) == 1 else Several(optimizers)
 
 
 def each_of(optimizer: Optimizer) -> tuple[Optimizer, ...]:
-    """The optimisers that this is made of."""
+    """Return the optimisers in this one."""
     return optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,)

@@ -1,7 +1,7 @@
-"""A GradScaler whose finding all ranks share: where one rank's gradients overflow, all skip that update.
+"""GradScaler with a shared overflow check: if one rank's gradients overflow, all skip that update.
 
-Under DistributedDataParallel the mean carries one rank's Inf to all. A strategy's ranks step by their own
-gradients, so their scales would drift apart; here each check is one all-reduce of 4 bytes, the maximum.
+Under DistributedDataParallel the mean carries one rank's Inf to all. A strategy's ranks step with their own
+gradients, so their scales would diverge; here each check is one all-reduce of 4 bytes, the maximum.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _shared: WeakSet[torch.amp.GradScaler] = WeakSet()
 
 
 def check_scaler(scaler: torch.amp.GradScaler, strategy: Strategy, patience_s: float | None) -> None:
-    """Raise `AttachError` if ranks cannot share this scaler's finding under this strategy."""
+    """Raise `AttachError` if ranks cannot share this scaler's overflow check under this strategy."""
     if scaler in _shared:
         raise AttachError(
-            "this GradScaler is given twice: it is shared by the ranks of another model already, so leave"
-            " scaler= out, or call the other optimizer's remove() first"
+            "this GradScaler is already shared by the ranks of another model: omit"
+            " scaler=, or call the other optimizer's remove() first"
         )
     if strategy.clocked:
         raise AttachError(
             f"{strategy!r} lets ranks step at their own pace, and a shared GradScaler would make each wait"
-            " for all at every step: leave scaler= out, so that each rank skips by its own, or train in"
+            " for all at every step: omit scaler=, so that each rank skips by its own, or train in"
             " bfloat16, which needs none"
         )
     if patience_s is not None:
         raise AttachError(
             "a shared GradScaler needs every rank at every step, and with patience_s= ranks may be lost:"
-            " leave scaler= out, so that each rank skips by its own, or train in bfloat16, which needs none"
+            " omit scaler=, so that each rank skips by its own, or train in bfloat16, which needs none"
         )
 
 
 class SharedScaler:
-    """Makes a scaler's check for Inf and NaN the maximum over the ranks of `comm`, until `remove`.
+    """Scaler whose check for Inf and NaN is the maximum over the ranks of `comm`, until `remove`.
 
     Every rank must check every step: `scaler.step(optimizer)`, or `scaler.unscale_` before it.
 
@@ -54,7 +54,7 @@ class SharedScaler:
 
     def __init__(self, scaler: torch.amp.GradScaler, comm: Comm, exchanging: Exchanging = unwatched) -> None:
         self._scaler = scaler
-        check = scaler._unscale_grads_  # private to torch, and the one place where it looks
+        check = scaler._unscale_grads_  # private to torch, and the only place where it checks
 
         def shared(
             optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
@@ -74,7 +74,7 @@ class SharedScaler:
         self._live = True
 
     def remove(self) -> None:
-        """The scaler looks at this rank's gradients alone again."""
+        """Restore the scaler's check of this rank's gradients alone."""
         if self._live:
             self._live = False
             del self._scaler._unscale_grads_

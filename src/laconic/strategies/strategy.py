@@ -1,7 +1,7 @@
-"""Strategy: who talks to whom, and when. Ranks exchange parameters, between the optimiser's steps.
+"""Strategy: which ranks exchange parameters, and when, between the optimiser's steps.
 
-A `Strategy` is configuration: a frozen dataclass that a spec string names. `bind` gives the working object of
-one rank, which owns all state and calls the optimiser's step.
+A `Strategy` is configuration: a frozen dataclass that a spec string names. `bind` returns the working object
+of one rank, which owns all state and calls the optimiser's step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Notes = dict[str, Any]  # plain numbers and lists, for a line of events.jsonl
 
 
 class Strategy(Spec):
-    """Base of every strategy. Laws hold it to what `period`, `meets`, `keeps_mean` and `clocked` declare."""
+    """Base of all strategies. Tests check the declared `period`, `meets`, `keeps_mean` and `clocked`."""
 
     @property
     def parts(self) -> tuple[Strategy, ...]:
@@ -38,12 +38,12 @@ class Strategy(Spec):
 
     @property
     def owns_momentum(self) -> bool:
-        """Whether this strategy, or one inside it, keeps the momentum: the optimiser is then plain SGD."""
+        """Whether this strategy, or one inside it, has the momentum: the optimiser is then plain SGD."""
         return any(part.owns_momentum for part in self.parts)
 
     @property
     def period(self) -> int:
-        """Steps after which its pattern repeats: 1 if ranks talk at every step."""
+        """Steps after which its pattern repeats: 1 if ranks communicate at every step."""
         return math.lcm(*(part.period for part in self.parts))
 
     @property
@@ -53,22 +53,22 @@ class Strategy(Spec):
 
     @property
     def keeps_mean(self) -> bool:
-        """Whether talking preserves the mean of the ranks' models, up to rounding."""
+        """Whether communication preserves the mean of the ranks' models, up to rounding."""
         return False
 
     @property
     def clocked(self) -> bool:
-        """Whether who talks to whom depends on clocks, so that no two runs are alike."""
+        """Whether the communicating ranks depend on timing, so that no two runs are equal."""
         return any(part.clocked for part in self.parts)
 
     @property
     def overlaps(self) -> bool:
-        """Whether messages travel while ranks compute, so that nobody waits for them at each step."""
+        """Whether messages are sent during computation, so that no rank waits for them at each step."""
         return any(part.overlaps for part in self.parts)
 
     @property
     def shares_gradients(self) -> bool:
-        """Whether a rank that has no gradient updates its model by those of others."""
+        """Whether a rank without a gradient updates its model with those of others."""
         return any(part.shares_gradients for part in self.parts)
 
     def check(self, size: int, optimizer: Optimizer) -> None:
@@ -76,18 +76,18 @@ class Strategy(Spec):
         refuse_lbfgs(optimizer, repr(self))
 
     def check_left(self, size: int, optimizer: Optimizer) -> None:
-        """`check` after ranks were lost; machines may then have different numbers of ranks."""
+        """Run `check` after ranks were lost; machines may then have different numbers of ranks."""
         self.check(size, optimizer)
 
     @abstractmethod
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundStrategy:
-        """The working object for this rank's model. Called by all ranks; may be collective."""
+        """Return the working object for this rank's model. Called by all ranks; may be collective."""
 
 
 class BoundStrategy(ABC):
-    """A strategy at work on one rank. Every rank makes the same calls, though not at the same time.
+    """Strategy on one rank. Every rank makes the same calls, though not at the same time.
 
-    `dense_bytes`: what all-reduces of float32 gradients would have put on the wire so far.
+    `dense_bytes`: bytes that all-reduces of float32 gradients would have sent so far.
     """
 
     def __init__(self, replica: Replica, comm: Metered) -> None:
@@ -98,14 +98,14 @@ class BoundStrategy(ABC):
         self.seconds = Seconds()  # encoding and decoding; `comm` counts communication
 
     def step(self, update: Update, loss: float | None = None) -> None:
-        """Do one step: `update()` applies this rank's gradient, and ranks communicate."""
+        """Run one step: `update()` applies this rank's gradient, and ranks communicate."""
         self.step_(update, loss)
         self.steps += 1
         self.dense_bytes += self.comm.dense_sent(self.replica.flat.nbytes)
 
     @abstractmethod
     def step_(self, update: Update, loss: float | None) -> None:
-        """What `step` does. `loss`: this rank's loss, or None if the script has not noted it."""
+        """Implement `step`. `loss`: this rank's loss, or None if the script has not recorded it."""
 
     def drain(self, side_comm: Comm) -> None:
         """Complete pending messages. Called by all ranks, after the same number of steps.
@@ -115,18 +115,18 @@ class BoundStrategy(ABC):
         return
 
     def consensus(self, side_comm: Comm) -> Tensor:
-        """The group's model, float32 (n,), equal on all ranks: here the mean. Called by all ranks.
+        """Return the group's model, float32 (n,), equal on all ranks: here the mean. Called by all ranks.
 
         It includes pending messages, and changes nothing.
         """
         return side_comm.all_reduce(self.replica.flat.clone()).div_(side_comm.size)
 
     def salvage(self) -> Tensor:
-        """This rank's model, float32 (n,), after its last `step` failed halfway."""
+        """Return this rank's model, float32 (n,), after its last `step` failed halfway."""
         return self.replica.flat
 
     def agreed(self) -> dict[str, Tensor]:
-        """The part of its memory that is equal on all ranks: a new group takes it over after a loss."""
+        """Return the part of its memory that is equal on all ranks: a new group keeps it after a loss."""
         return {}
 
     def adopt_(self, model: Tensor) -> None:
@@ -134,11 +134,11 @@ class BoundStrategy(ABC):
         self.replica.flat.copy_(model)
 
     def notes(self) -> Notes:
-        """Details of the last step for the log, such as weights and peers."""
+        """Return details of the last step for the log, such as weights and peers."""
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """This rank's memory by name. Call `settle` first."""
+        """Return this rank's memory by name. Call `settle` first."""
         return {}
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:

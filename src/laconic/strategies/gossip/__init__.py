@@ -1,1 +1,1 @@
-"""Gossip: ranks average their models with those of a few peers; one file a strategy."""
+"""Gossip: ranks average their models with those of a few peers; one file per strategy."""

@@ -1,15 +1,16 @@
-"""AD-PSGD: every rank trains at its own pace, and averages with one other now and then; nobody waits.
+"""AD-PSGD: every rank trains at its own pace and averages in pairs; no rank waits.
 
-    on every rank, at its steps:            x_i <- x_i + the update at a copy of x_i from the step's start
-    on an odd rank a, beside its steps:     x_a, x_p <- (x_a + x_p) / 2, with an even neighbour p at random
+        on every rank, in its steps:            x_i <- x_i + the update at a copy of x_i from the step's start
+        on an odd rank a, during its steps:     x_a, x_p <- (x_a + x_p) / 2, with an even neighbour p at
+            random
 
 Lian et al. 2018, arXiv:1710.06952. Odd ranks ask and even ranks answer, as in the code of Assran et al. 2019,
-so ranks cannot wait for each other in a circle. There the pairs follow a common schedule, and a slow rank
-delays the pairs after its own; here an odd rank draws its partner, and an even rank answers all requests as
-they arrive. Both move by half the difference of what they exchanged, so the sum over ranks is kept.
+so ranks cannot wait for each other in a circle. That code pairs ranks by a common schedule, in which a slow
+rank delays the pairs after its own; here an odd rank draws its partner, and an even rank answers all requests
+as they arrive. Both move by half the difference of the exchanged models, so the sum over ranks is kept.
 
-Messages travel from the host, over gloo, which serves many threads in one group. NCCL serves one thread, and
-an answer that waits there for a request would hold up all work on the GPU.
+Messages go from host memory over gloo, which supports many threads in one group. NCCL supports one thread,
+and an answer that waits for a request would block all work on the GPU.
 """
 
 from __future__ import annotations
@@ -47,15 +48,14 @@ class ADPSGD(Strategy):
     """Average in pairs without a barrier, along the edges of `topology` between odd and even ranks.
 
     An even rank has a thread for each odd rank that may ask it; two ranks of the same parity never average.
-    Which steps of two ranks meet depends on the clock, so no two runs are alike.
+    The pairs depend on timing, so no two runs are equal.
 
     Wire, every `every` steps of an odd rank, each way: n parameters of 4 or 2 bytes, and 8 bytes.
 
     Args:
-        topology: Who may average with whom; default: complete().
+        topology: Pairs of ranks that may average; default: complete().
         wire: Type of the parameters on the wire: "fp32" (default), "fp16" or "bf16".
-        every: An odd rank asks once every so many of its steps, unless it still waits for an answer; default:
-            1.
+        every: Steps of an odd rank between its requests, which wait for a pending answer; default: 1.
 
     Raises:
         SpecError: An argument is outside its range.
@@ -103,17 +103,17 @@ class ADPSGD(Strategy):
 
 
 def neighbours(topology: Topology, rank: int, size: int) -> list[int]:
-    """The peers of the other parity that a rank has within a period, whichever of the two sends."""
+    """Return a rank's peers of the other parity within a period, in either direction."""
     met = (topology.peers(rank, size, step) for step in topology.span(size))
     others = {other for peers in met for other in (*peers.out, *peers.into)}
     return sorted(other for other in others if (other - rank) % 2)
 
 
 class BoundADPSGD(BoundStrategy):
-    """AD-PSGD at work on one rank.
+    """AD-PSGD on one rank.
 
-    `shared` float32 (n,): x at the start of this step. `moved` float32 (n,): how far averages have moved it
-    since. Other ranks see their sum, under a lock. `averages`: how many times this rank has averaged.
+    `shared` float32 (n,): x at the start of this step. `moved` float32 (n,): change by averaging since then.
+    Other ranks see their sum, under a lock. `averages`: number of averages of this rank.
     """
 
     def __init__(self, config: ADPSGD, replica: Replica, comm: Metered, seed: int) -> None:
@@ -178,7 +178,7 @@ class BoundADPSGD(BoundStrategy):
         going.write(self.shared + self.moved, AVERAGE)
 
     def message(self) -> ParameterMessage:
-        """Room for a message, on the host."""
+        """Return a message buffer on the host."""
         return ParameterMessage(self.shared, self.config.wire, torch.device("cpu"))
 
     def _start_step(self) -> None:
@@ -192,7 +192,7 @@ class BoundADPSGD(BoundStrategy):
             self.shared.copy_(x)
 
     def _wait_for_average(self) -> None:
-        """Wait for the pending average, if this rank has asked for one."""
+        """Wait for the pending average, if any."""
         pending, self._pending = self._pending, None
         if pending is not None:
             try:
@@ -201,7 +201,7 @@ class BoundADPSGD(BoundStrategy):
                 raise PeerError(str(error)) from error
 
     def drain(self, side_comm: Comm) -> None:
-        """Once no odd rank asks any more, no even rank is moved: then load the shared model."""
+        """Load the shared model, once no odd rank asks and so no even rank is moved."""
         self._wait_for_average()
         side_comm.all_reduce(torch.zeros(1, dtype=torch.float32, device="cpu"))
         self._start_step()
@@ -229,7 +229,7 @@ class BoundADPSGD(BoundStrategy):
         self._start_at(self.shared)
 
     def _start_at(self, model: Tensor) -> None:
-        """Let others see this model from now on."""
+        """Publish this model to the other ranks."""
         with self._lock:
             self.shared.copy_(model)
             self.moved.zero_()
@@ -256,7 +256,7 @@ class BoundADPSGD(BoundStrategy):
 
 
 def answer_all(known: weakref.ref[BoundADPSGD], peer: int) -> None:
-    """Average with an odd rank whenever it asks, until one of the two ends. Each such rank has a thread."""
+    """Average with an odd rank on request, until one of the two ends. One thread per odd rank."""
     bound = known()
     if bound is None:
         return

@@ -58,7 +58,7 @@ class DeepSqueeze(CodedGossip):
 
 
 class BoundDeepSqueeze(BoundCodedGossip):
-    """DeepSqueeze at work on one rank: `error` is e, float32 (n,), initially 0."""
+    """DeepSqueeze on one rank: `error` is e, float32 (n,), initially 0."""
 
     def __init__(self, config: DeepSqueeze, replica: Replica, comm: Metered, seed: int) -> None:
         super().__init__(config, replica, comm, seed)

@@ -1,10 +1,10 @@
-"""Decentralised parallel SGD: every rank trains, and averages with its neighbours, both ways at once.
+"""Decentralised parallel SGD: every rank trains, and averages with its neighbours in both directions.
 
     x_i <- LocalOpt(x_i, g_i)
     x_i <- W_ii x_i + sum_j W_ij x_j          over the neighbours j of this step
 
 Lian et al. 2017, arXiv:1705.09056; the update comes before the mixing, as in the code of Assran et al. 2019.
-Metropolis weights make W symmetric and doubly stochastic on any graph: no weight travels, and the mean is
+Metropolis weights make W symmetric and doubly stochastic on any graph: no weight is sent, and the mean is
 kept. On a regular graph weights and trajectory are those of SGP, bit for bit.
 """
 
@@ -39,7 +39,7 @@ class DPSGD(Strategy):
         wire: Type of the parameters on the wire: "fp32" (default), "fp16" or "bf16".
 
     Raises:
-        SpecError: An argument is wrong, or an edge goes one way only.
+        SpecError: An argument is invalid, or an edge is directed.
     """
 
     topology: Topology = field(default_factory=Ring)

@@ -1,12 +1,12 @@
-"""Low-precision decentralised training: 8-bit differences among neighbours, under quasi-global momentum.
+"""Low-precision decentralised training: 8-bit differences among neighbours, with quasi-global momentum.
 
     x_i <- SGD's step with quasi-global momentum       see quasi_global
     gossip of C(x_i - h_i), C of 8 bits                see choco
 
 Aketi et al. 2021, arXiv:2111.09389, and their code. Their models also compute in 8 bits: convert yours with
-`laconic.lowbit.convert(model, bits=8)`, or give `laconic train` the option --bits 8. The min-max grid on the
-wire is ours; their code sends levels of QSGD or large entries. Their other choice, DeepSqueeze instead of
-CHOCO, is `quasi_global(deepsqueeze())`.
+`laconic.lowbit.convert(model, bits=8)`, or pass --bits 8 to `laconic train`. The min-max grid on the wire is
+ours; their code sends levels of QSGD or large entries. Their alternative, DeepSqueeze instead of CHOCO, is
+`quasi_global(deepsqueeze())`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LPDT(CodedGossip):
         gamma: Consensus step, in (0, 1]; default: 1. Few bits need a small one: 0.01 for top-k of 1 % in the
             paper's runs.
         momentum: Quasi-global momentum, in [0, 1), over an SGD without momentum; default: 0.9. With 0 any
-            optimiser will do.
+            optimiser works.
 
     Raises:
         SpecError: An argument is outside its range.

@@ -1,13 +1,13 @@
-"""Overlap SGP: SGP whose messages travel while the next steps are computed.
+"""Overlap SGP: SGP whose messages are sent during the computation of the next steps.
 
     x_i <- LocalOpt(x_i, g_i)      at every step, with the gradient at z_i = x_i / w_i; every `staleness`:
     x_i += sum of the pending round,  w_i += its weights
     send P_ji x_i, P_ji w_i to the out-peers j, and keep P_ii of both
 
 Assran et al. 2019, arXiv:1811.10792. A message leaves its sender before it arrives, so w differs from 1 on
-any graph, and the sum of all w and of the weights on their way is the number of ranks. The authors' code adds
-a round as soon as it arrives; here a round has a fixed step, so that a run has the same bits each time. A
-rank that is late by less than `staleness` steps delays nobody.
+any graph, and the sum of all w and of the pending weights is the number of ranks. The authors' code adds
+a round as soon as it arrives; here a round has a fixed step, so that every run has the same bits. A rank that
+is late by less than `staleness` steps delays no other.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from laconic.strategies.strategy import Notes, Strategy, Update
 
 @dataclass(frozen=True, repr=False)
 class OSGP(Strategy):
-    """SGP that sends every `staleness` steps, and adds what it receives as many steps later.
+    """SGP that sends every `staleness` steps, and adds the received messages as many steps later.
 
     Wire, per out-peer and round: n parameters of 4 or 2 bytes, and 8 bytes of weight.
 
     Args:
-        topology: Who sends to whom; default: exponential().
-        staleness: Steps from a round to the next, 1 or more; default: 1.
+        topology: Directed edges of the messages; default: exponential().
+        staleness: Steps between rounds, 1 or more; default: 1.
         wire: Type of the parameters on the wire: "fp32" (default), "fp16" or "bf16".
 
     Raises:
@@ -94,14 +94,14 @@ class OSGP(Strategy):
 
 @dataclass(frozen=True)
 class PendingRound:
-    """A round that was sent: when `arrival` is done, all its messages are in their buffers."""
+    """Round that was sent: when `arrival` is done, all its messages are in their buffers."""
 
     shares: Weights
     arrival: Answer
 
 
 class BoundOSGP(PushSum):
-    """Overlap SGP at work on one rank. `rounds`: how many rounds it has sent."""
+    """Overlap SGP on one rank. `rounds`: number of rounds sent."""
 
     def __init__(self, config: OSGP, replica: Replica, comm: Metered) -> None:
         super().__init__(replica, comm)
@@ -136,7 +136,7 @@ class BoundOSGP(PushSum):
         self.rounds += 1
 
     def _receive(self, x: Tensor) -> None:
-        """Add the pending round, if there is one."""
+        """Add the pending round, if any."""
         self.add_pending_(x, self.weight)
         self.pending = None
 

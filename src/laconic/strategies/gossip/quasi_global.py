@@ -1,12 +1,12 @@
-"""Quasi-global momentum: a momentum along the movement of a rank's model, gossip included.
+"""Quasi-global momentum: momentum of a rank's total movement, including gossip.
 
     u = (x - SGD's step from x) / lr               the gradient, with weight decay
     x' = x - lr (u + mu (mu m + u))                nesterov; else x - lr (u + mu m)
     x'' = base strategy's gossip from x'
-    m <- mu m + (1 - mu) (x - x'') / lr            lr: the optimiser's present learning rate
+    m <- mu m + (1 - mu) (x - x'') / lr            lr: the optimiser's current learning rate
 
 Lin et al. 2021, arXiv:2102.04761 [recalled], as in the code of Aketi et al. 2021, arXiv:2111.09389. On skewed
-shards the ranks' own gradients pull the models apart; m includes the neighbours' models, and pulls less. If
+shards the ranks' gradients drive the models apart; m includes the neighbours' models, and does so less. If
 all gradients are equal, the steps are as long as those of plain momentum mu, g / (1 - mu).
 """
 
@@ -37,7 +37,7 @@ BASE = "base/"  # prefix of the base strategy's keys in the state
 class QuasiGlobal(Strategy):
     """Momentum over a gossip strategy; it replaces the momentum of the optimiser, a plain SGD.
 
-    Wire: what `base` sends. Memory: m, n float32, and 2 n inside a step. A step that a GradScaler skips has
+    Wire: that of `base`. Memory: m, n float32, and 2 n inside a step. A step that a GradScaler skips has
     u = 0; at learning rate 0, m only decays.
 
     Args:
@@ -46,7 +46,7 @@ class QuasiGlobal(Strategy):
         nesterov: Whether the step is Nesterov's; default: True.
 
     Raises:
-        SpecError: An argument is outside its range, or `base` is adpsgd() or has it inside.
+        SpecError: An argument is outside its range, or `base` is or contains adpsgd().
     """
 
     base: Strategy = field(default_factory=DPSGD)
@@ -90,7 +90,7 @@ class QuasiGlobal(Strategy):
 
 
 class BoundQuasiGlobal(BoundStrategy):
-    """Quasi-global momentum at work on one rank. `momentum` m float32 (n,), initially 0."""
+    """Quasi-global momentum on one rank. `momentum` m float32 (n,), initially 0."""
 
     def __init__(
         self, config: QuasiGlobal, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int
@@ -112,7 +112,7 @@ class BoundQuasiGlobal(BoundStrategy):
                 self.momentum[part].add_(moved[part], alpha=(1 - mu) / rate)
 
     def _update_(self, update: Update) -> None:
-        """Apply SGD's step, lr u, and the momentum's, to the parameters as the base strategy has them."""
+        """Apply SGD's step, lr u, and the momentum's to the parameters in the base strategy's form."""
         x, mu = self.replica.flat, self.config.momentum
         before = x.clone()
         update()
@@ -165,6 +165,6 @@ def check_plain(strategy: Strategy, optimizer: Optimizer) -> None:
     if not isinstance(optimizer, SGD) or own:
         got = f"SGD(momentum={own:g})" if isinstance(optimizer, SGD) else type(optimizer).__name__
         raise AttachError(
-            f"{strategy!r} keeps the momentum itself and needs a plain torch.optim.SGD, got {got}: build"
+            f"{strategy!r} has its own momentum and needs a plain torch.optim.SGD, got {got}: create"
             " SGD(parameters, lr=...), or set momentum=0 in the spec, which leaves it to the optimiser"
         )

@@ -6,7 +6,7 @@
 
 Assran et al. 2019, arXiv:1811.10792; update order as in the authors' code. P is column-stochastic: the shares
 that a rank keeps and sends sum to 1. If it is doubly stochastic, as with equal in- and out-degrees, w stays 1
-and does not travel.
+and is not sent.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from laconic.strategies.strategy import Strategy
 
 @dataclass(frozen=True, repr=False)
 class SGP(Strategy):
-    """Send equal shares to the out-peers at every step.
+    """Push of equal shares to the out-peers at every step.
 
     Wire, per out-peer and step: n parameters of 4 or 2 bytes, and 8 bytes of weight if it may vary. The
-    sender keeps what it loses by rounding to 2 bytes, so the sum over ranks is kept.
+    sender keeps its error of rounding to 2 bytes, so the sum over ranks is kept.
 
     Args:
-        topology: Who sends to whom; default: exponential().
+        topology: Directed edges of the messages; default: exponential().
         wire: Type of the parameters on the wire: "fp32" (default), "fp16" or "bf16".
 
     Raises:

@@ -1,9 +1,9 @@
-"""By machine: the ranks of a machine train as one; the first ranks of all machines follow a strategy.
+"""By machine: ranks of a machine train as one; the first ranks of the machines follow a strategy.
 
-    g = mean of g_i over the machine;  the first rank does the strategy's step with g;  others copy its model
+    g = mean of g_i over the machine;  the first rank runs the strategy's step with g;  others copy its model
 
 Links inside a machine are fast, so gradients are dense there, and replicas equal. All ranks of a machine
-update their optimiser with g, so that any of them can take the first one's place.
+update their optimiser with g, so that any of them can replace the first one.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
 @dataclass(frozen=True, repr=False)
 class ByMachine(Strategy):
-    """A strategy between machines, dense gradients inside them.
+    """Strategy between machines, with dense gradients inside them.
 
     Wire, per step inside a machine of m ranks: 2 (m - 1) / m times the gradient, and once the parameters, in
-    float32. Between machines: what `strategy` sends. Every rank keeps the optimiser's state. If a first rank
-    is lost, the next one of its machine goes on with it, and with the memory that all first ranks share, such
-    as DiLoCo's momentum; what `slowmo` changes in the optimiser is on first ranks only.
+    float32. Between machines: the wire of `strategy`. Every rank keeps the optimiser's state. If a first rank
+    is lost, the next one of its machine replaces it, with the memory that is equal on all first ranks, such
+    as DiLoCo's momentum; changes of the optimiser by `slowmo` exist on first ranks only.
 
     Args:
         strategy: The strategy between the first ranks of machines, such as sgp().
-        ranks_per_node: Consecutive ranks that share a machine; default: 0, as torchrun has set it.
+        ranks_per_node: Consecutive ranks that share a machine; default: 0, the value that torchrun sets.
 
     Raises:
         SpecError: An argument is outside its range, or `strategy` is by_machine.
@@ -73,14 +73,14 @@ class ByMachine(Strategy):
             self.strategy.check(size // self.ranks_per_node, optimizer)
 
     def check_left(self, size: int, optimizer: Optimizer) -> None:
-        """Which machines are left is known only in `bind`, which checks the strategy between them."""
+        """Do nothing: `bind` knows the remaining machines, and checks the strategy between them."""
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundByMachine:
         return BoundByMachine(self, replica, optimizer, comm, seed)
 
 
 class BoundByMachine(BoundStrategy):
-    """By machine at work on one rank. `led`: the strategy, on the first rank of each machine."""
+    """By machine on one rank. `led`: the strategy, on the first rank of each machine."""
 
     def __init__(
         self, config: ByMachine, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int
@@ -107,7 +107,7 @@ class BoundByMachine(BoundStrategy):
         self._follow(self.replica.flat)
 
     def _mean_gradient(self) -> bool:
-        """Give every parameter the machine's mean gradient; returns whether that is finite."""
+        """Load the machine's mean gradient into every parameter; return whether it is finite."""
         with self.comm.phase("inside a machine"):
             views = self.replica.views(self._gradient)
             for name, parameter in self.replica.parameters.items():
@@ -122,7 +122,7 @@ class BoundByMachine(BoundStrategy):
                     parameter.grad = views[name].to_sparse(parameter.grad.sparse_dim())
                 elif parameter.grad is not None:
                     parameter.grad.copy_(views[name])
-                elif bool(views[name].any()):  # another rank of the machine has used it
+                elif bool(views[name].any()):  # another rank of the machine used it
                     parameter.grad = views[name].to(parameter.dtype, copy=True)
         return kernels.all_finite(self._gradient, self.replica.layout.segments)
 
@@ -145,7 +145,7 @@ class BoundByMachine(BoundStrategy):
         return self.replica.flat if self.led is None else self.led.salvage()
 
     def agreed(self) -> dict[str, Tensor]:
-        """That of the strategy, equal on all first ranks; empty on the others."""
+        """Return the strategy's memory that is equal on all first ranks; empty on the others."""
         return {} if self.led is None else self.led.agreed()
 
     def adopt_(self, model: Tensor) -> None:

@@ -4,8 +4,8 @@
     x_i <- x_i - alpha (x_i - c)               every `every` steps, alpha = beta / ranks; both right sides
     c <- c + beta mean_j (x_j - c)             have the values from before
 
-Zhang, Choromanska and LeCun 2015, arXiv:1412.6651; synchronous, like the baseline in the code of LSGD: the
-paper's asynchronous form and its momentum (EAMSGD) are left out. The sum of all x_i and c is kept. Every rank
+Zhang, Choromanska and LeCun 2015, arXiv:1412.6651; synchronous, like the baseline in the code of LSGD,
+without the paper's asynchronous form and its momentum (EAMSGD). The sum of all x_i and c is kept. Every rank
 holds the centre, equal bit for bit.
 """
 
@@ -33,8 +33,9 @@ class EASGD(Strategy):
     Wire, every `every` steps: an all-reduce of n float32, 4 n bytes. Memory: the centre, n float32.
 
     Args:
-        every: Steps from one pull to the next, 1 or more; default: 4.
-        beta: Strength of the pull on the centre, in (0, 1]; default: 0.43. A rank has beta / ranks of it.
+        every: Steps between pulls, 1 or more; default: 4.
+        beta: Strength of the pull on the centre, in (0, 1]; default: 0.43. A rank has a share of beta /
+            ranks.
 
     Raises:
         SpecError: An argument is outside its range.
@@ -59,7 +60,7 @@ class EASGD(Strategy):
 
     def check(self, size: int, optimizer: Optimizer) -> None:
         super().check(size, optimizer)
-        hint = "one rank has no other to average with: start more workers"
+        hint = "one rank cannot average with another: start more workers"
         arguments.whole(f"{self!r}: the number of ranks", size, 2, hint=hint)
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundEASGD:
@@ -67,7 +68,7 @@ class EASGD(Strategy):
 
 
 class BoundEASGD(BoundStrategy):
-    """EASGD at work on one rank. `centre` c float32 (n,)."""
+    """EASGD on one rank. `centre` c float32 (n,)."""
 
     def __init__(self, config: EASGD, replica: Replica, comm: Metered) -> None:
         super().__init__(replica, comm)
@@ -91,7 +92,7 @@ class BoundEASGD(BoundStrategy):
         self.centre.add_(mean, alpha=beta)
 
     def consensus(self, side_comm: Comm) -> Tensor:
-        """The centre, which every rank already has."""
+        """Return the centre, which every rank holds."""
         return self.centre.clone()
 
     def agreed(self) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
-"""The outer step: the mean of the ranks' movements since their models were last equal.
+"""Outer step: the mean of the ranks' changes since their models were last equal.
 
-Any method of `compress` can send it, with its memory, as if it were a gradient.
+Any method of `compress` can send it, with its memory, like a gradient.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from laconic.strategies.replica import Replica
 
 
 def outer_method(compressor: Any) -> Method:
-    """The method that sends outer gradients. Raises `SpecError` if it changes the optimiser."""
+    """Return the method that sends outer gradients. Raises `SpecError` if it changes the optimiser."""
     method = lift(compressor)
     if method.rules:
         raise SpecError(
@@ -33,7 +33,7 @@ def outer_method(compressor: Any) -> Method:
 
 
 class Outer:
-    """`anchor` float32 (n,): the model at which all ranks were last equal. `compressor` sends the rest."""
+    """Exchange of outer gradients. `anchor` float32 (n,): the model at which all ranks were last equal."""
 
     def __init__(self, replica: Replica, comm: Metered, compressor: Any, seed: int, seconds: Seconds) -> None:
         self.replica = replica
@@ -44,11 +44,11 @@ class Outer:
         self._exchange = Attached(method, replica.layout, comm, NoOptimiser(), seed, seconds)
 
     def mean_outer_gradient(self) -> Tensor:
-        """Mean over ranks of anchor - x, float32 (n,), as `compressor` sends it: equal on all ranks."""
+        """Return the mean over ranks of anchor - x, float32 (n,), after compression: equal on all ranks."""
         return self.mean_(self.anchor - self.replica.flat, self.replica.layout)
 
     def mean_(self, gradient: Tensor, layout: Layout) -> Tensor:
-        """The mean over ranks of these tensors' outer gradient, in place; as an exchange of its own."""
+        """Average these tensors' outer gradient over ranks, in place, as a separate exchange."""
         self._exchange.begin()
         if not self._exchange.mean_(gradient, layout):
             raise NonFiniteError(f"an outer gradient is not finite: {self._exchange.void} has diverged")
@@ -56,12 +56,12 @@ class Outer:
         return gradient
 
     def restart_(self, model: Tensor) -> None:
-        """Make this model (n,), which all ranks now have, the anchor."""
+        """Set the anchor to this model (n,), which all ranks now have."""
         self.anchor.copy_(model)
         self.replica.flat.copy_(model)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The anchor, and the memory of `compressor`."""
+        """Return the anchor and the memory of `compressor`."""
         return {"anchor": self.anchor} | self._exchange.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor], rounds: int) -> None:

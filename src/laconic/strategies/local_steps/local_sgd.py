@@ -1,9 +1,9 @@
-"""Local SGD: every rank trains by itself, and all average their parameters now and then.
+"""Local SGD: every rank trains alone, and all average their parameters periodically.
 
     x_i <- LocalOpt(x_i, g_i)                       at every step
     x_i <- x - mean_j (x - x_j)                     every `every` steps; x: the last average
 
-Stich 2018, arXiv:1805.09767. With `start`, ranks average after each of the first steps, which for SGD is
+Stich 2018, arXiv:1805.09767. With `start`, ranks average after each of the first steps, which for SGD equals
 training on mean gradients: post-local SGD, Lin et al. 2018, arXiv:1808.07217. Both as recalled, and standard.
 """
 
@@ -27,14 +27,14 @@ from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
 @dataclass(frozen=True, repr=False)
 class LocalSGD(Strategy):
-    """Average parameters every `every` steps, and at every step before step `start`.
+    """Average of parameters every `every` steps, and after each of the first `start` steps.
 
-    Wire, at each average: what `compressor` sends for one gradient.
+    Wire, at each average: the wire of `compressor` for one gradient.
 
     Args:
-        every: Steps from one average to the next, 1 or more; default: 8.
-        start: The first steps, after each of which ranks average; default: 0.
-        compressor: Sends the ranks' movements since the last average: a codec, selector, reducer or method,
+        every: Steps between averages, 1 or more; default: 8.
+        start: Number of first steps after each of which ranks average; default: 0.
+        compressor: Sends the ranks' changes since the last average: a codec, selector, reducer or method,
             with error feedback if it is biased; default: dense().
 
     Raises:
@@ -72,7 +72,7 @@ class LocalSGD(Strategy):
 
 
 class BoundLocalSGD(BoundStrategy):
-    """Local SGD at work on one rank."""
+    """Local SGD on one rank."""
 
     def __init__(self, config: LocalSGD, replica: Replica, comm: Metered, seed: int) -> None:
         super().__init__(replica, comm)

@@ -6,7 +6,7 @@
     y_i <- y_i + v_i;  x_i <- y_i
 
 Kolehmainen et al. 2025, arXiv:2506.10911. Reconstruction of its outer step for groups of two: momentum, the
-pair's mean movement, and the distance to the pair's mean slow model; both are in one message. Their random
+pair's mean change, and the distance to the pair's mean slow model; both are in one message. Their random
 routing between pipeline stages is left out.
 """
 
@@ -32,18 +32,18 @@ from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
 @dataclass(frozen=True, repr=False)
 class NoLoCo(Strategy):
-    """An outer step with one random peer, every `every` steps: nobody waits for all.
+    """Outer step with one random peer, every `every` steps: no rank waits for all.
 
     Wire, every `every` steps: n float32 to the peer, 4 n bytes in a group of any size. Memory: 2 n float32.
-    Models of ranks stay apart by what they have not yet averaged. With an odd number one rank a round does
-    its outer step alone.
+    Models of ranks differ by their changes that are not yet averaged. With an odd number of ranks, one rank
+    per round does its outer step alone.
 
     Args:
-        every: Steps from one outer step to the next, 1 or more; default: 50.
+        every: Steps between outer steps, 1 or more; default: 50.
         lr: Outer learning rate, above 0; default: 0.7.
         momentum: Outer momentum, in [0, 1); default: 0.5.
-        pull: Share of the distance to the pair's mean slow model that a step takes away, in (0, 2);
-            default: 1. Above `momentum`, or ranks drift apart.
+        pull: Share of the distance to the pair's mean slow model that a step removes, in (0, 2);
+                default: 1. Must be above `momentum`, or ranks diverge.
         topology: The pairs, or another graph whose edges go both ways; default: random_matching().
 
     Raises:
@@ -65,7 +65,7 @@ class NoLoCo(Strategy):
         arguments.whole("noloco: every", self.every, 1)
         arguments.number("noloco: lr", self.lr, above=0)
         arguments.number("noloco: momentum", self.momentum, least=0, below=1)
-        arguments.number("noloco: pull", self.pull, above=self.momentum, below=2, hint="or ranks drift apart")
+        arguments.number("noloco: pull", self.pull, above=self.momentum, below=2, hint="or ranks diverge")
         arguments.piece("noloco: topology", self.topology, Topology, "random_matching()")
         if not self.topology.symmetric:
             raise SpecError(
@@ -86,7 +86,7 @@ class NoLoCo(Strategy):
 
 
 class BoundNoLoCo(BoundStrategy):
-    """NoLoCo at work on one rank. `slow` y and `velocity` v, float32 (n,), are its own."""
+    """NoLoCo on one rank. `slow` y and `velocity` v, float32 (n,), differ between ranks."""
 
     def __init__(self, config: NoLoCo, replica: Replica, comm: Metered) -> None:
         super().__init__(replica, comm)
@@ -96,11 +96,11 @@ class BoundNoLoCo(BoundStrategy):
 
     @property
     def rounds(self) -> int:
-        """How many outer steps are done."""
+        """Number of outer steps done."""
         return self.steps // self.config.every
 
     def shares(self, number: int) -> Weights:
-        """Whom this rank talks to at an outer step, and the share of each in the mean."""
+        """Return this rank's peers at an outer step, and the share of each in the mean."""
         return metropolis(self.config.topology, self.comm.rank, self.comm.size, number)
 
     def step_(self, update: Update, loss: float | None) -> None:

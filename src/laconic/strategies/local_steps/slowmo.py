@@ -1,11 +1,11 @@
-"""SlowMo: local steps or gossip, and now and then a step of slow momentum along the mean movement.
+"""SlowMo: local steps or gossip, and periodically a step of slow momentum along the mean change.
 
     x_i <- base strategy's step                    at every step
     d = x - mean_j x_j                             every `every` steps; x: the model at which all were equal
-    u <- beta u + d / gamma                        gamma: the optimiser's present learning rate
+    u <- beta u + d / gamma                        gamma: the optimiser's current learning rate
     x <- x - lr gamma u;  x_i <- x
 
-Wang et al. 2019, arXiv:1910.00643, and fairscale's code. Each such step zeroes SGD's own momentum and keeps
+Wang et al. 2019, arXiv:1910.00643, and fairscale's code. Each slow step zeroes SGD's own momentum and keeps
 Adam's. beta=0, lr=1 is local SGD; beta>0, lr=1 with SGD is block momentum (BMUF); one rank with beta=0 is
 Lookahead. `average=False` is the paper's "noaverage": every rank has its own x and u, and d = x - x_i.
 """
@@ -38,20 +38,20 @@ BASE = "base/"  # prefix of the base strategy's keys in the state
 class SlowMo(Strategy):
     """Slow momentum over another strategy, or over local steps.
 
-    Wire: what `base` sends, and every `every` steps an all-reduce of n float32, 4 n bytes; with
-    `average=False` only what `base` sends. Memory: 2 n float32. u is in units of the learning rate: if that
+    Wire: that of `base`, and every `every` steps an all-reduce of n float32, 4 n bytes; with
+    `average=False` only that of `base`. Memory: 2 n float32. u is in units of the learning rate: if that
     falls by orders of magnitude and rises again, as with warm restarts, gamma u rises too.
 
     Args:
-        every: Steps from one slow step to the next, 1 or more; default: 12. The paper has 12 over local steps
-            and 48 over gossip.
-        beta: Slow momentum, in [0, 1); default: 0.5. The paper has 0.4 to 0.8.
+        every: Steps between slow steps, 1 or more; default: 12. The paper uses 12 over local steps and 48
+            over gossip.
+        beta: Slow momentum, in [0, 1); default: 0.5. The paper uses 0.4 to 0.8.
         lr: Slow learning rate, above 0; default: 1, as in the paper.
-        base: The strategy below, such as sgp(); default: None, local steps.
+        base: The underlying strategy, such as sgp(); default: None, local steps.
         average: Whether ranks average at a slow step; default: True. False needs `base`.
 
     Raises:
-        SpecError: An argument is outside its range, or `average=False` comes without `base`.
+        SpecError: An argument is outside its range, or `average=False` without `base`.
     """
 
     every: int = 12
@@ -102,7 +102,7 @@ class SlowMo(Strategy):
 
 
 class BoundSlowMo(BoundStrategy):
-    """SlowMo at work on one rank. `momentum` u float32 (n,)."""
+    """SlowMo on one rank. `momentum` u float32 (n,)."""
 
     def __init__(
         self, config: SlowMo, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int
@@ -141,14 +141,14 @@ class BoundSlowMo(BoundStrategy):
         self._outer.restart_(model)
         if self._base is not None and self.config.average:
             self._base.adopt_(model)
-            if self.config.clocked:  # nobody sends while another still adopts
+            if self.config.clocked:  # no rank sends while another still loads the model
                 self._side_comm.all_reduce(torch.zeros(1, dtype=torch.float32, device="cpu"))
         for state in self._optimizer.state.values():
             if isinstance(buffer := state.get("momentum_buffer"), Tensor):
                 buffer.zero_()
 
     def _outer_gradient(self) -> Tensor:
-        """Anchor minus the ranks' average model, or minus this rank's own; float32 (n,)."""
+        """Return the anchor minus the ranks' average model, or minus this rank's model; float32 (n,)."""
         if not self.config.average:
             return self._outer.anchor - self.replica.flat
         if self._base is None:

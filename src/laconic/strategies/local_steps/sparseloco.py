@@ -5,10 +5,10 @@
     c_i = Q(TopK of each chunk of e_i);  e_i <- e_i - c_i
     x <- x - lr mean_j c_j;  x_i <- x
 
-Sarfi et al. 2025, arXiv:2508.15706; constants as in the public code of Templar. Without outer momentum: error
-feedback takes its place. Differences: chunks are runs of the flat tensor, not tiles of a matrix; bins of Q
-have an edge at the mean (see `centroids`); positions are Golomb coded, 7.5 bits each in place of 12; tensors
-of one dimension are averaged whole.
+Sarfi et al. 2025, arXiv:2508.15706; constants as in the public code of Templar. Error feedback replaces outer
+momentum. Differences: chunks are runs of the flat tensor, not tiles of a matrix; bins of Q have an edge at
+the mean (see `centroids`); positions are Golomb coded, 7.5 bits each instead of 12; one-dimensional tensors
+are averaged whole.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from laconic.strategies.strategy import BoundStrategy, Strategy
 
 @dataclass(frozen=True, repr=False)
 class SparseLoCo(Strategy):
-    """`diloco` without momentum over error-fed, chunk-wise top-k values in a few bits.
+    """DiLoCo without momentum, over chunk-wise top-k values in a few bits with error feedback.
 
     Wire, every `every` steps: about density * n * (bits + log2(1 / density) + 1.5) bits, to each of the N - 1
     others: 0.15 n bits by default, 210 times less than the parameters. Memory: 3 n float32.
 
     Args:
-        every: Steps from one outer step to the next, 1 or more; default: 30.
+        every: Steps between outer steps, 1 or more; default: 30.
         density: Share of the entries of each chunk that is sent, in (0, 1]; default: 1/64.
         chunk: Entries of a chunk, 1 or more; default: 4096.
         bits: Bits of a value, 1 to 8; default: 2.
-        decay: Share of what was not sent that is kept from one outer step to the next, in (0, 1];
+        decay: Share of the residual that is kept from one outer step to the next, in (0, 1];
             default: 0.95.
         lr: Outer learning rate, above 0; default: 1.
 
@@ -70,7 +70,7 @@ class SparseLoCo(Strategy):
 
     @cached_property
     def outer(self) -> DiLoCo:
-        """What it is made of."""
+        """The equivalent `diloco`."""
         select = ChunkedTopK(self.density, chunk=self.chunk)
         gather = Gather(Sparse(select, values=Centroids(self.bits), indices=GOLOMB))
         parts = (Route(matrices, gather, ErrorFeedback(self.decay)), Route(everything, Sum()))

@@ -1,4 +1,4 @@
-"""Membership: a strategy's group and its side group; both are made anew after a rank is lost."""
+"""Membership: a strategy's group and its side group; both are recreated after a rank is lost."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ log = logging.getLogger("laconic")
 
 
 class Membership:
-    """`comm`, the group, and `side_comm`, its side group of the same ranks. Called by all ranks of `group`.
+    """Group `comm` of a strategy and `side_comm` of the same ranks. Called by all ranks of `group`.
 
-    `patience_s`: seconds that a message may take before the group counts as broken; `renew` then leaves lost
-    ranks behind. None: the timeout of `group`, and a broken group stays broken. `quorum`: the fewest ranks
-    that `renew` goes on with; default: 1.
+    `patience_s`: seconds that a message may take before the group counts as broken; `renew` then excludes
+    lost ranks. None: the timeout of `group`, and a broken group stays broken. `quorum`: the minimum number of
+    ranks with which `renew` continues; default: 1.
 
     `joint_calls`: checks that every rank makes a call; None if the group survives lost ranks.
 
-    `start_comm`: the same ranks with the timeout of `group`, until `started`: ranks may begin at very
-    different times, and the first model is long on its way.
+    `start_comm`: the same ranks with the timeout of `group`, until `started`: ranks may start at very
+    different times, and the first model takes long to send.
     """
 
     def __init__(
@@ -71,22 +71,22 @@ class Membership:
 
     @property
     def rejoining(self) -> bool:
-        """Whether this process replaces one that died while the others went on."""
+        """Whether this process replaces one that died while the others continued."""
         return self.heartbeats is not None and self.heartbeats.rejoining
 
     @property
     def generation(self) -> int:
-        """How many times the groups were made anew."""
+        """Number of times the groups were recreated."""
         return 0 if self.heartbeats is None else self.heartbeats.generation
 
     @property
     def finishing(self) -> tuple[int, ...]:
-        """Ranks that are not in the present groups as they wait in `finish()`."""
+        """Ranks that are not in the current groups because they wait in `finish()`."""
         return () if self.heartbeats is None else self.heartbeats.finishing
 
     @property
     def waited(self) -> bool:
-        """Whether this rank missed the groups before the present ones only as it waited in `finish()`."""
+        """Whether this rank missed the previous groups only because it waited in `finish()`."""
         return self.heartbeats is not None and self.heartbeats.waited
 
     @property
@@ -100,18 +100,18 @@ class Membership:
 
     @property
     def living(self) -> list[int]:
-        """The ranks of the present groups, by their first numbers."""
+        """Ranks of the current groups, by their original numbers."""
         return [*range(self._parent.size)] if self.heartbeats is None else [*self.heartbeats.members]
 
     def renew(self, why: str) -> None:
-        """Leave the old groups, which frees ranks that wait in them, and make new ones of the living ranks.
+        """Leave the old groups, which frees ranks that wait in them, and create new ones of the living ranks.
 
-        `why`: what made this rank ask, for the log. Raises `PeerError` if fewer than `quorum` are left, if
-        the others have gone on without this rank and do not take it in again, if the store is gone, or after
-        as many failures as there are ranks.
+        `why`: this rank's reason, for the log. Raises `PeerError` if fewer than `quorum` ranks remain, if the
+        others continued without this rank and do not readmit it, if the store is gone, or after as many
+        failures as there are ranks.
         """
         assert self.heartbeats is not None and self._patience_s is not None
-        why_not = ""  # in words: the error itself would keep a half-made group alive, in which others wait
+        why_not = ""  # text: the error itself would keep a half-made group alive, in which others wait
         for _ in self._parent.ranks:
             self._leave()
             grace_s, timeout_s = self._patience_s, 60 + 2 * self._patience_s
@@ -124,7 +124,7 @@ class Membership:
         raise PeerError(f"no new group could be made: {why_not}")
 
     def tell(self, before: Sequence[int], step: int, agreed: Agreement, fresh: Iterable[str]) -> None:
-        """Log this regroup: who, why, and what was reset. `fresh`: names of memory that starts anew."""
+        """Log this regroup: members, reason, and reset memory. `fresh`: names of memory that was reset."""
         assert self.heartbeats is not None
         now = self.living
         lost, back = ([*sorted({*one} - {*other})] for one, other in ((before, now), (now, before)))
@@ -158,7 +158,7 @@ class Membership:
         self._groups.clear()
 
     def abandon(self) -> None:
-        """Leave for good, without waiting for the heartbeat."""
+        """Leave permanently, without waiting for the heartbeat."""
         if self.heartbeats is not None:
             self.heartbeats.end()
         if self.joint_calls is not None:
@@ -166,7 +166,7 @@ class Membership:
         self._leave()
 
     def close(self) -> None:
-        """Leave for good."""
+        """Leave permanently."""
         if self.heartbeats is not None:
             self.heartbeats.close()
         self._start.close()
@@ -176,7 +176,7 @@ class Membership:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Names of memory without the tensors inside.
+    """Return names of memory without the tensors inside.
 
     >>> _listed(["velocity", "route0/residual/first", "route0/residual/second"])
     'route0/residual, velocity'

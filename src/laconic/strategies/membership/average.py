@@ -1,4 +1,4 @@
-"""What the ranks of a new group agree on: their average model, the furthest place, and common memory."""
+"""Agreement of the ranks of a new group: their average model, the furthest place, and common memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from laconic.strategies.replica import Replica
 
 @dataclass(frozen=True)
 class Stand:
-    """Where a rank stands when a new group forms.
+    """State of a rank when a new group forms.
 
-    `place`: how far it is; `present`: it has missed no group; `trained`: it has a trained model. `memory`:
-    what its strategy says is equal on all ranks that have it: all, or the first rank of each machine.
-    `up_to_date`: it comes from this rank's last step, not from an earlier group.
+    `place`: its progress; `present`: it has missed no group; `trained`: it has a trained model. `memory`: the
+    strategy's memory that is equal on all ranks that have it: all, or the first rank of each machine.
+    `up_to_date`: it is from this rank's last step, not from an earlier group.
     """
 
     place: int
@@ -31,10 +31,10 @@ class Stand:
 
 @dataclass(frozen=True)
 class Agreement:
-    """`place`: the furthest of any rank. `averaged`: the ranks of this group whose models were averaged.
+    """Agreement. `place`: the furthest of any rank. `averaged`: the ranks whose models were averaged.
 
-    `trained`: whether these models were. `memory`: that of the furthest of these ranks that have one up to
-    date, else of the furthest that have one.
+    `trained`: whether these models were. `memory`: that of the furthest of these ranks with up-to-date
+    memory, else of the furthest with any.
     """
 
     place: int
@@ -46,10 +46,10 @@ class Agreement:
 def average_(replica: Replica, model: Tensor, stand: Stand, comm: Comm, keep: bool = False) -> Agreement:
     """Load the ranks' average of model (n,) and of statistics into the replica. Called by all ranks.
 
-    `keep`: each rank that is averaged keeps its own statistics.
+    `keep`: each averaged rank keeps its own statistics.
 
-    Ranks that missed no group decide; without any, those with a trained model; without any, all. If a rank is
-    lost meanwhile, parameters stay as they are.
+    Ranks that missed no group decide; if there are none, those with a trained model; else all. If a rank is
+    lost meanwhile, parameters are unchanged.
     """
     shapes = {key: list(value.shape) for key, value in stand.memory.items()}
     row = [stand.place, stand.present and stand.trained, stand.trained, True, shapes, stand.up_to_date]
@@ -70,5 +70,5 @@ def average_(replica: Replica, model: Tensor, stand: Stand, comm: Comm, keep: bo
 
 
 def _share(x: Tensor, counts: bool) -> Tensor:
-    """A copy of x, or zeros. A product with 0 would make NaN of an infinite entry, as causal masks have."""
+    """Return a copy of x, or zeros. A product with 0 would turn infinite entries of masks into NaN."""
     return x.clone() if counts else torch.zeros_like(x)

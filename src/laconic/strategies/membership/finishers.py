@@ -1,7 +1,7 @@
 """Finishers: ranks that have called `finish()` and wait for those that still have steps.
 
-Each writes to the store in which generation of the group it waits, and after how many steps. It leaves its
-entry when all ranks have met in `finish()`.
+Each writes its generation of the group and its number of steps to the store. It removes its entry when all
+ranks are in `finish()`.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # torch marks
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank waits in `finish()`: in this generation, after so many steps."""
+    """Position of a rank that waits in `finish()`: its generation and number of steps."""
 
     generation: int
     steps: int
 
 
 class Standstill:
-    """Seconds in which no rank has begun a step."""
+    """Timer of the seconds in which no rank started a step."""
 
     def __init__(self) -> None:
         self._begun: Mapping[int, int] = {}
         self._since = time.monotonic()
 
     def lasts_s(self, begun: Mapping[int, int]) -> float:
-        """Return how long `begun`, each rank's steps, has been as it is now."""
+        """Return how long `begun`, each rank's number of steps, has been unchanged."""
         if begun != self._begun:
             self._begun, self._since = begun, time.monotonic()
         return time.monotonic() - self._since
 
 
 class Finishers:
-    """The ranks that wait in `finish()`, by their entries in the store.
+    """Ranks that wait in `finish()`, by their entries in the store.
 
-    `waits`: this rank is one of them.
+    `waits`: whether this rank is one of them.
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
@@ -46,12 +46,12 @@ class Finishers:
         self.waits = False
 
     def announce(self, place: Place) -> None:
-        """Write that this rank waits."""
+        """Write to the store that this rank waits."""
         self.waits = True
         self._store.set(f"finishing/{self._rank}", f"{place.generation} {place.steps}")
 
     def withdraw(self) -> None:
-        """Write that this rank no longer waits. The entry stays: to read a missing one would block."""
+        """Write that this rank no longer waits. The entry stays, as reading a missing one blocks."""
         if self.waits:
             self.waits = False
             self.forget()

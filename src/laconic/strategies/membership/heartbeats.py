@@ -1,14 +1,14 @@
-"""Heartbeats: which ranks are alive, and the generations of groups that they form.
+"""Heartbeats: detection of living ranks, and the generations of groups that they form.
 
-A receive that times out breaks its whole gloo group, and a stopped process sends nothing at all. So each rank
-keeps a heartbeat in the store, and the ranks that are left form a new group.
+A receive that times out breaks its whole gloo group, and a stopped process sends nothing. So each rank keeps
+a heartbeat in the store, and the remaining ranks form a new group.
 
 1. A thread on every rank increments the rank's key in the store, and reads the keys of all others.
 2. A rank whose communication fails requests the next generation, and marks itself as present.
-3. When all members with a heartbeat are present, the first to see that writes the new members, once. A member
-   that beats and does not come, as its thread goes on while its training hangs, is left out after a while.
-4. A rank that is not a member was thought dead, or hung: it requests another generation. Without a member of
-   the last one it forms none, as the training has gone on elsewhere, or has ended.
+3. When all members with a heartbeat are present, the first to notice writes the new members, once. A member
+   with a heartbeat that does not arrive, as its training hangs, is excluded after a time limit.
+4. A rank that is not a member was considered dead or hung: it requests another generation. Without a member
+   of the last one it forms none, as the training continues elsewhere, or has ended.
 5. So does a new process that replaces a dead one: it is `rejoining`.
 6. A rank that waits in `finish()` requests a generation of those that still train, and marks itself as
    present only when every member waits there too: these form the last generation together.
@@ -33,21 +33,21 @@ from laconic.strategies.membership.finishers import Finishers, Place, Standstill
 BEAT_S = 0.25
 POLL_S = 0.02
 WHY = 300  # characters of a reason
-SURE_S = 4 * BEAT_S  # after this long a process that goes on has beaten
-STILL_S = 1.0  # after this long in one step a rank may wait for another
+SURE_S = 4 * BEAT_S  # after this time a running process has sent a heartbeat
+STILL_S = 1.0  # after this time in one step a rank may be waiting for another
 
 
 class Heartbeats:
-    """This rank's view of which ranks are alive. It holds a thread, which `close` ends.
+    """This rank's view of the living ranks. It holds a thread, which `close` ends.
 
-    `members`: the ranks of the present generation, ascending. `rejoining`: another process had this rank
-    before. `dead_after_s`: seconds of silence after which a rank counts as dead; default: 3. `hung_after_s`:
-    seconds in which a rank that beats may begin no step while others wait in `finish()`; default: 1800.
+    `members`: the ranks of the current generation, ascending. `rejoining`: another process had this rank
+    before. `dead_after_s`: seconds without a heartbeat after which a rank counts as dead; default: 3.
+    `hung_after_s`: seconds without a step of a living rank while others wait in `finish()`; default: 1800.
 
-    `finishing`: ranks that were no members as they waited in `finish()`. `waited`: this rank was one of them
-    until the present generation, and missed none otherwise. `steps_begun`: of this rank, for the others.
+    `finishing`: ranks that were no members because they waited in `finish()`. `waited`: this rank was one of
+    them until the current generation, and missed none otherwise. `steps_begun`: steps of this rank.
 
-    `_outside`: this rank is not among the members, and is to be taken in again.
+    `_outside`: this rank is not among the members, and is to be readmitted.
     """
 
     hung_after_s = 1800.0
@@ -79,11 +79,11 @@ class Heartbeats:
 
     @classmethod
     def of(cls, store: Store, name: str, rank: int, size: int, dead_after_s: float = 3.0) -> Heartbeats:
-        """Heartbeats whose keys in this store start with `name`."""
+        """Return heartbeats whose keys in this store start with `name`."""
         return cls(PrefixStore(name, store), rank, size, dead_after_s)
 
     def check_same_training(self, mine: Mapping[str, str]) -> None:
-        """Store what is equal on all ranks; a rejoining rank raises `AttachError` if it differs."""
+        """Store the settings equal on all ranks; raise `AttachError` on a rejoining rank that differs."""
         if not self.rejoining:
             self._store.set("alike", json.dumps(dict(mine)))
             return
@@ -96,31 +96,30 @@ class Heartbeats:
                 )
 
     def living(self) -> set[int]:
-        """This rank and those with a recent heartbeat; all ranks if this process itself was stopped."""
+        """Return this rank and those with a recent heartbeat; all ranks if this process was stopped."""
         now = time.monotonic()
         if now - self._last_look > self.dead_after_s:
             return set(range(self.size))
         return {rank for rank, (_, at) in self._beats.items() if now - at < self.dead_after_s} | {self.rank}
 
     def regroup(self, why: str, grace_s: float, timeout_s: float, quorum: int = 1) -> tuple[int, ...]:
-        """The members of a new generation, this rank among them. Called by every living rank.
+        """Return the members of a new generation, including this rank. Called by every living rank.
 
         Args:
-            why: What made this rank ask; the first rank's answer becomes `why` on all.
-            grace_s: Seconds until members that beat and do not come are left out, if half of them are here.
-            timeout_s: Seconds until they are left out in any case, and until a rank that was left out itself
-                no longer waits for them.
-            quorum: The fewest members that may go on; default: 1.
+            why: This rank's reason; the first rank's becomes `why` on all.
+            grace_s: Seconds until living members that do not arrive are excluded, if half are present.
+            timeout_s: Seconds until they are excluded in any case, and until an excluded rank stops waiting.
+            quorum: Minimum number of members; default: 1.
 
         Raises:
-            PeerError: Fewer members than `quorum` are left, this rank was left out and no member takes it in
-                again, or the store is gone.
+            PeerError: Fewer members than `quorum` remain, this rank was excluded and is not readmitted, or
+                the store is gone.
         """
         start, taken_in, self.waited = time.monotonic(), False, False
         with self._reaching_the_store():
             while not taken_in:
                 if self._outside:
-                    why = f"rank {self.rank} was left out, or is a new process, and comes back"
+                    why = f"rank {self.rank} was excluded, or is a new process, and rejoins"
                 self._store.compare_set(f"{self.generation + 1}/called", "", why[:WHY])
                 if self._finishers.waits:
                     self._wait_for_trainers()
@@ -150,9 +149,9 @@ class Heartbeats:
         return bool(self._store.check([key])) and self._store.get(key) == b"outside"
 
     def _agree(self, generation: int, start: float, late: float, end: float, quorum: int) -> None:
-        """Wait for this generation's members; write them if this rank is the first to see that they are here.
+        """Wait for this generation's members; write them if this rank is the first to find all present.
 
-        `start`: when this rank came. `late`, `end`: when members that beat are left out.
+        `start`: when this rank arrived. `late`, `end`: when members with a heartbeat are excluded.
         """
         key, own_wait = f"{generation}/members", self._finishers.waits
         while not self._store.check([key]):
@@ -162,12 +161,14 @@ class Heartbeats:
             before = {*self.members} | (waiting if own_wait and not self._outside else set())
             before -= {self.rank} if self._outside else set()
             now, absent = time.monotonic(), before & living - here
-            if marked - here and now < start + SURE_S:  # one has just woken up: it beats soon, or is dead
+            if (
+                marked - here and now < start + SURE_S
+            ):  # one has just resumed: it sends a beat soon, or is dead
                 time.sleep(POLL_S)
                 continue
             if before & here and not own_wait:
                 absent -= waiting
-            if not before & here:  # this rank was left out, and is here before all others
+            if not before & here:  # this rank was excluded, and is here before all others
                 if not absent or now > end:
                     raise PeerError(self._nobody_came(sorted(absent)))
             elif not absent or now > end or (now > late and len(before & here) >= len(absent)):
@@ -191,8 +192,8 @@ class Heartbeats:
         """Wait in `finish()` until all ranks are there; return why they need a new group first, or "".
 
         Args:
-            steps: Of this rank.
-            clocked: Whether ranks may meet after different numbers of steps.
+            steps: Steps of this rank.
+            clocked: Whether ranks may communicate after different numbers of steps.
             shared: Whether ranks count their steps together: another may wait for this one in any step.
             apart: Whether no rank waits for another in a step.
         """
@@ -209,39 +210,39 @@ class Heartbeats:
                     alike = clocked or apart or len({places[rank].steps for rank in self.members}) == 1
                     return "" if alike else "ranks have finished after different numbers of steps"
                 if lost := sorted(late - living):
-                    return f"ranks {lost} no longer beat"
+                    return f"ranks {lost} have no heartbeat"
                 begun = self._steps_of(late)
                 still_s = self._standstill.lasts_s(begun)
                 if still_s > self.hung_after_s:
-                    return f"ranks {sorted(late)} have begun no step for {still_s:.0f} s"
+                    return f"ranks {sorted(late)} have started no step for {still_s:.0f} s"
                 if not apart and (max(begun.values()) > steps or (shared and still_s > STILL_S)):
-                    return f"rank {self.rank} has finished, and others train on"
+                    return f"rank {self.rank} has finished, and others continue training"
                 time.sleep(POLL_S)
-        return "another rank has asked for a new group"
+        return "another rank has requested a new group"
 
     def _steps_of(self, ranks: set[int]) -> dict[int, int]:
         return {rank: self._begun.get(rank, 0) for rank in ranks}
 
     def end_finish(self) -> None:
-        """All ranks are in `finish()`, or this rank has left it."""
+        """Withdraw from the finishers: all ranks are in `finish()`, or this rank has left it."""
         with self._reaching_the_store():
             self._finishers.withdraw()
 
     def _nobody_came(self, absent: list[int]) -> str:
-        told = f"ranks {absent} do not take it in again" if absent else "their training has ended"
+        told = f"ranks {absent} do not readmit it" if absent else "their training has ended"
         return (
-            f"rank {self.rank} did not come in time, and the others went on without it as ranks"
-            f" {[*self.members]}; {told}: start it again from a checkpoint, or raise patience_s"
+            f"rank {self.rank} did not arrive in time, and the others continued without it as ranks"
+            f" {[*self.members]}; {told}: restart it from a checkpoint, or raise patience_s"
         )
 
     def _too_few(self, here: list[int], quorum: int) -> str:
         return (
-            f"rank {self.rank}: only ranks {here} of {self.size} are left, and quorum={quorum} lets no fewer"
-            " go on: start the training again from a checkpoint, or lower quorum"
+            f"rank {self.rank}: only ranks {here} of {self.size} are left, and quorum={quorum} requires"
+            " more: restart the training from a checkpoint, or lower quorum"
         )
 
     def _latest(self) -> int:
-        """The last generation whose members are written."""
+        """Return the last generation whose members are written."""
         generation = 0
         while self._store.check([f"{generation + 1}/members"]):
             generation += 1
@@ -249,7 +250,7 @@ class Heartbeats:
 
     @property
     def regroup_requested(self) -> bool:
-        """Whether another rank waits for a new generation. Raises `PeerError` if the store is gone."""
+        """Return whether another rank waits for a new generation. Raises `PeerError` if the store is gone."""
         with self._reaching_the_store():
             return bool(self._store.check([f"{self.generation + 1}/called"]))
 
@@ -261,12 +262,12 @@ class Heartbeats:
             raise
         except RuntimeError as error:
             raise PeerError(
-                f"rank {self.rank}: the store, in which ranks find each other, is gone: the process that"
+                f"rank {self.rank}: the store, by which ranks find each other, is gone: the process that"
                 f" holds it has ended, or its machine cannot be reached: {error}"
             ) from error
 
     def end(self) -> None:
-        """Stop the heartbeat, without waiting for that."""
+        """Request the end of the heartbeat, without waiting for it."""
         self._closed.set()
 
     def close(self) -> None:
@@ -283,7 +284,7 @@ class Heartbeats:
                 if time.monotonic() - self._last_look > self.dead_after_s:  # this process itself was stopped
                     self._beats = {rank: (-1, time.monotonic()) for rank in self._beats}
                 self._read_beats()
-            except RuntimeError:  # the store has gone, and the run with it: communication will raise
+            except RuntimeError:  # the store is gone, and so is the run: communication will raise
                 return
             self._last_look = time.monotonic()
 

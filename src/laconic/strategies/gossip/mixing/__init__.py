@@ -1,7 +1,7 @@
-"""Mixing weights: what share of its values a rank keeps, and what share it sends to each of its peers.
+"""Mixing weights: the share of its values that a rank keeps, and the shares it sends to its peers.
 
 As a matrix W with entry [to, from], one step of gossip is x <- W x. If its columns sum to 1, the sum of all
-values is kept (PushSum needs no more). If its rows do too, equal values stay equal, and x needs no weight.
+values is kept, which is sufficient for PushSum. If its rows do too, equal values stay equal without weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROUNDING = 1e-12  # of a sum of float64 shares
 
 @dataclass(frozen=True)
 class Weights:
-    """Shares of a rank at a step: it keeps `own`, sends `out[j]` to j, and receives `into[i]` from i."""
+    """Shares of a rank in a step: it keeps `own`, sends `out[j]` to j, and receives `into[i]` from i."""
 
     own: float
     out: dict[int, float]
@@ -32,7 +32,7 @@ Mixing = Callable[[Topology, int, int, int], Weights]  # (topology, rank, size, 
 
 
 def uniform(topology: Topology, rank: int, size: int, step: int) -> Weights:
-    """Every share of a rank is 1 / (1 + its out-degree): columns sum to 1 on any graph.
+    """Return shares of 1 / (1 + out-degree): columns sum to 1 on any graph.
 
     >>> from laconic.core.spec import parse
     >>> uniform(parse("exponential()"), rank=0, size=8, step=1)
@@ -44,7 +44,7 @@ def uniform(topology: Topology, rank: int, size: int, step: int) -> Weights:
 
 
 def metropolis(topology: Topology, rank: int, size: int, step: int) -> Weights:
-    """Two ranks share 1 / (1 + the larger degree); a rank keeps the rest: rows and columns sum to 1.
+    """Return shares of 1 / (1 + the larger degree), the rest kept: rows and columns sum to 1.
 
     For symmetric graphs, regular or not; raises `SpecError` for others. Xiao and Boyd 2004 (recalled).
 
@@ -64,7 +64,7 @@ def metropolis(topology: Topology, rank: int, size: int, step: int) -> Weights:
 
 
 def matrix(weights: Mixing, topology: Topology, size: int, step: int) -> Tensor:
-    """All shares of a step: float64 (size, size), entry [to, from]."""
+    """Return all shares of a step: float64 (size, size), entry [to, from]."""
     mixed = torch.zeros(size, size, dtype=torch.float64, device="cpu")
     for rank in range(size):
         own = weights(topology, rank, size, step)
@@ -76,16 +76,16 @@ def matrix(weights: Mixing, topology: Topology, size: int, step: int) -> Tensor:
 
 def check_column_stochastic(mixed: Tensor) -> None:
     """Raise `SpecError` unless the shares that each rank keeps and sends sum to 1, which keeps the sum."""
-    _check_sums(mixed, 0, "what rank {} keeps and sends")
+    _check_sums(mixed, 0, "the shares that rank {} keeps and sends")
 
 
 def check_row_stochastic(mixed: Tensor) -> None:
-    """Raise `SpecError` unless the shares that each rank keeps and receives sum to 1: equal stays equal."""
-    _check_sums(mixed, 1, "what rank {} keeps and gets")
+    """Raise `SpecError` unless the shares that each rank keeps and receives sum to 1."""
+    _check_sums(mixed, 1, "the shares that rank {} keeps and receives")
 
 
 def is_regular(topology: Topology, size: int) -> bool:
-    """Whether uniform mixing is doubly stochastic at every step, in exact arithmetic: then w stays 1."""
+    """Return whether uniform mixing is doubly stochastic at every step, exactly: then w stays 1."""
     for step in topology.span(size):
         graph = [topology.peers(rank, size, step) for rank in range(size)]
         share = [Fraction(1, 1 + len(each.out)) for each in graph]

@@ -1,4 +1,4 @@
-"""How fast gossip averages: the step after which all ranks agree, or the disagreement that a step leaves.
+"""Speed of gossip: the step after which all ranks agree, or the rate at which disagreement decays.
 
 From x, k steps of uniform mixing give P x with weights w = P 1, and every rank's estimate of the mean is
 (P x)_i / w_i. All are exact when E = P - w 1^T / n = P (I - 1 1^T / n) is zero, for any x.
@@ -14,23 +14,23 @@ import torch
 from laconic.strategies.gossip.mixing import matrix, uniform
 from laconic.strategies.gossip.topologies import Topology
 
-NOTHING = 1e-12  # the most that the last step needed leaves of the disagreement, relative to before it
+NOTHING = 1e-12  # largest remaining disagreement that counts as exact, relative to the step before
 
 
 class Averaging(NamedTuple):
-    """`exact`: steps after which all agree, None if they never do. `kept`: share of the disagreement that a
-    step leaves in the long run, 0 if a period is exact."""
+    """Convergence. `exact`: steps after which all agree, None if they never do. `kept`: long-run share of the
+    disagreement that remains per step, 0 if a period is exact."""
 
     exact: int | None
     kept: float
 
     def steps_to(self, share: float) -> int:
-        """About how many steps it takes until this share of the disagreement is left."""
+        """Estimate the steps after which this share of the disagreement remains."""
         return self.exact or ceil(log(share) / log(self.kept))
 
 
 def averaging(topology: Topology, size: int) -> Averaging:
-    """What uniform mixing does on this graph, whose `check` has passed.
+    """Return the convergence of uniform mixing on this graph, whose `check` has passed.
 
     `kept` is |second eigenvalue of P|^(1 / steps), over one period, or the first steps if it never repeats.
 

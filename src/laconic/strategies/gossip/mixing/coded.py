@@ -1,4 +1,4 @@
-"""Parameters that travel in a codec between neighbours of a fixed graph."""
+"""Gossip of encoded parameters between neighbours of a fixed graph."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CodedGossip(Strategy):
 
     @property
     def codec(self) -> Codec:
-        """What `compressor` stands for, lifted as `compress` does it. Raises `SpecError` for no codec."""
+        """Codec of `compressor`, converted as by `compress`. Raises `SpecError` if it is not a codec."""
         return lift_codec(self.compressor)
 
     @property
@@ -54,7 +54,7 @@ class CodedGossip(Strategy):
         if not self.topology.symmetric or self.topology.period(size) != 1:
             raise SpecError(
                 f"{self.name} needs the same neighbours at every step, both ways, and those of"
-                f" {self.topology!r} change or do not answer: take ring(), torus(), complete() or a graph()"
+                f" {self.topology!r} change or do not answer: use ring(), torus(), complete() or a graph()"
             )
         shapes = [tuple(each.shape) for group in optimizer.param_groups for each in group["params"]]
         coded_matrices(self.codec, Layout.of((str(i), shape) for i, shape in enumerate(shapes)), damped=True)
@@ -73,7 +73,7 @@ def coded_matrices(codec: Codec, layout: Layout, *, damped: bool) -> LayoutCodec
 
 
 class BoundCodedGossip(BoundStrategy):
-    """The machinery of both: coding, and swapping with the neighbours."""
+    """Shared part of CHOCO and DeepSqueeze on one rank: encoding, and exchange with the neighbours."""
 
     def __init__(self, config: CodedGossip, replica: Replica, comm: Metered, seed: int) -> None:
         super().__init__(replica, comm)
@@ -85,14 +85,14 @@ class BoundCodedGossip(BoundStrategy):
 
     @property
     def turn(self) -> Turn:
-        """Of this step."""
+        """Turn of this step."""
         return Turn(self.steps, self.comm.rank, self.seed)
 
     def notes(self) -> Notes:
         return {"peers": sorted(self.shares.out)}
 
     def swap(self, wire: Tensor) -> dict[int, Tensor]:
-        """Every neighbour's message, for this one."""
+        """Send this message, and return every neighbour's."""
         with self.comm.phase("gossip"):
             return swap(self.comm, wire, sorted(self.shares.into), self.wires.nbytes)
 
@@ -102,7 +102,7 @@ class BoundCodedGossip(BoundStrategy):
 
 
 def swap(comm: Comm, wire: Tensor, neighbours: list[int], nbytes: int | None) -> dict[int, Tensor]:
-    """Send `wire` to all neighbours and take theirs; lengths travel first unless all are `nbytes`."""
+    """Exchange messages with all neighbours; lengths are sent first unless all are `nbytes`."""
     lengths = {rank: torch.tensor([nbytes or 0], dtype=torch.int64, device="cpu") for rank in neighbours}
     if nbytes is None:
         comm.exchange(

@@ -1,4 +1,4 @@
-"""Which optimisers can update the numerator x = w z with the gradient at z."""
+"""Check for optimisers that can update the numerator x = w z with the gradient at z."""
 
 from __future__ import annotations
 

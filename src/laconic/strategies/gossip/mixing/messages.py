@@ -1,4 +1,4 @@
-"""Messages between gossiping ranks: the parameters, after the PushSum weight if it may vary.
+"""Messages of gossip: the parameters, after the PushSum weight if it may vary.
 
 float32 parameters, weight 1     x, n * 4 bytes: the parameters themselves, sent in place
 otherwise                        [weight float64 | x float32, float16 or bfloat16]
@@ -24,7 +24,7 @@ def check_wire(wire: str) -> None:
 
 
 class ParameterMessage:
-    """A weight and n parameters in one buffer, `packed` uint8 (8 + n * item size,).
+    """Weight and n parameters in one buffer, `packed` uint8 (8 + n * item size,).
 
     `like`: the parameters (n,). `device`: of the buffer; default: that of the parameters.
     """
@@ -36,7 +36,7 @@ class ParameterMessage:
         self.x = self.packed[HEAD:].view(dtype)
 
     def write(self, x: Tensor, weight: float) -> None:
-        """Copy float32 x (n,) and its weight into the buffer. What 16 bits cannot hold saturates."""
+        """Copy float32 x (n,) and its weight into the buffer. 16-bit types saturate."""
         if self.x.dtype != x.dtype:
             most = torch.finfo(self.x.dtype).max
             x = torch.where(x.isinf(), x, x.clamp(-most, most))
@@ -45,12 +45,12 @@ class ParameterMessage:
 
     @property
     def weight(self) -> float:
-        """The sender's weight."""
+        """Weight of the sender."""
         return float(self.weight_cell)
 
 
 class MessageBuffers:
-    """One message to send, and one for each that comes in a round, whoever sends it; made at first use."""
+    """Buffers for the message to send and for each received in a round, allocated at first use."""
 
     def __init__(self, like: Tensor, wire: str) -> None:
         self._like, self._wire = like, wire
@@ -58,16 +58,16 @@ class MessageBuffers:
 
     @property
     def count(self) -> int:
-        """How many are allocated."""
+        """Number of allocated buffers."""
         return len(self._messages)
 
     @property
     def sent(self) -> ParameterMessage:
-        """This rank's own message."""
+        """Message of this rank."""
         return self._at(0)
 
     def coming(self, shares: Weights) -> dict[int, ParameterMessage]:
-        """The message of each in-peer of a round, in rank order."""
+        """Return the message buffers of a round's in-peers, in rank order."""
         return {rank: self._at(1 + place) for place, rank in enumerate(sorted(shares.into))}
 
     def _at(self, place: int) -> ParameterMessage:
@@ -77,7 +77,7 @@ class MessageBuffers:
 
 
 def mix_(x: Tensor, own: float, came: Mapping[int, Tensor], shares: Mapping[int, float]) -> Tensor:
-    """x = own * x + sum of shares[i] * came[i] in rank order, in place; equal shares are multiplied once."""
+    """Compute x = own * x + sum of shares[i] * came[i] in rank order, in place."""
     if all(share == own for share in shares.values()):
         for rank in sorted(came):
             x.add_(came[rank])
@@ -89,9 +89,9 @@ def mix_(x: Tensor, own: float, came: Mapping[int, Tensor], shares: Mapping[int,
 
 
 def subtract_sent_(x: Tensor, weight: Tensor, sent: ParameterMessage, shares: Weights) -> None:
-    """Subtract from x and its weight what `sent` carries to the out-peers: the sum over ranks is kept.
+    """Subtract the content of `sent`, times the shares of the out-peers, from x and its weight.
 
-    This rank keeps what rounding to the wire's type loses.
+    So the sum over ranks is kept, and this rank keeps the rounding error of the wire's type.
     """
     away = sum(shares.out.values())
     x.sub_(sent.x, alpha=away)
@@ -106,5 +106,5 @@ def add_received_(x: Tensor, weight: Tensor, buffers: MessageBuffers, shares: We
 
 
 def scale_(x: Tensor, factor: float) -> Tensor:
-    """x *= factor, in place; 1 costs nothing."""
+    """Compute x *= factor, in place; 1 is free."""
     return x if factor == 1.0 else x.mul_(factor)

@@ -21,7 +21,7 @@ from laconic.strategies.strategy import BoundStrategy
 
 
 class PushSum(BoundStrategy):
-    """A replica with a `weight`, float64 (), initially 1."""
+    """PushSum on a replica. `weight`: float64 (), initially 1."""
 
     def __init__(self, replica: Replica, comm: Metered) -> None:
         super().__init__(replica, comm)
@@ -29,7 +29,7 @@ class PushSum(BoundStrategy):
         self.inside = False
 
     def consensus(self, side_comm: Comm) -> Tensor:
-        """Sum of x over sum of w: the average that PushSum keeps."""
+        """Return sum of x over sum of w: the average that PushSum keeps."""
         x, weight = self.replica.flat * float(self.weight), self.weight.clone()
         self.add_pending_(x, weight)
         return side_comm.all_reduce(x).div_(float(side_comm.all_reduce(weight.view(1))))
@@ -38,12 +38,12 @@ class PushSum(BoundStrategy):
         """Add pending messages to x (n,) and its weight."""
 
     def salvage(self) -> Tensor:
-        """The parameters are x = w z inside a step, and z outside."""
+        """Return z: the parameters are x = w z inside a step, and z outside."""
         return self.replica.flat / float(self.weight) if self.inside else self.replica.flat
 
     @contextmanager
     def numerator(self) -> Iterator[Tensor]:
-        """Inside, the parameters are x."""
+        """Convert the parameters to x within a context."""
         scale_(self.replica.flat, float(self.weight))
         self.inside = True
         yield self.replica.flat

@@ -1,6 +1,6 @@
-"""Topology: who sends to whom at each step, a pure function of (size, step).
+"""Topology: senders and receivers of each step, a pure function of (size, step).
 
-Every rank computes the whole graph, and so its own peers: ranks need no messages to agree.
+Every rank computes the whole graph, including its own peers: ranks need no messages to agree.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Arrow = tuple[int, int]  # (from, to)
 
 
 class Peers(NamedTuple):
-    """The ranks that a rank sends to and receives from at a step: without itself, each once, ascending."""
+    """Ranks that a rank sends to and receives from in a step: without itself, unique, ascending."""
 
     out: tuple[int, ...]
     into: tuple[int, ...]
 
 
 class Topology(Spec):
-    """A directed graph over the ranks for each step.
+    """Directed graph over the ranks for each step.
 
     >>> from laconic.core.spec import parse
     >>> ring = parse("ring()")
@@ -37,31 +37,31 @@ class Topology(Spec):
 
     @abstractmethod
     def arrows(self, size: int, step: int) -> Iterable[Arrow]:
-        """Every message of a step below the period. Repetitions, and messages to oneself, do not count."""
+        """Return all messages of a step below the period; repetitions and messages to oneself are ignored."""
 
     def period(self, size: int) -> int | None:
-        """Steps after which the graph repeats; None: never."""
+        """Return the steps after which the graph repeats; None: never."""
         return 1
 
     @property
     def symmetric(self) -> bool:
-        """Whether every rank sends to exactly the ranks that it receives from, at every step and size."""
+        """Whether every rank sends to exactly the ranks from which it receives, at every step and size."""
         return False
 
     def fits(self, size: int) -> None:
         """Raise `SpecError` if the graph is not defined for this many ranks, 2 or more."""
 
     def peers(self, rank: int, size: int, step: int) -> Peers:
-        """The peers of this rank at this step, among `size` ranks that pass `check`."""
+        """Return the peers of this rank at this step, among `size` ranks that pass `check`."""
         period = self.period(size)
         return graph_at(self, size, step % period if period else step)[rank]
 
     def span(self, size: int) -> range:
-        """The steps of one period; the first ENDLESS steps if the graph never repeats."""
+        """Return the steps of one period; the first ENDLESS steps if the graph never repeats."""
         return range(self.period(size) or ENDLESS)
 
     def check(self, size: int) -> None:
-        """Raise `SpecError` unless this many ranks can gossip: paths lead from every rank to every other."""
+        """Raise `SpecError` unless paths connect every two of this many ranks in both directions."""
         hint = "gossip is between workers: start more of them"
         arguments.whole(f"{self!r}: the number of ranks", size, least=2, hint=hint)
         self.fits(size)
@@ -81,7 +81,7 @@ class Topology(Spec):
 
 @lru_cache(maxsize=64)
 def graph_at(topology: Topology, size: int, step: int) -> tuple[Peers, ...]:
-    """The peers of every rank at a step below the period, in rank order."""
+    """Return the peers of every rank at a step below the period, in rank order."""
     out: list[set[int]] = [set() for _ in range(size)]
     into: list[set[int]] = [set() for _ in range(size)]
     for source, to in topology.arrows(size, step):
@@ -92,7 +92,7 @@ def graph_at(topology: Topology, size: int, step: int) -> tuple[Peers, ...]:
 
 
 def reach(neighbours: list[set[int]]) -> set[int]:
-    """All ranks that can be reached from 0, including 0.
+    """Return all ranks reachable from 0, including 0.
 
     >>> reach([{1}, {0}, {1}])
     {0, 1}
@@ -106,11 +106,11 @@ def reach(neighbours: list[set[int]]) -> set[int]:
 
 
 class Shifts(Topology):
-    """Every rank sends to the ranks at the same distances ahead, so all in- and out-degrees are equal."""
+    """Graph whose ranks all send to the same distances ahead: all in- and out-degrees are equal."""
 
     @abstractmethod
     def distances(self, size: int, step: int) -> Iterable[int]:
-        """How far ahead, modulo size; negative is behind. A multiple of size is the rank itself: skipped."""
+        """Return distances ahead, modulo size; negative is behind. A multiple of size is ignored."""
 
     def arrows(self, size: int, step: int) -> Iterator[Arrow]:
         for distance in self.distances(size, step):
@@ -119,11 +119,11 @@ class Shifts(Topology):
 
 
 class Undirected(Topology):
-    """Every link goes both ways, so the graph is symmetric."""
+    """Graph whose links go both ways, so it is symmetric."""
 
     @abstractmethod
     def links(self, size: int, step: int) -> Iterable[Arrow]:
-        """The two ends of each link, in any order."""
+        """Return the two ends of each link, in any order."""
 
     @property
     def symmetric(self) -> bool:
@@ -136,7 +136,7 @@ class Undirected(Topology):
 
 
 def powers(base: int, size: int) -> list[int]:
-    """1, base, base^2, ... below size: whole numbers throughout, as log(243, 3) is 4.999... in floats.
+    """Return 1, base, base^2, ... below size, in integers, as log(243, 3) is 4.999... in floats.
 
     >>> powers(2, 8), powers(3, 244)
     ([1, 2, 4], [1, 3, 9, 27, 81, 243])

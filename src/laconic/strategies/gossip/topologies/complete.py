@@ -11,7 +11,7 @@ from laconic.strategies.gossip.topologies import Arrow, Undirected
 
 @dataclass(frozen=True, repr=False)
 class Complete(Undirected):
-    """Every two ranks exchange, at every step.
+    """Complete graph, at every step.
 
     >>> Complete().peers(rank=1, size=4, step=0).out
     (0, 2, 3)

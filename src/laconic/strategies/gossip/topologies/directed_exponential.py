@@ -1,4 +1,4 @@
-"""Directed exponential: one peer a step, ahead and behind in turn, at distances 1, 2, 4, ...
+"""Directed exponential: one peer per step, alternately ahead and behind, at distances 1, 2, 4, ...
 
 Assran et al. 2019, arXiv:1811.10792: graph 0 of its code, which its job scripts use.
 """
@@ -14,9 +14,9 @@ from laconic.strategies.gossip.topologies import Shifts, powers
 
 @dataclass(frozen=True, repr=False)
 class DirectedExponential(Shifts):
-    """Every rank r sends to r + 1, r - 1, r + 2, r - 2, r + 4, ... (mod size) in turn, one a step.
+    """Every rank r sends to r + 1, r - 1, r + 2, r - 2, r + 4, ... (mod size), one per step.
 
-    A rank may come up twice (size 8: +4 and -4 are the same rank), as in the authors' code.
+    A rank may occur twice (size 8: +4 and -4 are the same rank), as in the authors' code.
 
     >>> [DirectedExponential().peers(rank=0, size=8, step=t).out[0] for t in range(6)]
     [1, 7, 2, 6, 4, 4]

@@ -1,4 +1,4 @@
-"""Exponential: a few peers a step, at distances that grow by powers, so that news reaches all in log n steps.
+"""Exponential: a few peers per step, at distances that grow by powers, so values spread in log n steps.
 
 Assran et al. 2019, arXiv:1811.10792 (the default of its code). One peer a step averages exactly if size is a
 power of two: Ying et al. 2021, arXiv:2110.13363.
@@ -18,7 +18,7 @@ from laconic.strategies.gossip.topologies import Shifts, powers
 
 @dataclass(frozen=True, repr=False, init=False)
 class Exponential(Shifts):
-    """At step t every rank r sends to r + j (p+1)^i (mod size), with p = `peers`, j = 1..p, and
+    """Every rank r sends to r + j (p+1)^i (mod size) at step t, with p = `peers`, j = 1..p, and
 
         i = t mod (floor(log_{p+1}(size - 1)) + 1)
 
@@ -26,7 +26,7 @@ class Exponential(Shifts):
     peers may be the same rank, or the sender itself: then all ranks send to fewer.
 
     Args:
-        peers: Ranks that each rank sends to at a step, 1 or more; default: 1.
+        peers: Number of ranks that each rank sends to in a step, 1 or more; default: 1.
 
     >>> [Exponential().peers(rank=0, size=8, step=t).out for t in range(4)]
     [(1,), (2,), (4,), (1,)]

@@ -1,4 +1,4 @@
-"""Graph: your own edges, at every step."""
+"""Graph: custom edges, at every step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laconic.strategies.gossip.topologies import Arrow, Topology
 
 @dataclass(frozen=True, repr=False)
 class Graph(Topology):
-    """A graph of your own.
+    """Graph with custom edges.
 
     Args:
         edges: Pairs of ranks that exchange.
@@ -42,7 +42,7 @@ class Graph(Topology):
         seen: set[Arrow] = set()
         for one, other in self.edges:
             if (one, other) in seen or (not self.directed and (other, one) in seen):
-                raise SpecError(f"graph: edges must be different, got {(one, other)} again; leave one out")
+                raise SpecError(f"graph: edges must be different, got {(one, other)} again; omit one")
             seen.add((one, other))
 
     @property
@@ -54,7 +54,7 @@ class Graph(Topology):
             if max(edge) >= size:
                 raise SpecError(
                     f"graph: edges must name ranks in 0..{size - 1} among {size} ranks, got {edge};"
-                    f" leave it out, or start {max(map(max, self.edges)) + 1} workers"
+                    f" omit it, or start {max(map(max, self.edges)) + 1} workers"
                 )
 
     def arrows(self, size: int, step: int) -> tuple[Arrow, ...]:
@@ -63,7 +63,7 @@ class Graph(Topology):
 
 
 def _pair(edge: Any) -> bool:
-    """Whether this is a pair of two different whole numbers, 0 or more."""
+    """Return whether this is a pair of two different integers, 0 or more."""
     return (
         isinstance(edge, (tuple, list))
         and len(edge) == 2

@@ -12,7 +12,7 @@ from laconic.strategies.gossip.topologies import Arrow, Undirected
 class Linear(Undirected):
     """Rank r and r + 1 exchange, at every step. Not regular: uniform mixing needs PushSum weights.
 
-    "Linear" in the code of Assran et al. 2019 is something else: all odd distances, in turn.
+    "Linear" in the code of Assran et al. 2019 is a different graph: all odd distances, one per step.
 
     >>> [Linear().peers(rank=r, size=3, step=0).out for r in range(3)]
     [(1,), (0, 2), (1,)]

@@ -1,4 +1,4 @@
-"""Random matching: fresh random pairs at each step (randomised gossip, Boyd et al. 2006)."""
+"""Random matching: new random pairs at each step (randomised gossip, Boyd et al. 2006)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from laconic.strategies.gossip.topologies import Arrow, Undirected
 class RandomMatching(Undirected):
     """Each rank pairs with one other; all matchings are equally likely. With an odd size, one rank pauses.
 
-    The pairs of a step come from keys of (seed, step, rank), so all ranks draw the same pairs, and so does a
+    The pairs of a step are derived from (seed, step, rank), so all ranks draw the same pairs, and so does a
     resumed run. A step keeps about half of the squared disagreement, at any size.
 
     Args:

@@ -1,4 +1,4 @@
-"""Ring: each rank with the two beside it (D-PSGD's graph, Lian et al. 2017, arXiv:1705.09056)."""
+"""Ring: each rank with its two neighbours (D-PSGD's graph, Lian et al. 2017, arXiv:1705.09056)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from laconic.strategies.gossip.topologies import Shifts, powers
 
 @dataclass(frozen=True, repr=False)
 class StaticExponential(Shifts):
-    """Every rank r sends to r + 2^i (mod size) for all 2^i < size: about log2(size) messages a step.
+    """Every rank r sends to r + 2^i (mod size) for all 2^i < size: about log2(size) messages per step.
 
     >>> StaticExponential().peers(rank=0, size=8, step=0)
     Peers(out=(1, 2, 4), into=(4, 6, 7))

@@ -37,7 +37,7 @@ class Torus(Undirected):
         if self.rows and size % self.rows:
             raise SpecError(
                 f"torus: rows must divide the number of ranks, got rows={self.rows} for {size} ranks;"
-                f" use rows={nearest_square(size)}, or leave it out"
+                f" use rows={nearest_square(size)}, or omit rows"
             )
 
     def links(self, size: int, step: int) -> Iterator[Arrow]:
@@ -50,7 +50,7 @@ class Torus(Undirected):
 
 
 def nearest_square(size: int) -> int:
-    """Rows of the grid nearest to a square: the largest divisor of size up to its square root.
+    """Return the rows of the grid nearest to a square: the largest divisor of size up to its square root.
 
     >>> [nearest_square(size) for size in (16, 12, 7)]
     [4, 3, 1]

@@ -13,7 +13,8 @@
     here    every    local_every   pull   local_pull   mix   local_mix   average
 
 Teng et al. 2019, arXiv:1905.10395; order and constants as in the authors' code. There a server counts the
-steps of all, so that fast workers do more of them: that is count='total'; `periods` states the difference.
+steps of all ranks, so that fast workers do more of them, as with count='total'; `periods` states the
+difference.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
 @dataclass(frozen=True, repr=False)
 class LSGD(Strategy):
-    """Elect a leader in each machine every `local_every` steps, and one of all every `every` steps.
+    """Election of a leader per machine every `local_every` steps, and of a global one every `every` steps.
 
-    The script passes on each step's loss, by `optimizer.note_loss(loss)` or `optimizer.step(closure)`. The
+    The script records each step's loss with `optimizer.note_loss(loss)` or `optimizer.step(closure)`. The
     group's model is the mean of all ranks. If all ranks share one machine, or each has its own, there is only
     a global leader.
 
@@ -52,20 +53,20 @@ class LSGD(Strategy):
     bytes. Memory: n float32 for each leader's copy.
 
     Args:
-        every: Steps from one global election to the next, a multiple of `local_every`; default: 16.
-        local_every: Steps from one election in a machine to the next, 1 or more; default: 4.
+        every: Steps between global elections, a multiple of `local_every`; default: 16.
+        local_every: Steps between elections in a machine, 1 or more; default: 4.
         pull: Pull to the global leader over `every` steps, in [0, 1]; default: 0.1.
         local_pull: Pull to the local leader over `local_every` steps, in [0, 1]; default: 0.1.
         mix: Share of a new global leader in x, in [0, 1]; default: 0.1.
         local_mix: Share of a new local leader in x, in [0, 1]; default: 0.1.
-        ranks_per_node: Consecutive ranks that share a machine; default: 0, as torchrun has set it.
-        average: Number of last losses whose mean a rank is judged by; default: 0, as many as `local_every`.
-        count: "each" (default): an election follows when every rank has done that many steps. "total": when
-            all ranks together have done that many times their number; fast ranks do more steps, and wait at
-            most for the step that the slowest is in. Which rank does which step then depends on the clock, so
-            no two runs are alike, and ranks may end after different numbers of steps. Nothing else in the
-            training loop may wait for other ranks, be it a barrier, an all-reduce of the loss or a second
-            strategy: a rank in there and one in an election would wait for each other for ever.
+        ranks_per_node: Consecutive ranks that share a machine; default: 0, the value that torchrun sets.
+        average: Number of last losses whose mean is a rank's score; default: 0, the same as `local_every`.
+        count: "each" (default): an election follows when every rank has done the number of steps. "total":
+            when all ranks together have done that many times their number; fast ranks do more steps, and wait
+            at most for the current step of the slowest. Which rank does which step then depends on timing, so
+            no two runs are equal, and ranks may end after different numbers of steps. No other part of the
+            training loop may wait for other ranks, such as a barrier, an all-reduce of the loss or a second
+            strategy: it would deadlock with a rank that waits in an election.
 
     Raises:
         SpecError: An argument is outside its range.
@@ -124,7 +125,7 @@ class LSGD(Strategy):
             )
 
     def check_left(self, size: int, optimizer: Optimizer) -> None:
-        """Any two ranks will do: each keeps its original machine."""
+        """Accept any two ranks: each keeps its original machine."""
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundLSGD:
         return BoundLSGD(self, replica, comm, machines(comm, self.ranks_per_node))
@@ -132,7 +133,7 @@ class LSGD(Strategy):
 
 @dataclass(frozen=True)
 class Leader:
-    """The leader of `ranks`, the ranks of `comm`. `copy` (n,): its x when it was elected."""
+    """Leader of `ranks`, the ranks of `comm`. `copy` (n,): its x when it was elected."""
 
     comm: Comm
     ranks: list[int]
@@ -141,7 +142,7 @@ class Leader:
 
     @classmethod
     def start(cls, comm: Comm, ranks: list[int], x: Tensor) -> Leader:
-        """No leader yet: the copy is the initial model."""
+        """Return a state without a leader: the copy is the initial model."""
         return cls(comm, ranks, x.clone(), torch.tensor(-1, dtype=torch.int64, device="cpu"))
 
     def follow_(self, x: Tensor, scores: list[float], share: float) -> None:
@@ -158,7 +159,7 @@ class Leader:
 
 
 class BoundLSGD(BoundStrategy):
-    """LSGD at work on one rank. `homes`: each rank's machine."""
+    """LSGD on one rank. `homes`: each rank's machine."""
 
     def __init__(self, config: LSGD, replica: Replica, comm: Metered, homes: list[int]) -> None:
         super().__init__(replica, comm)
@@ -178,7 +179,7 @@ class BoundLSGD(BoundStrategy):
 
     def step_(self, update: Update, loss: float | None) -> None:
         config, x = self.config, self.replica.flat
-        leads = loss != math.inf  # which a rank without inputs passes on
+        leads = loss != math.inf  # inf marks a rank without inputs
         if loss is not None and leads:
             self.losses.note(loss)
         update()
@@ -202,7 +203,7 @@ class BoundLSGD(BoundStrategy):
                 self.leader.follow_(x, scores, config.mix)
 
     def drain(self, side_comm: Comm) -> None:
-        """Take part in the elections of ranks that still step, until all are done."""
+        """Take part in the elections of the other ranks until all have finished."""
         while self.periods.rest():
             self._meet(resting=True)
 

@@ -1,4 +1,4 @@
-"""Election: the rank with the lowest running mean loss leads; all ranks get the same result."""
+"""Election: the rank with the lowest running mean loss leads; all ranks compute the same result."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from laconic.core.errors import AttachError, NonFiniteError
 
 
 class Losses:
-    """The last losses of one rank; their mean is its score.
+    """Last losses of one rank; their mean is its score.
 
-    `window` float64 (average,): a ring buffer. `counts` int64 (2,): losses noted in all, and until the last
-    election.
+    `window` float64 (average,): a ring buffer. `counts` int64 (2,): total number of losses, and the number at
+    the last election.
     """
 
     def __init__(self, average: int) -> None:
@@ -29,21 +29,21 @@ class Losses:
         self.counts[0] += 1
 
     def mean(self) -> float:
-        """Mean of the losses in the window; NaN without any."""
+        """Return the mean of the losses in the window; NaN without any."""
         return float(self.window[: int(self.counts[0])].mean())
 
     def fresh(self) -> int:
-        """How many losses were noted since the last election."""
+        """Return the number of losses since the last election."""
         return int(self.counts[0] - self.counts[1])
 
 
 def poll(comm: Comm, losses: Losses, x: Tensor, resting: bool = False, leads: bool = True) -> list[float]:
-    """Every rank's mean loss in rank order, inf if it is not finite. Called by all ranks.
+    """Return every rank's mean loss in rank order, inf if it is not finite. Called by all ranks.
 
     `resting`: this rank has done no step since the last election, so it needs no new loss. `leads`: whether
     it can be elected; otherwise its loss is inf.
 
-    Wire: 24 bytes a rank. Raises on every rank: `AttachError` if a rank has noted no loss since the last
+    Wire: 24 bytes per rank. Raises on every rank: `AttachError` if a rank has recorded no loss since the last
     election, `NonFiniteError` if the parameters x (n,) of a rank, or the losses of all, are not finite.
     """
     fresh = math.inf if resting else losses.fresh()
@@ -54,7 +54,7 @@ def poll(comm: Comm, losses: Losses, x: Tensor, resting: bool = False, leads: bo
     for rank, (_, fresh, _) in enumerate(reports):
         if not fresh:
             raise AttachError(
-                f"rank {rank} has noted no loss since the last election, but the lowest loss leads: call"
+                f"rank {rank} has recorded no loss since the last election, but the lowest loss leads: call"
                 " optimizer.note_loss(loss) before optimizer.step() on every rank, or optimizer.step(closure)"
             )
     for rank, (_, _, finite) in enumerate(reports):
@@ -67,7 +67,7 @@ def poll(comm: Comm, losses: Losses, x: Tensor, resting: bool = False, leads: bo
 
 
 def elect(scores: Sequence[float], ranks: Iterable[int]) -> int | None:
-    """The leader of these ranks: the first with the lowest score; None if all scores are inf.
+    """Return the leader of these ranks: the first with the lowest score; None if all scores are inf.
 
     >>> elect([0.5, 0.2, 0.2, float("inf")], [1, 2, 3]), elect([0.5, float("inf")], [1])
     (1, None)

@@ -1,14 +1,14 @@
-"""Periods: after which steps of a rank an election follows, by its own count or by the count of all.
+"""Periods: the steps of a rank after which an election follows, by its own count or by the total.
 
     each    every `length`-th step of every rank
-    total   the last `size` of every size * length steps that all ranks do together: each rank's next step,
-            after the others of these are done
+        total   the last `size` of every size * length steps of all ranks: each rank's next step, once the
+                others of these are done
 
-In `total` a fast rank goes on until a slow one has done its share, and waits at most for the step that the
-slow one is in. Teng et al. 2019, arXiv:1905.10395; in the authors' code a server counts, every worker asks it
-before each step, and after size * length steps it answers each worker to communicate. Here a counter numbers
-steps as they are done, and the steps before an election are part of the total, so that ranks in lockstep
-have elections at the same steps as with `each`.
+With `total` a fast rank continues until a slow one has done its share, and waits at most for the slow one's
+current step. Teng et al. 2019, arXiv:1905.10395; in the authors' code a server counts, every worker asks it
+before each step, and after size * length steps it tells each worker to communicate. Here a counter numbers
+completed steps, and the steps before an election are part of the total, so that ranks in lockstep have
+elections at the same steps as with `each`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from laconic.comm.comm import Comm
 
 
 class Periods(ABC):
-    """One rank's view. `met`: elections so far."""
+    """Counter of one rank. `met`: elections so far."""
 
     met = 0
 
     @abstractmethod
     def step(self, done: int) -> bool:
-        """Count this rank's step number `done`. True if an election follows; then all ranks have arrived."""
+        """Count this rank's step number `done`. Return whether an election of all ranks follows."""
 
     @abstractmethod
     def rest(self) -> bool:
-        """Wait for the others. True if an election follows, with this rank; False when all ranks rest."""
+        """Wait for the others. Return whether an election follows; False when all ranks rest."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
-        """The position in the period, after `rest`."""
+        """Return the position in the period, after `rest`."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Tensor], steps: int) -> None:
@@ -45,7 +45,7 @@ class Periods(ABC):
 
 
 class EachPeriods(Periods):
-    """Counts this rank's own steps; all ranks do equally many."""
+    """Counter of this rank's steps; all ranks do equally many."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -65,7 +65,7 @@ class EachPeriods(Periods):
 
 
 class TotalPeriods(Periods):
-    """Counts the steps of all ranks. A rank that rests, because it is done, still takes part in elections.
+    """Counter of the steps of all ranks. A finished rank still joins elections.
 
     Wire: a call to the counter at each step, an all-reduce of 16 bytes at each election. `device`: of the
     all-reduce.
@@ -86,7 +86,7 @@ class TotalPeriods(Periods):
         return self._gather(stepping=False)
 
     def _gather(self, stepping: bool) -> bool:
-        """Wait for all ranks; returns whether any is stepping."""
+        """Wait for all ranks; return whether any is stepping."""
         mine = torch.tensor([self._last, stepping], device=self._device, dtype=torch.int64)
         last, anybody = self._comm.all_reduce(mine, "max").tolist()
         if anybody:

@@ -1,16 +1,16 @@
-"""DiLoCo: local steps, and an outer Nesterov SGD whose gradient is the ranks' mean movement.
+"""DiLoCo: local steps, and an outer Nesterov SGD whose gradient is the mean of the ranks' changes.
 
     x_i <- LocalOpt(x_i, g_i)              at every step
     d = mean_j (x - x_j)                   every `every` steps; x: the model at which all were last equal
-    v <- momentum v + d                    `overlap` steps later, in which d is on its way
+    v <- momentum v + d                    `overlap` steps later, while d is being sent
     x <- x - lr (d + momentum v);  x_i <- mix x_i + (1 - mix) x
 
 Douillard et al. 2023, arXiv:2311.08105. Outer step and constants as in public implementations (torchft and
 PrimeIntellect's OpenDiLoCo). The local optimiser keeps its state. With lr=1, momentum=0 it is `local_sgd`.
 
 `fragments`, `overlap` and `mix` are Streaming DiLoCo: Douillard et al. 2025, arXiv:2501.18512, as in torchft.
-Each fragment of the model does this by itself, in turns, so that the link has a share of the model at a time
-and inner steps hide it. Ours: which tensors form a fragment goes by size, not by layers.
+The fragments of the model do this one after another, so that a message is a share of the model and is hidden
+by inner steps. Ours: tensors are assigned to fragments by size, not by layers.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
 @dataclass(frozen=True, repr=False)
 class DiLoCo(Strategy):
-    """Nesterov SGD on the outer gradient d, every `every` steps; of each fragment, where there are several.
+    """Nesterov SGD on the outer gradient d, every `every` steps, for each fragment.
 
-    Over many rounds the model moves by up to lr / (1 - momentum) times what ranks did, 7 with the defaults:
-    SGD inside wants a rate below data parallel's (docs/own_rates.md).
+    Over many rounds the model moves by up to lr / (1 - momentum) times the ranks' changes, 7 with the
+    defaults: SGD inside needs a learning rate below data parallel's (docs/own_rates.md).
 
-    Wire, every `every` steps: what `compressor` sends for one gradient, 4 n bytes if dense; a fragment at a
-    time. Memory: 2 n float32, and that of `compressor`.
+    Wire, every `every` steps: the wire of `compressor` for one gradient, 4 n bytes if dense; one fragment at
+    a time. Memory: 2 n float32, and that of `compressor`.
 
     Args:
-        every: Steps from one outer step to the next, 1 or more; default: 100.
+        every: Steps between outer steps, 1 or more; default: 100.
         lr: Outer learning rate, above 0; default: 0.7.
         momentum: Outer Nesterov momentum, in [0, 1); default: 0.9.
         compressor: Sends d: a codec, selector, reducer or method, with error feedback if it is biased;
             default: dense(). logquant(levels=7) has the paper's 4 bits, a sign and a power of two.
-        fragments: Parts of the model that are sent by turns, `every` / `fragments` steps apart, 1 to `every`;
-            default: 1, the whole at once.
-        overlap: Inner steps that go on while an outer gradient is on its way, 0 to `every` - 1; default: 0,
-            all wait for it.
-        mix: Share of a rank's own parameters in what it goes on with after an outer step, in [0, 1);
-            default: 0. The paper has 0.5 beside an overlap, whose steps would otherwise be lost.
+        fragments: Parts of the model that are sent in order, `every` / `fragments` steps apart, 1 to `every`;
+            default: 1, the whole model at once.
+        overlap: Inner steps during the exchange of an outer gradient, 0 to `every` - 1; default: 0, all ranks
+            wait for it.
+        mix: Share of a rank's own parameters in its model after an outer step, in [0, 1); default: 0. The
+            paper uses 0.5 with an overlap, whose steps would otherwise be lost.
 
     Raises:
         SpecError: An argument is outside its range, or `compressor` changes the optimiser.
@@ -113,9 +113,10 @@ class DiLoCo(Strategy):
 
 @dataclass(frozen=True)
 class OnItsWay:
-    """An outer gradient that is being averaged, and after which step it is used.
+    """Outer gradient that is being averaged, and the step after which it is applied.
 
-    `errors`: why it is void, on all ranks; the thread goes on, for a state may be loaded then.
+    `errors`: the reasons why it is skipped, on all ranks; the thread continues, as a state may be loaded
+    then.
     """
 
     fragment: Fragment
@@ -125,9 +126,9 @@ class OnItsWay:
 
 
 class BoundDiLoCo(BoundStrategy):
-    """DiLoCo at work on one rank. `velocity` v float32 (n,) is equal on all ranks.
+    """DiLoCo on one rank. `velocity` v float32 (n,) is equal on all ranks.
 
-    `rounds`: how many exchanges have begun, one for each fragment and outer step.
+    `rounds`: number of exchanges started, one for each fragment and outer step.
     """
 
     def __init__(self, config: DiLoCo, replica: Replica, comm: Metered, seed: int) -> None:
@@ -162,7 +163,7 @@ class BoundDiLoCo(BoundStrategy):
         self.rounds += 1
 
     def _mean(self, gradient: Tensor, layout: Layout, errors: list[NonFiniteError]) -> Tensor:
-        """The mean outer gradient (m,); the gradient itself, and why, where the mean is not finite."""
+        """Return the mean outer gradient (m,); if not finite, record the error and return the gradient."""
         try:
             return self._outer.mean_(gradient, layout)
         except NonFiniteError as error:
@@ -170,7 +171,7 @@ class BoundDiLoCo(BoundStrategy):
             return gradient
 
     def _arrive(self) -> None:
-        """Wait for the oldest outer gradient that is on its way, and do its outer step."""
+        """Wait for the oldest pending outer gradient, and apply its outer step."""
         oldest = self._under_way.popleft()
         try:
             mean = oldest.mean.wait()
@@ -181,7 +182,7 @@ class BoundDiLoCo(BoundStrategy):
         self._apply(oldest.fragment, mean)
 
     def _apply(self, fragment: Fragment, gradient: Tensor) -> None:
-        """The outer step of a fragment, by its mean outer gradient (m,)."""
+        """Apply the outer step of a fragment, with its mean outer gradient (m,)."""
         self.replica.rest_(self.velocity)
         velocity = fragment.take(self.velocity).mul_(self.config.momentum).add_(gradient)
         step = gradient.add(velocity, alpha=self.config.momentum)

@@ -1,4 +1,4 @@
-"""Fragments: the tensors of a model in shares of about equal size, each with outer steps of its own."""
+"""Fragments: tensors of a model in shares of about equal size, each with separate outer steps."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from laconic.core.layout import Layout, Segments
 
 @dataclass(frozen=True)
 class Fragment:
-    """Some tensors of a model, packed one after the other: `layout` has m elements, `at` is where they lie.
+    """Tensors of a model, packed: `layout` has m elements, `at` their positions in the model.
 
-    Its outer step begins after steps `first`, `first` + every, ...
+    Its outer step starts after steps `first`, `first` + every, ...
     """
 
     layout: Layout
@@ -23,7 +23,7 @@ class Fragment:
     first: int
 
     def take(self, flat: Tensor) -> Tensor:
-        """A copy of its part (m,) of a whole model's flat (n,)."""
+        """Copy its part (m,) of a whole model's flat (n,)."""
         return torch.cat(self.at.views(flat))
 
     def put_(self, flat: Tensor, part: Tensor) -> None:
@@ -32,18 +32,18 @@ class Fragment:
             view.copy_(new)
 
     def is_due(self, steps: int, every: int) -> bool:
-        """Whether an outer step begins after so many steps."""
+        """Return whether an outer step starts after `steps` steps."""
         return steps >= self.first and (steps - self.first) % every == 0
 
     def begun(self, steps: int, every: int) -> int:
-        """How many outer steps have begun after so many steps."""
+        """Return the number of outer steps started after `steps` steps."""
         return (steps - self.first) // every + 1 if steps >= self.first else 0
 
 
 def fragments_of(layout: Layout, count: int, every: int) -> Iterator[Fragment]:
-    """The fragments that have any tensor, at most `count`, whose outer steps are evenly apart.
+    """Return the nonempty fragments, at most `count`, whose outer steps are evenly spaced.
 
-    The largest tensor goes first, each to the fragment that has least so far: so each fragment has tensors
+    Tensors are assigned from the largest down, each to the smallest fragment: so each fragment has tensors
     from all depths of the model, as the paper's strided fragments do.
     """
     loads, shares = [0] * count, [set[str]() for _ in range(count)]
