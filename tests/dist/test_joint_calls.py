@@ -208,7 +208,7 @@ def test_after_a_failed_call_no_thread_waits_and_later_calls_fail_at_once(pool):
 
 
 def removed_before_another_looks():
-    """Rank 0 alone gathers, and removes its handle as soon as that fails; rank 1 looks for the reason late."""
+    """Rank 0 alone gathers, and removes its handle as soon as that fails; rank 1 asks for the reason late."""
     with quick_reports():
         model, optimizer, handle = compressed("topk(density=0.1)")
         steps(model, optimizer, range(2))

@@ -88,7 +88,7 @@ def quantile_add_(wire: Tensor, segments: Segments, out: Tensor, bins: int, alph
 
 
 def powers_encode(x: Tensor, segments: Segments, bounds: Tensor) -> Tensor:
-    """Encode level = number of bounds[l] * s that the entry reaches, with s = max |x| of the tensor, and sign.
+    """Encode level = number of bounds[l] * s that an entry reaches, s = max |x| of its tensor, and sign.
 
     bounds float32 (levels,) ascend from above 0 to at most 1. Level 0 has no sign; a zero is always level 0.
     """
