@@ -12,13 +12,14 @@ import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.comm import joint_calls
-from laconic.core.errors import PeerError
+from laconic.core.errors import PeerError, StateError
 from tests.dist.nets import SGD, loss_of, net
 
 FAULTS = Path(__file__).parents[2] / "docs" / "faults.md"
@@ -82,7 +83,27 @@ def load_own(handle):
     handle.load_state_dict(handle.state_dict())
 
 
-MAKE = {"compress": compressed, "distribute": distributed, "distribute(scaler=)": scaled}
+def sharded(spec):
+    from torch.distributed.fsdp import fully_shard  # takes seconds
+
+    model = fully_shard(net())
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    return model, optimizer, laconic.compress(model, optimizer, spec)
+
+
+def refused(handle):
+    """The handle's gather raises at once, on this rank alone."""
+    with pytest.raises(StateError, match="let each rank save its own"):
+        gather(handle)
+
+
+FED = "error_fed(scatter_reduce(minmax(bits=8)))"
+MAKE = {
+    "compress": compressed,
+    "distribute": distributed,
+    "distribute(scaler=)": scaled,
+    "fully_shard": sharded,
+}
 SELDOM = "local_sgd(every=1000)"  # ranks meet in the scaler's checks alone
 # Call, how the model is attached, spec, the call as a function, and the outcome if rank 0 alone makes it.
 ALONE = (
@@ -93,6 +114,13 @@ ALONE = (
     ("handle.state_dict(gather=True)", "compress", "cgx()", gather, ""),
     ("handle.state_dict()", "compress", "topk(density=0.1)", lambda h: h.state_dict(), "warning"),
     ("handle.state_dict()", "compress", "cgx()", lambda h: h.state_dict(), ""),
+    ("handle.state_dict(gather=True)", "fully_shard", FED, refused, ""),
+    ("handle.state_dict(gather=True)", "fully_shard", "cgx()", gather, ""),
+    ("handle.state_dict()", "fully_shard", FED, lambda h: h.state_dict(), "warning"),
+    ("handle.state_dict()", "fully_shard", "cgx()", lambda h: h.state_dict(), ""),
+    ("handle.load_state_dict(state)", "fully_shard", FED, lambda h: h.load_state_dict(h._state()), ""),
+    ("handle.discard()", "fully_shard", FED, lambda h: h.discard(), ""),
+    ("handle.stats()", "fully_shard", FED, lambda h: h.stats(), ""),
     ("handle.stats()", "compress", "cgx()", lambda h: h.stats(), ""),
     ("handle.load_state_dict(state)", "compress", "cgx()", load_own, ""),
     ("handle.discard()", "compress", "cgx()", lambda h: h.discard(), ""),
@@ -208,7 +236,7 @@ def test_after_a_failed_call_no_thread_waits_and_later_calls_fail_at_once(pool):
 
 
 def removed_before_another_looks():
-    """Rank 0 alone gathers, and removes its handle as soon as that fails; rank 1 asks for the reason late."""
+    """Rank 0 alone gathers, and removes its handle when that fails; rank 1 looks for the reason late."""
     with quick_reports():
         model, optimizer, handle = compressed("topk(density=0.1)")
         steps(model, optimizer, range(2))

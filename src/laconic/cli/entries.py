@@ -182,7 +182,7 @@ def headline(make: Callable[..., Any]) -> str:
     """The first line of its module's docstring, without the name.
 
     >>> headline(find("ring"))
-    "each rank with the two beside it (D-PSGD's graph, Lian et al. 2017, arXiv:1705.09056)"
+    "each rank with its two neighbours (D-PSGD's graph, Lian et al. 2017, arXiv:1705.09056)"
     """
     first = (sys.modules[make.__module__].__doc__ or "").strip().split("\n")[0]
     sentence = re.split(r"\. (?=[A-Z])", first.partition(": ")[2] or first)[0]

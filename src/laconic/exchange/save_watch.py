@@ -16,6 +16,8 @@ from laconic.core.inference import outside_inference_mode
 from laconic.core.warning import warn
 from laconic.exchange.rule import OptimiserView
 
+GATHER = "Call handle.state_dict(gather=True) on all ranks and save it on rank 0, or save one file a rank"
+
 
 def saved_by_rank_0() -> bool:
     """Return whether the caller's caller is Accelerate, which writes what `register_for_checkpointing` got.
@@ -30,10 +32,16 @@ def saved_by_rank_0() -> bool:
 
 
 class SaveWatch:
-    """Counts the saves of one rank and of all; warns once. `counter`: the group's; `size`: its ranks."""
+    """Counts the saves of one rank and of all; warns once.
 
-    def __init__(self, counter: Counter, size: int) -> None:
-        self._counter, self._size = counter, size
+    Args:
+        counter: The group's.
+        size: The number of ranks of the group.
+        fix: What to do instead, for the warning.
+    """
+
+    def __init__(self, counter: Counter, size: int, fix: str = GATHER) -> None:
+        self._counter, self._size, self._fix = counter, size, fix
         self._mine = 0
         self._saved_at: int | None = None
         self._warned = False
@@ -46,6 +54,10 @@ class SaveWatch:
             self._counter.add(1)
 
     def before_step(self, optimiser: OptimiserView, step: int) -> None:
+        """Call `check`."""
+        self.check(step)
+
+    def check(self, step: int) -> None:
         """Warn if another rank has not saved before the exchange of this step, which is done."""
         if self._saved_at is None or step < self._saved_at or self._warned:
             return
@@ -57,6 +69,5 @@ class SaveWatch:
             self._warned = True
             warn(
                 f"this rank saved its memory at step {saved_at}, and other ranks did not: a checkpoint that"
-                " one rank writes lacks theirs. Call handle.state_dict(gather=True) on all ranks and save it"
-                " on rank 0, or save one file a rank",
+                f" one rank writes lacks theirs. {self._fix}"
             )

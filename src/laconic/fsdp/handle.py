@@ -30,7 +30,7 @@ from laconic.core.layout import Layout
 from laconic.exchange.agreement import built_by_all
 from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import Method, lift
-from laconic.exchange.save_watch import saved_by_rank_0
+from laconic.exchange.save_watch import SaveWatch, saved_by_rank_0
 from laconic.exchange.state import check_has, model_digest
 from laconic.exchange.stats import Stats
 from laconic.feedback.error_feedback import ErrorFeedback
@@ -65,8 +65,7 @@ def compress_sharded(
     replicas (HSDP), the method goes between these, and the reduce-scatter is FSDP2's own.
     """
     sharing, holding = groups_of(model)
-    groups = [TorchComm.own(sharing), TorchComm.own(sharing if holding is None else holding)]
-    within, comm = (Metered(each) for each in groups)  # threads of their own, so books of their own
+    groups: list[TorchComm] = []
 
     def build() -> ShardedHandle:
         if scaler is not None:
@@ -84,6 +83,9 @@ def compress_sharded(
         return built_by_all(within, build)
 
     try:
+        for like in (sharing, sharing if holding is None else holding):
+            groups.append(TorchComm.own(like))
+        within, comm = (Metered(each) for each in groups)  # threads of their own, so books of their own
         handle = built() if holding is None else built_by_all(comm, built)
     except BaseException:
         close(groups)
@@ -130,6 +132,7 @@ class ShardedHandle:
         else:
             self._gradients = Replicas(self.method, model, gradients, within)
         self._made = self._gradients.made  # collectives of gradients until the last step
+        self._saves = SaveWatch(gradients.comm.counter(), gradients.comm.size, "Save one file a rank")
         self._parameters = parameters
         self._gathers: dict[str, Any] = {}
         if parameters is not None:
@@ -189,15 +192,20 @@ class ShardedHandle:
         With a memory each rank saves its own: `gather`, and Accelerate's `register_for_checkpointing`, raise
         `StateError` then.
         """
-        parameters = None if self._parameters is None else repr(self._parameters)
-        own = {"spec": repr(self.method), "seed": self._shards.seed, "parameters": parameters}
-        own |= {"model": model_digest(self._layout)}
         if self.saved_by_each:
             if gather or saved_by_rank_0():
                 raise StateError(
                     f"the memory of {self.method} is a large one on each rank, as its shard of the model is:"
                     " let each rank save its own, beside that, or call keep_with(accelerator, handle)"
                 )
+            self._saves.saved(self._shards.step)
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
+        parameters = None if self._parameters is None else repr(self._parameters)
+        own = {"spec": repr(self.method), "seed": self._shards.seed, "parameters": parameters}
+        own |= {"model": model_digest(self._layout)}
+        if self.saved_by_each:
             own |= {"rank": dist.get_rank(), "size": dist.get_world_size()}
             own |= {"memory": self._gradients.state_dict()}
         return own | {"step": self._shards.step, **self._gradients.counts}
@@ -208,7 +216,7 @@ class ShardedHandle:
         Raises `StateError`, with nothing changed, for another model, method, seed or parameters=, and with a
         memory for another rank or size, or where the memory is missing.
         """
-        own = self.state_dict()
+        own = self._state()
         own = {key: value for key, value in own.items() if key not in self._gradients.counts}
         check_has(state, own)
         for key in own.keys() - {"step", "memory"}:
@@ -244,6 +252,7 @@ class ShardedHandle:
         made, self._made = self._made, self._gradients.made
         if made == self._made:  # a step of torch's state-dict functions, which makes an optimiser's state
             return
+        self._saves.check(self._shards.step)
         self._within.step = self._shards.step = self._shards.step + 1
 
     def _check_optimizer(self, model: nn.Module) -> None:

@@ -4,8 +4,7 @@ Between two mask updates all ranks know which entries are in use (`laconic.spars
 reduction takes their mean, and the mean is unpacked. The bytes are those of a model of this density. Without
 masks, as before `sparsify`, all entries are in use.
 
-Memory follows the masks: it is unchanged for entries that stay in use, cleared for dropped ones, and zero for
-new ones.
+Memory follows the masks: it is unchanged for entries that stay in use, and zero for dropped and new ones.
 """
 
 from __future__ import annotations
