@@ -42,7 +42,7 @@ class BackwardPass:
         first, self._end = self._end is None, end
         return first
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # forward hooks of a compiled model stay out of its graph
     def _mark(self, model: nn.Module, args: Any, output: Any) -> None:
         for each in tree_leaves(output):
             if isinstance(each, Tensor) and each.requires_grad:
