@@ -17,7 +17,7 @@ from laconic.core import arguments
 from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
 from laconic.ddp.buckets import Buckets, real_shape
-from laconic.ddp.memory import Memory
+from laconic.ddp.handle_state import HandleState
 from laconic.ddp.optimiser import Optimisers, refuse_complex
 from laconic.ddp.uneven import JoinedModel, UnevenInputs
 from laconic.exchange.attached import Attached
@@ -70,7 +70,7 @@ class Handle(Joinable):
         )
         self.buckets = Buckets(self.exchange, names, self._optimisers, scaler, keep_means=restore_unused)
         self.buckets.watch(dense.values())
-        self._memory = Memory(self.exchange, self.buckets)
+        self._state = HandleState(self.exchange, self.buckets)
         self._uneven: UnevenInputs | None = None
         self._joined = joined
         if joined is not None and any(rule.exchanges_in_step for rule in method.rules):
@@ -118,7 +118,7 @@ class Handle(Joinable):
             PeerError: On every rank: it gathers, and another rank went on without this call.
         """
         gather = gather or saved_by_rank_0()
-        state = self._memory.state_dict()
+        state = self._state.state_dict()
         if gather and (state["tensors"] or self.buckets.left_out is not None):  # equal on all ranks
             self.call_jointly("state_dict(gather=True)")
             return gather_states(state, self._comm.comm)
@@ -143,7 +143,7 @@ class Handle(Joinable):
             StateError: With nothing changed: it is no state of a handle, or one of another rank, world size
                 (see `laconic.resize`), model, method or seed.
         """
-        self._memory.load_state_dict(state)
+        self._state.load_state_dict(state)
 
     def discard(self) -> None:
         """Forget what is held back: nothing of any gradient so far comes back in a later step.

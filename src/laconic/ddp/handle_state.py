@@ -23,7 +23,7 @@ from laconic.exchange.state import (
 WAITING = "left/"  # keys of means that wait for the optimiser
 
 
-class Memory:
+class HandleState:
     """This rank's memory as a state that is saved between steps."""
 
     def __init__(self, exchange: Attached, buckets: Buckets) -> None:
