@@ -48,7 +48,7 @@ log = logging.getLogger("laconic")
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank waits in, and how many joint calls and exchanges it has begun."""
+    """State of a waiting rank: the call or exchange, and how many of each it has begun."""
 
     doing: str
     calls: int

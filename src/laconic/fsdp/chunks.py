@@ -14,7 +14,7 @@ Trained = tuple[bool, ...]  # of a module's parameters
 
 
 def shown(trained: Trained) -> str:
-    """What a memory's name has of the parameters that it is of: nothing where all are trained.
+    """Return the part of a memory's name that lists trained parameters; "" where all are trained.
 
     >>> shown((True, False, True)), shown((True, True))
     ('[0.2]', '')
