@@ -1,1 +1,1 @@
-"""Trace of the files that take part in one backward pass."""
+"""Trace of the files that one backward pass runs."""

@@ -1,4 +1,4 @@
-"""List the files of `laconic` that take part in one backward pass, one per line.
+"""List the files of `laconic` that one backward pass runs, one per line.
 
 Two ranks train a small net under DistributedDataParallel with `laconic.compress`. After a few steps, rank 0
 records the file of every Python function of the package that runs during `loss.backward()`, in all threads.

@@ -30,7 +30,7 @@ from laconic.reducers.sum import Sum
 
 
 class Bucket(Protocol):
-    """What is read of DDP's GradBucket."""
+    """Part of the interface of DDP's GradBucket."""
 
     def index(self) -> int:
         """Its place among the buckets of a backward pass."""
@@ -139,7 +139,7 @@ class Buckets:
             Variable._execution_engine.queue_callback(note)
 
     def watch(self, parameters: Iterable[Tensor]) -> None:
-        """Warn where gradients of these parameters are thrown away, and come back."""
+        """Warn if gradients of these parameters are thrown away, and return in a later step."""
         if self.exchange.holds_back:
             trained = [each for each in parameters if each.requires_grad]
             self._zeroed = LostGradientCheck(trained, repr(self.exchange.method))
@@ -149,7 +149,7 @@ class Buckets:
         self._keep_means = always or self.left_out is not None
 
     def discard(self) -> None:
-        """The means of backward passes that no step has taken are thrown away."""
+        """Drop the means of backward passes without a step."""
         self.means.clear()
         if self.left_out is not None:
             self.left_out.discard()
@@ -195,7 +195,7 @@ class Buckets:
                 watch.remove()
 
     def _check_stepped(self) -> None:
-        """Warn if a second backward pass would mistake what the first one has sent for a gradient."""
+        """Warn if a second backward pass would take the sent share of the first for a gradient."""
         exchange, zeroed = self.exchange, self._zeroed
         told = exchange.void is not None or (zeroed is not None and zeroed.warned)
         if self._unused and in_backward() and not told and exchange.owns_momentum(exchange.step - 1):
@@ -268,7 +268,7 @@ def in_backward() -> bool:
 
 
 def layout_of(names: Iterable[str], bucket: Bucket) -> Layout:
-    """Where the gradients of a bucket lie, by these names of its parameters, counted in reals."""
+    """Return the layout of a bucket, with these names of its parameters, counted in reals."""
     parameters, start = bucket.parameters(), bucket.buffer().storage_offset()
     reals = 2 if parameters[0].is_complex() else 1  # DDP's views count complex elements, all or none
     starts = [reals * int(grad.storage_offset() - start) for grad in bucket.gradients()]

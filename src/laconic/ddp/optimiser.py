@@ -77,7 +77,7 @@ class OptimiserHooks:
 
     @property
     def scale(self) -> float:
-        """By which this step itself will divide gradients: a GradScaler leaves that to a fused one."""
+        """Divisor of the gradients inside this step: a GradScaler leaves the division to a fused step."""
         scale = getattr(self.optimiser, "grad_scale", None)
         return 1.0 if scale is None else float(scale)
 
@@ -105,7 +105,7 @@ class OptimiserHooks:
         return getattr(self.optimiser, "grad_scale", None) is not None
 
     def _group(self, name: str) -> dict[str, Any] | None:
-        """The group that holds this tensor now; scripts change groups in place, so it is looked at."""
+        """Return the group that holds this tensor now; scripts change groups in place."""
         held, groups = self.parameter(name), self.optimiser.param_groups
         if name in self._places:
             group, at = self._places[name]
@@ -134,7 +134,7 @@ class OptimiserHooks:
             )
 
     def take_momentum(self, name: str) -> Tensor | None:
-        """Take away the tensor's momentum buffer from SGD; None if there is none."""
+        """Take the tensor's momentum buffer from SGD; None if it has no buffer."""
         state = self.optimiser.state.get(self.parameter(name))
         buffer = None if state is None else state.pop("momentum_buffer", None)
         return buffer if isinstance(buffer, Tensor) else None
@@ -237,15 +237,15 @@ class Optimisers:
             yield
 
     def settings(self, name: str) -> Mapping[str, Any]:
-        """As `OptimiserHooks.settings`."""
+        """Return the current settings of this tensor's group."""
         return self.of(name).settings(name)
 
     def take_momentum(self, name: str) -> Tensor | None:
-        """As `OptimiserHooks.take_momentum`."""
+        """Take the tensor's momentum buffer from its optimiser; None if it has no buffer."""
         return self.of(name).take_momentum(name)
 
     def give_momentum(self, name: str, buffer: Tensor) -> None:
-        """As `OptimiserHooks.give_momentum`."""
+        """Give the momentum buffer of this tensor back to its optimiser."""
         self.of(name).give_momentum(name, buffer)
 
 

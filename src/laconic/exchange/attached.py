@@ -127,11 +127,11 @@ class Attached:
         self.step += 1
 
     def mean_(self, bucket: Tensor, layout: Layout, scale: float = 1.0, *, wait: bool = False) -> bool:
-        """bucket float32 (n,) becomes the group's mean; or NaN, and False, where the step is skipped.
+        """Replace bucket float32 (n,) by the group's mean; by NaN, and return False, if the step is skipped.
 
-        The gradients are multiplied by 1 / `scale` before the feedback, and clipped where it asks for that;
-        the mean is multiplied by `scale` after it. `wait`: the mean is there after `end()` only, so that the
-        bucket can hold values of a memory until then.
+        Gradients are multiplied by 1 / `scale` before the feedback, and clipped if it asks for that; the mean
+        is multiplied by `scale`. `wait`: the mean is written in `end()`, and the bucket can hold values of a
+        memory until then.
         """
         watch = Stopwatch(self.seconds, self.comm, bucket.device, self.step)
         with self._exchanging(self._name):

@@ -118,7 +118,7 @@ class BoundRoute:
         return not (self.feedback.detects_non_finite or self._reducer_at(turn).detects_non_finite)
 
     def mean_is_unknown(self, bucket: Bucket) -> bool:
-        """Return whether nobody has checked that the mean in the bucket is finite."""
+        """Return whether it is still unchecked if the mean in the bucket is finite."""
         return not (self.is_late(bucket) or self._reducer_at(bucket.turn).checks_mean)
 
     @property
@@ -189,7 +189,7 @@ def correct_all(parts: Parts, bucket: Bucket, scale: float) -> list[Tensor | Non
 
 
 def check_means(parts: Parts, bucket: Bucket) -> None:
-    """Raise `VoidSum` if a mean that nobody has checked is not finite; on a GPU as `deferred.check`.
+    """Raise `VoidSum` if a mean that is still unchecked is not finite; on a GPU as `deferred.check`.
 
     On a GPU all means of the bucket are checked at once. Ranks have the same means, so all of them raise.
     """

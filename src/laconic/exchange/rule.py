@@ -1,4 +1,4 @@
-"""Rule: what a method needs from the optimiser, and what it does in the optimiser's place.
+"""Rule: requirements of a method on the optimiser, and its updates in place of the optimiser's.
 
 Most methods need nothing: they leave a mean gradient for any optimiser. Some are made for one kind of
 optimiser (AMSGrad, AdaGrad), and some change the update itself: DGC applies SGD's momentum before the
@@ -58,7 +58,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Site:
-    """Where a rule works: the group, the seed of its keys, and the clock of what it exchanges."""
+    """Context of a rule: the group, the seed of its keys, and the clock of its exchanges."""
 
     comm: Metered
     seed: int

@@ -1,10 +1,9 @@
 """Masked: a reduction of the entries in use, as values without positions, for sparse training.
 
 Between two mask updates all ranks know which entries are in use (`laconic.sparsity`): these are packed, any
-reduction takes their mean, and the mean is unpacked. The bytes are those of a model of this density. Without
-masks, as before `sparsify`, all entries are in use.
+reduction takes their mean, and the mean is unpacked. Without masks, as before `sparsify`, all are in use.
 
-Memory follows the masks: it is unchanged for entries that stay in use, and zero for dropped and new ones.
+Memory is unchanged for entries that stay in use, cleared for dropped ones, and zero for new ones.
 """
 
 from __future__ import annotations
