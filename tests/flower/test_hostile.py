@@ -240,7 +240,7 @@ def test_a_client_without_the_mod_is_refused_in_plain_words(mods: list[str], tmp
     result = compressed.start(MemoryGrid(world), ArrayRecord(model()), num_rounds=2)
     assert compressed.traffic.refusals == {("3", "not compressed"): 2}
     details = compressed.traffic.rounds[0].refused[0][2]
-    assert "put laconic.federated.mod() first into the mods of its ClientApp" in details
+    assert "put laconic.federated.mod() first in the mods of its ClientApp" in details
     assert set(result.train_metrics_clientapp) == {1, 2}
 
 

@@ -321,7 +321,7 @@ def test_fsdp1_is_refused():
     from laconic.integrations import LightningCompression
 
     with pytest.raises(
-        AttachError, match=r"FSDPStrategy takes no method: .*fully_shard.*ModelParallelStrategy"
+        AttachError, match=r"FSDPStrategy supports no method: .*fully_shard.*ModelParallelStrategy"
     ):
         LightningCompression("auto()").setup(SimpleNamespace(strategy=FSDPStrategy()), None, "fit")
 

@@ -90,7 +90,8 @@ class Client:
 
         Raises:
             NeedsWhole: The message updates a version that this client does not hold, or holds with other
-            values. Refused: The message is damaged, or belongs to another model, spec or protocol.
+                values.
+            Refused: The message is damaged, or belongs to another model, spec or protocol.
         """
         form = self.form
         most = 4 * form.layout.numel + form.carried_nbytes + form.local_nbytes

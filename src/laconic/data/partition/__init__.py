@@ -43,8 +43,8 @@ class Partition(Spec):
 
         Args:
             kinds: The kind of each example, integers (n,): a tensor, an array or a list.
-            clients: Number of clients, at most n. Default: the number that the kinds imply, if the rule has
-            one. seed: Seed, 0 or more.
+            clients: Number of clients, at most n. Default: the number that the kinds imply, if any.
+            seed: Seed, 0 or more.
 
         Returns:
             One tensor per client: indices of its examples, int64, ascending. No example is in two of them.
