@@ -1,6 +1,6 @@
-"""Adaptive hierarchy: as many groups of magnitudes as a tensor needs for a given error.
+"""Adaptive hierarchy: as many groups of magnitudes as a tensor needs for a required error.
 
-Jiang et al. 2022, arXiv:2212.14760, whose abstract speaks of hierarchies that follow the distribution of the
+Jiang et al. 2022, arXiv:2212.14760, whose abstract describes hierarchies that follow the distribution of the
 largest entries. Reconstruction: the measure of the error, the doubling and the wire are ours.
 """
 
@@ -24,14 +24,14 @@ from laconic.kernels.tiles import table
 
 
 def _edges(n: int, groups: int) -> list[int]:
-    """Ranks at which the groups of n elements begin, and n: group g has ranks r with r * groups // n = g."""
+    """Return the first rank of each group of n elements, and n; rank r is in group r * groups // n."""
     return [-(-g * n // groups) for g in range(groups)] + [n]
 
 
 @dataclass(frozen=True, repr=False)
 class AdaptiveHierarchy(TensorCodec):
     """`hierarchy(levels=L)` with the first L of 1, 2, 4, ... whose squared error is at most `error` * |x|^2,
-    or with `most` levels where none is.
+    or with `most` levels if there is none.
 
     Wire: L - 1 uint8, then the wire of `hierarchy(levels=L)`. Error: at most the larger of `error` and the
     omega of `hierarchy(levels=most)`.
@@ -64,7 +64,7 @@ class AdaptiveHierarchy(TensorCodec):
         return torch.cat([torch.full((1,), levels - 1, dtype=torch.uint8, device=x.device), wire])
 
     def _levels(self, x: Tensor) -> int:
-        """The least of 1, 2, 4, ..., `most` that meets the bound: one sort, and one read for all of them.
+        """Return the least of 1, 2, 4, ..., `most` that meets the bound: one sort, one read for all.
 
         A group of magnitudes s of length l, sent as m, loses sum s^2 - 2 m sum s + l m^2.
         """

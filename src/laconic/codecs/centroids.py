@@ -24,7 +24,7 @@ from laconic.core.tensor_codec import TensorCodec
 
 @dataclass(frozen=True, repr=False)
 class Centroids(TensorCodec):
-    """With mean m and standard deviation s of a tensor, w = range * s / 2^bits and b = floor((x - m) / w):
+    """For a tensor's mean m and standard deviation s, w = range * s / 2^bits and b = floor((x - m) / w):
 
         bin = b, or the first or the last where it is beyond 2^(bits-1);   value = mean of the bin's members
 
@@ -89,5 +89,5 @@ class Centroids(TensorCodec):
         return 0.0 if self._few(n) else 1 - 1 / (n - 1)
 
     def _few(self, n: int) -> bool:
-        """Whether means would be no fewer numbers than the values."""
+        """Return whether there would be at least as many means as values."""
         return n <= 1 << self.bits

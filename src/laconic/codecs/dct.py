@@ -1,8 +1,8 @@
-"""DCT: another codec, on the frequencies of a tensor's tiles instead of on its elements.
+"""DCT: another codec applied to the frequencies of a tensor's tiles instead of its elements.
 
 The cosine transform of DeMo (Peng, Quesnelle, Kingma 2024, arXiv:2411.19870): where momentum is smooth over a
-tile, few coefficients hold most of it. It is orthonormal, so the error is the inner codec's own. Theirs cuts
-a matrix into tiles; here a tile is a run of the flat tensor, folded, as wires know no shapes.
+tile, few coefficients hold most of it. It is orthonormal, so the error is that of the inner codec. Theirs
+cuts a matrix into tiles; here a tile is a run of the flat tensor, folded, as wires know no shapes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.kernels.squares import by_squares
 
-AT_ONCE = 1 << 20  # elements that are in float64 at a time
+AT_ONCE = 1 << 20  # elements held in float64 at a time
 TILES = (2, 4, 8, 16, 32, 64, 128, 256)  # sides
 ROUNDING = 2.0**-22  # of |x|, by float32 on the way there and back
 
@@ -35,13 +35,13 @@ class DCT(Codec):
 
         D[k, j] = sqrt((2 - [k = 0]) / t) cos(pi k (2 j + 1) / (2 t))
 
-    What is left of a tensor is cut in tiles of half the side, and so on; the last three elements and fewer go
-    as they are. Products are in float64, so that machines agree on nearly all bits of float32; ranks whose
-    machines multiply matrices differently may still end apart in a last bit. A transform takes about 20 ns
-    an element and core: one to encode, and one for each message that is decoded.
+    The rest of a tensor is cut in tiles of half the side, and so on; up to three last elements stay
+    unchanged. Products are in float64, so that machines agree on nearly all bits of float32; ranks whose
+    machines multiply matrices differently may still differ in a last bit. A transform takes about 20 ns per
+    element and core: one to encode, and one for each decoded message.
 
-    Wire: that of `codec` for as many elements. Error: omega of `codec`, but for rounding. Sums beyond the
-    largest float32 are cut off, so it is about elements `tile` times smaller than that.
+    Wire: that of `codec` for as many elements. Error: omega of `codec`, up to rounding. Sums beyond the
+    largest float32 are cut off, so elements must be about `tile` times smaller than that.
 
     >>> from laconic.core.spec import parse
     >>> codec = parse("dct(sparse(topk(density=0.25)), tile=2)")
@@ -98,7 +98,7 @@ class DCT(Codec):
         return add_joined_(out, segments, values, alpha)
 
     def _frequencies(self, x: Tensor, segments: Segments) -> Tensor:
-        """Coefficients of these ranges of flat x, one range after the other."""
+        """Return coefficients of these ranges of flat x, one range after the other."""
         flat = segments.joined.gathered(x)
         return by_tiles(flat, self.tile, lambda d, tiles: d @ tiles @ d.T, segments.sizes)
 
@@ -117,7 +117,7 @@ class DCT(Codec):
 def by_tiles(
     x: Tensor, tile: int, transform: Callable[[Tensor, Tensor], Tensor], sizes: Sequence[int] | None = None
 ) -> Tensor:
-    """Return what `transform`, of a matrix (t, t) and tiles (m, t, t), makes of flat x (n,): float32 (n,).
+    """Apply `transform`, of a matrix (t, t) and tiles (m, t, t), to flat x (n,): float32 (n,).
 
     `sizes`: of the tensors in x, if there are several.
     """
@@ -130,13 +130,13 @@ def by_tiles(
 
 @lru_cache(maxsize=64)
 def _on(t: int, device: torch.device) -> Tensor:
-    """`cosines` on a device. Shared between calls: not to be changed."""
+    """Return `cosines` on a device. Shared between calls: do not modify."""
     return cosines(t).to(device)
 
 
 @lru_cache(maxsize=16)
 def cosines(t: int) -> Tensor:
-    """D, float64 (t, t), orthonormal. Shared between calls: not to be changed."""
+    """Return D, float64 (t, t), orthonormal. Shared between calls: do not modify."""
     k, j = (
         torch.arange(t, dtype=torch.int64, device="cpu").double().view(-1, 1),
         torch.arange(t, dtype=torch.int64, device="cpu").double(),

@@ -1,4 +1,4 @@
-"""Dense: every element as it is. The codec that loses nothing and saves nothing."""
+"""Dense: every element in float32, without loss or compression."""
 
 from __future__ import annotations
 

@@ -28,15 +28,16 @@ MOST = 255
 
 @dataclass(frozen=True, repr=False)
 class Logquant(Codec):
-    """With s = max |x|: q = round(log_base(s / |x|)); decoded as sign(x) * s * base^-q.
+    """Quantiser with s = max |x|: q = round(log_base(s / |x|)); decoded as sign(x) * s * base^-q.
 
     Wire: s float32 (1,); then of each element [sign | level], level = levels - q in bit_length(levels) bits
     for q < levels, or level 0 without a sign for 0: 4 + ceil(n (1 + bit_length(levels)) / 8) bytes.
 
-    Error: a kept entry is off by at most r |x_i|, r = sqrt(base) - 1, and the largest by nothing. One that is
-    dropped is below s base^-(levels - 1/2) and off by itself; at most n - 1 can be, beside the s^2 of the
-    largest. With d = (n - 1) base^-(2 levels - 1) the error is so at most a mean of 0, r^2 and 1, weighted by
-    s^2, kept and dropped squares of which the last are at most d s^2: omega = max(r^2, d / (1 + d)).
+    Error: a sent entry has an error of at most r |x_i|, r = sqrt(base) - 1, and the largest none. A dropped
+    entry is below s base^-(levels - 1/2), and its error is its value; at most n - 1 can be dropped, and the
+    largest adds s^2 to |x|^2. With d = (n - 1) base^-(2 levels - 1) the dropped squares sum to at most d s^2,
+    and the error is at most a mean of 0, r^2 and 1, weighted by s^2, sent and dropped squares: omega =
+    max(r^2, d / (1 + d)).
 
     >>> codec = Logquant(levels=3)
     >>> codec.decode(codec.encode(torch.tensor([8.0, -3.0, 2.0, 1.0])), 4).tolist()
@@ -63,7 +64,7 @@ class Logquant(Codec):
 
     @property
     def least_share(self) -> float:
-        """The share of max |x| from which on an entry is kept: base^-(levels - 1/2), as float32."""
+        """Smallest share of max |x| that is sent: base^-(levels - 1/2), as float32."""
         return float(powers_of(self.base, self.levels, 0.5)[0])
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
@@ -83,7 +84,7 @@ class Logquant(Codec):
 
 @lru_cache(maxsize=64)
 def powers_of(base: float, levels: int, shift: float) -> Tensor:
-    """base^-(q + shift) for q = levels - 1 down to 0, float32 (levels,), rounded once from double."""
+    """Return base^-(q + shift) for q = levels - 1 down to 0, float32 (levels,), rounded once from double."""
     return torch.tensor(
         [base ** -(q + shift) for q in reversed(range(levels))], dtype=torch.float64, device="cpu"
     ).float()

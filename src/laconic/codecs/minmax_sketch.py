@@ -1,9 +1,9 @@
-"""Min-max sketch: bins of equal count, whose indices travel in a hash table with fewer cells than elements.
+"""Min-max sketch: bins of equal count, whose indices are sent in a hash table smaller than the tensor.
 
 Jiang et al. 2018 ("SketchML", SIGMOD), its grouped MinMaxSketch, verified against the public code
 (ccchengff/SketchML). Differences: bins come from all values, not from a sketch of them; a group has one sign,
-and each element says its own, where there a list of positions a group says it; cells have a fixed number of
-bits, where there they are Huffman-coded; hashes are the same in every wire.
+and each element sends its own, where the code sends a list of positions per group; cells have a fixed number
+of bits, where the code Huffman-codes them; hashes are the same in every wire.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ class MinmaxSketch(TensorCodec):
     closest to zero, goes into the group's table of `rows` by c = ceil(share * n / groups) cells, where of
     those that meet in a cell the least stays. Read back, a bin is the largest of an element's cells.
 
-    So no element is put in a bin further from zero than its own, and none of the other sign. What a bin
-    stands for is `value`: "mean" of the elements that are read back from it, which has the least error; or
-    "least", the smallest magnitude of these, and then no decoded magnitude exceeds the true one.
+    So no element is put in a bin further from zero than its own, and none of the other sign. `value` of a bin
+    is the "mean" of the elements that are read back from it, which has the least error; or "least", their
+    smallest magnitude, and then no decoded magnitude exceeds the true one.
 
     Wire: the bins' values float32 (bins,), group by group from zero on, an unused one 0; groups of elements
     in ceil(log2 groups) bits each; the tables in ceil(log2 w) bits a cell: about 4 bins + n (log2 groups +
-    rows * share * log2 w) / 8 bytes. Up to `bins` elements arrive as they are, as by `quantile(bins)`; zeros
-    then fill the wire up to what `bins` took, so that more elements never take fewer bytes.
+    rows * share * log2 w) / 8 bytes. Up to `bins` elements are sent exactly, as by `quantile(bins)`; zeros
+    then fill the wire to the size of `bins` elements, so that more elements never take fewer bytes.
 
     Error: with "mean", as for `quantile(groups)`, at most 1 - 1/m of |x|^2, m = ceil(2 n / groups), since
     all elements read back from one bin are of one group. With "least" at most |x|^2, so error feedback
     refuses it. `rows` of `share` make the table smaller than the bins, so rows * share is below 1.
 
-    It does not pay: beside 256 bins of 8 bits its 6.4 bits a value err 18 to 30 times as much, and `quantile`
-    has that error with 4.3 to 4.9 bits, codebooks apart (benchmarks/sketch.py). The group of an element alone
-    takes 4 of the 6.4, and says nearly as much.
+    It is rarely worthwhile: compared with 256 bins of 8 bits its 6.4 bits per value have 18 to 30 times the
+    error, and `quantile` has that error with 4.3 to 4.9 bits, codebooks excluded (benchmarks/sketch.py). The
+    group of an element alone takes 4 of the 6.4 bits, and holds nearly as much information.
 
     >>> x = torch.tensor([4.0, -1.0, 2.0, -2.0, 8.0, -4.0, 1.0, -8.0, 6.0])
     >>> codec = MinmaxSketch(bins=8, groups=2, value="least")
@@ -89,7 +89,7 @@ class MinmaxSketch(TensorCodec):
         arguments.choice("minmax_sketch: value", self.value, get_args(Value))
 
     def shape(self, n: int) -> kernels.SketchShape:
-        """The tables of n elements."""
+        """Return the tables' shape for n elements."""
         columns = math.ceil(self.share * n / self.groups)
         return kernels.SketchShape(self.groups, self.rows, columns, self.bins // self.groups)
 
@@ -111,7 +111,7 @@ class MinmaxSketch(TensorCodec):
         return functional.pad(wire, (0, self.nbytes(n) - wire.numel()))
 
     def _book(self, x: Tensor, seen: Tensor) -> Tensor:
-        """What each bin stands for, float32 (bins,), of x (n,) whose bins are read back as `seen` (n,)."""
+        """Return each bin's value, float32 (bins,), of x (n,) whose bins are read back as `seen` (n,)."""
         if self.value == "least":
             sizes = torch.full((self.bins,), math.inf, device=x.device, dtype=torch.float32)
             sizes.scatter_reduce_(0, seen, x.abs(), "amin")
@@ -141,7 +141,7 @@ class MinmaxSketch(TensorCodec):
         return exact if n <= self.bins else max(exact, sum(self._lengths(n)))
 
     def _lengths(self, n: int) -> list[int]:
-        """Bytes of the bins' values, of the groups and of the tables, n > bins."""
+        """Return the bytes of the bins' values, of the groups and of the tables, n > bins."""
         shape = self.shape(n)
         table = kernels.packed_nbytes(shape.cells, bits_for(shape.width))
         return [4 * self.bins, kernels.packed_nbytes(n, bits_for(self.groups)), table]
@@ -153,7 +153,7 @@ class MinmaxSketch(TensorCodec):
 
 
 def places(x: Tensor, groups: int, width: int) -> tuple[Tensor, Tensor]:
-    """Of each element its group, ascending in x, and its bin in it, 0 closest to zero: int64 (n,) both.
+    """Return each element's group, ascending in x, and its bin there, 0 closest to zero: int64 (n,) both.
 
     Groups below zero get their share of all, but at least one where there is such an element, and so do the
     others; n >= 1. Among equals the earlier element has the lower rank.

@@ -18,7 +18,7 @@ class NUQSGD(Quantiser):
     """NUQSGD (Ramezani-Kebrya, Faghri, Markov, Aksenov, Alistarh, Roy 2021, arXiv:1908.06077), p = 1/2.
 
     Levels 0, 2^(1 - s), ..., 1/2, 1 of the L2 norm of each block. Against `qsgd(norm='l2')` of as many bits:
-    small entries, as nearly all are beside an L2 norm, keep their order of magnitude; large ones are coarser.
+    small entries, as nearly all are relative to an L2 norm, keep their magnitude; large ones are coarser.
 
     Wire: scales float32 (ceil(n / B),), then codes [sign | level] of 1 + bit_length(s) bits, padded to a
     byte; 1 to 127 levels. Error, with m the longest block and r = 2^(1 - s) sqrt(m): omega = r - 1 where

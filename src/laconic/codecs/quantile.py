@@ -29,7 +29,7 @@ class Quantile(Codec):
     """The n values of a tensor, sorted, are cut into B = min(bins, n) bins, by share below zero and not.
 
     Wire: mean of each bin float32 (B,), ascending; then the bin of each element in ceil(log2 B) bits:
-    4 B + ceil(n ceil(log2 B) / 8) bytes. Up to `bins` elements arrive as they are.
+    4 B + ceil(n ceil(log2 B) / 8) bytes. Up to `bins` elements are sent exactly.
 
     Error: of one sign in a bin of m entries, so at most (1 - 1/m) of its sum of squares, as for `hierarchy`.
     Rounding shares of bins makes no bin more than twice as full: omega = 1 - 1/m with m = ceil(2 n / B).

@@ -1,8 +1,8 @@
-"""Rotated: another codec, on a tensor whose blocks are turned by a random rotation.
+"""Rotated: another codec applied to a tensor whose blocks are rotated at random.
 
 A quantiser's grid is as wide as the largest element of a block. A Hadamard matrix after random signs spreads
 that element over all of its block, so that few bits are enough (Suresh, Yu, Kumar, McMahan 2017,
-arXiv:1611.00429). It is orthonormal: the error is the inner codec's own.
+arXiv:1611.00429). It is orthonormal: the error is that of the inner codec.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from laconic.core.spec import Status
 from laconic.core.turn import Turn, mix
 from laconic.kernels.squares import by_squares
 
-AT_ONCE = 1 << 16  # elements that are in float64 at a time: they stay in cache
+AT_ONCE = 1 << 16  # elements held in float64 at a time: they stay in cache
 BLOCKS = (4, 16, 64, 256, 1024, 4096)  # powers of 4: a block is a square
 ROUNDING = 2.0**-22  # of |x|, by float32 on the way there and back
 
@@ -35,12 +35,12 @@ class Rotated(Codec):
 
         H = [[1, 1], [1, -1]] (x) ... (x) [[1, 1], [1, -1]], (b, b);   S = diag(s), s_i = +-1
 
-    The signs s are drawn once and for all: they are the same in every block, step and process. What is left
-    of a tensor is cut in blocks of a quarter, and so on; the last three elements and fewer go as they are.
-    Products are in float64, of numbers on a grid on which they are exact: every machine sends the same bits.
+    The signs s are fixed: they are the same in every block, step and process. The rest of a tensor is cut in
+    blocks of a quarter, and so on; up to three last elements stay unchanged. Products are in float64, of
+    numbers on a grid on which they are exact: every machine sends the same bits.
 
-    Wire: that of `codec` for as many elements. Error: omega of `codec`, but for rounding. Sums beyond the
-    largest float32 are cut off, so it is about elements sqrt(b) times smaller than that.
+    Wire: that of `codec` for as many elements. Error: omega of `codec`, up to rounding. Sums beyond the
+    largest float32 are cut off, so elements must be about sqrt(b) times smaller than that.
 
     >>> import torch
     >>> from laconic.core.spec import parse
@@ -98,7 +98,7 @@ class Rotated(Codec):
         return add_joined_(out, segments, values, alpha)
 
     def _turned(self, x: Tensor, segments: Segments) -> Tensor:
-        """These ranges of flat x, each rotated, one after the other."""
+        """Rotate these ranges of flat x, one after the other."""
         return by_blocks(segments.joined.gathered(x), self.block, segments.sizes)
 
     def nbytes(self, n: int) -> int:
@@ -114,7 +114,7 @@ class Rotated(Codec):
 
 
 def by_blocks(x: Tensor, block: int, sizes: Sequence[int] | None = None, *, back: bool = False) -> Tensor:
-    """Flat x (n,), or tensors of these sizes in it, with each block rotated, or turned `back`."""
+    """Rotate each block of flat x (n,), or of tensors of these sizes in it; `back` reverses it."""
 
     def rotated(side: int, squares: Tensor) -> Tensor:  # (h (x) h) of the flat block
         h, s = _constants(side, x.device)
@@ -127,7 +127,7 @@ def by_blocks(x: Tensor, block: int, sizes: Sequence[int] | None = None, *, back
 
 @lru_cache(maxsize=64)
 def _constants(side: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """`hadamard` and `signs` on a device. Shared between calls: not to be changed."""
+    """Return `hadamard` and `signs` on a device. Shared between calls: do not modify."""
     return hadamard(side).to(device), signs(side * side).to(device).view(side, side)
 
 
@@ -135,7 +135,7 @@ def on_grid(squares: Tensor) -> Tensor:
     """Round float64 (m, t, t) to 40 bits below the largest |x| of each square.
 
     Sums of 4096 such numbers are exact, so the order in which a machine's matrix product adds does not
-    matter: wires are equal everywhere. What is rounded off is far below the float32 of the result.
+    matter: wires are equal everywhere. The rounding error is far below the float32 precision of the result.
     """
     largest = torch.linalg.vector_norm(squares, torch.inf, dim=(1, 2), keepdim=True)
     exponent = torch.frexp(largest).exponent.long()
@@ -145,7 +145,7 @@ def on_grid(squares: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def hadamard(side: int) -> Tensor:
-    """H of entries 1 and -1, float64 (side, side). Shared between calls: not to be changed.
+    """Return H of entries 1 and -1, float64 (side, side). Shared between calls: do not modify.
 
     >>> hadamard(4).int().tolist()
     [[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]
@@ -158,7 +158,7 @@ def hadamard(side: int) -> Tensor:
 
 @lru_cache(maxsize=16)
 def signs(block: int) -> Tensor:
-    """s, float64 (block,), of +-1. Shared between calls: not to be changed."""
+    """Return s, float64 (block,), of +-1. Shared between calls: do not modify."""
     return torch.tensor(
         [1.0 - 2.0 * (mix(block, i) & 1) for i in range(block)], dtype=torch.float64, device="cpu"
     )

@@ -27,9 +27,8 @@ class Ternary(Quantiser):
     Wire: scale float32 (1,), then codes [sign | level] of 2 bits, padded to a byte: 4 + ceil(n / 4) bytes;
     or, with `packing='base3'`, five to a byte: 4 + ceil(n / 5) bytes, for more work.
     Error: omega = (sqrt(n) - 1) / 2 without clipping. With it, over all x, 1 + t^2 / 8 for t <= 4 and t - 1
-    beyond, t = min(max(clip, 1), sqrt(n)): 1.8 for clip = 2.5, of any length. Unbiased only where nothing is
-    cut off, clip = 0. The paper has no error feedback: what is cut off are few entries, and their sign is
-    sent.
+    beyond, t = min(max(clip, 1), sqrt(n)): 1.8 for clip = 2.5, of any length. Unbiased only without clipping,
+    clip = 0. The paper has no error feedback: only few entries are cut off, and their sign is sent.
 
     >>> import torch
     >>> codec = Ternary(clip=0.0)

@@ -1,7 +1,7 @@
-"""Threshold ternary: small elements become zero, the others one number with their signs, nothing at random.
+"""Threshold ternary: small elements become zero, the others one number with their signs, deterministically.
 
 Li, Zhang, Liu 2016, arXiv:1605.04711 ("Ternary weight networks"): threshold 0.7 of the mean magnitude, and
-the mean of what is kept. [recalled] Here it is applied to gradients.
+the mean of the elements above it. [recalled] Here it is applied to gradients.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Index codings: how the positions of sparse entries travel; one file a coding."""
+"""Index codings: encodings of the positions of sparse entries; one file per coding."""

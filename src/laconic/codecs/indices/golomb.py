@@ -46,4 +46,4 @@ class Golomb(IndexCoding):
         return kernels.rice_bound(k, n)
 
 
-GOLOMB = Golomb()  # what most methods write positions by, where they are not told
+GOLOMB = Golomb()  # default index coding of most methods

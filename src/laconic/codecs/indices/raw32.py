@@ -1,4 +1,4 @@
-"""Raw32: each position as it is, in 32 bits."""
+"""Raw32: each position in 32 bits."""
 
 from __future__ import annotations
 

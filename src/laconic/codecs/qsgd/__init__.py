@@ -108,5 +108,5 @@ class QSGD(Quantiser):
         return 4 * self.form.blocks_in(n) + CODINGS[self.coding].nbytes(n, self.levels)
 
     def message_nbytes(self, segments: Segments) -> int:
-        """No lengths between the tensors, but 4 bytes that are there without any."""
+        """Return the size without lengths between the tensors, but with the 4 bytes of an empty message."""
         return super().message_nbytes(segments) + (0 if self.fixed_size else 4)

@@ -21,19 +21,19 @@ from laconic.core.layout import Segments
 
 
 class LevelCoding(ABC):
-    """Turns levels int32 (N,) of |level| <= most into bytes and back, without loss."""
+    """Lossless coding of levels int32 (N,) of |level| <= most as bytes."""
 
     @abstractmethod
     def encode(self, levels: Tensor, segments: Segments, most: int) -> Tensor:
-        """Wire uint8 (m,) of levels int32 (N,), one segment after the other."""
+        """Encode levels int32 (N,), one segment after the other, as a wire uint8 (m,)."""
 
     @abstractmethod
     def decode(self, wire: Tensor, segments: Segments, most: int) -> Tensor:
-        """Levels int32 (N,). Raises `WireError` for bytes that `encode` cannot have made."""
+        """Decode levels int32 (N,). Raises `WireError` for bytes that are not a valid wire."""
 
     @abstractmethod
     def nbytes(self, n: int, most: int) -> int:
-        """The most bytes that a tensor of n levels can add to a message."""
+        """Return the most bytes that a tensor of n levels adds to a message."""
 
 
 class Rice(LevelCoding):
@@ -44,8 +44,8 @@ class Rice(LevelCoding):
         sums         uint32, of the magnitudes in each tensor with k_i > 0
         magnitudes   Golomb-Rice code of their running sums less one: k_i ascending positions below the sum
 
-    Sums and magnitudes are left out where there is one level. Where k_i magnitudes could add up to 2^31, they
-    are cut in pieces that cannot, with a sum each. Within 3 % of the entropy for one level.
+    Sums and magnitudes are omitted for one level. If k_i magnitudes could sum to 2^31, they are cut into
+    pieces that cannot, with a sum each. Within 3 % of the entropy for one level.
     """
 
     def encode(self, levels: Tensor, segments: Segments, most: int) -> Tensor:
@@ -75,7 +75,7 @@ class Rice(LevelCoding):
             head, rest = read_bytes(rest, 4 * pieces.numel(), "the sums of the magnitudes")
             magnitudes = _magnitudes(rest, pieces, unsigned(head), most)
         elif rest.numel():
-            raise WireError("the wire goes on after the last sign")
+            raise WireError("the wire continues after the last sign")
         return kernels.join_levels(indices, counts, magnitudes, signs, segments, most)
 
     def nbytes(self, n: int, most: int) -> int:
@@ -120,7 +120,7 @@ CODINGS: dict[str, LevelCoding] = {"rice": Rice(), "elias": Elias()}
 
 
 def _pieces(counts: Tensor, most: int) -> Tensor:
-    """How many magnitudes each sum is of, int64 (p,), none of them 0."""
+    """Return the number of magnitudes of each sum, int64 (p,), none of them 0."""
     longest = kernels.FURTHEST // most
     if not counts.numel() or int(counts.max()) <= longest:
         return counts[counts > 0]
@@ -129,7 +129,7 @@ def _pieces(counts: Tensor, most: int) -> Tensor:
 
 
 def _magnitudes(wire: Tensor, pieces: Tensor, sums: Tensor, most: int) -> Tensor:
-    """Magnitudes int32 (K,), whose running sums fill the wire and end in these sums."""
+    """Decode magnitudes int32 (K,), whose running sums fill the wire and end in these sums."""
     if bool(((sums < pieces) | (sums > pieces * most)).any()):
         raise WireError(f"a sum of magnitudes lies outside 1..{most} times their number")
     places = kernels.rice_decode(wire, pieces, Segments.consecutive(sums.tolist()))

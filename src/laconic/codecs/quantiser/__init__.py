@@ -1,4 +1,4 @@
-"""Quantiser: what the codecs share that send each element as one of few levels of a scale."""
+"""Quantiser: base of codecs that send each element as one of a few levels of a scale."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Quantiser(Codec):
         scales   float32 (ceil(n / B),)
         codes    [sign 1 | level] in b = 1 + bit_length(s) bits each, the lowest bits first, padded to a byte
 
-    4 ceil(n / B) + ceil(n b / 8) bytes. An element becomes one of the two levels around |x| / scale, at
-    random, so that its mean is right. Zeros stay zeros, and where the scale is the largest |x|, that one is
-    sent as it is. NaN and Inf raise `NonFiniteError`. A message is one call of a kernel.
+    4 ceil(n / B) + ceil(n b / 8) bytes. An element is rounded at random to one of the two levels around
+    |x| / scale, without bias. Zeros stay zeros, and if the scale is the largest |x|, that element is exact.
+    NaN and Inf raise `NonFiniteError`. A message is one call of a kernel.
     """
 
     @property
@@ -36,7 +36,7 @@ class Quantiser(Codec):
 
     @abstractmethod
     def measures(self, x: Tensor, segments: Segments) -> Measure:
-        """What these ranges of flat x are scaled by."""
+        """Return the scales of these ranges of flat x."""
 
     @cached_property
     def _form(self) -> Form:
@@ -86,5 +86,5 @@ def check_clip(name: str, clip: float) -> None:
 
 
 def longest(n: int, block: int) -> int:
-    """Elements of the longest block of a tensor of n elements."""
+    """Return the size of the longest block of a tensor of n elements."""
     return min(n, block) if block else n

@@ -1,9 +1,9 @@
-"""How much random rounding loses at most: omega of levels on a grid, E|C(x) - x|^2 <= omega |x|^2.
+"""Bounds of random rounding: omega of levels on a grid, E|C(x) - x|^2 <= omega |x|^2.
 
 An element u = |x_i| / z between two levels lo, hi has variance (u - lo) (hi - u). Over all x of n elements in
 one block (each |u| <= 1), with s levels:
 
-  uniform, max  One |u| is 1 and costs nothing. The rest cost most, for what they add to |x|^2, in the lowest
+    uniform, max  One |u| is 1 and costs nothing. The rest cost most, relative to |x|^2, in the lowest
                 cell, and all at one u, where with a = (n - 1) / s^2, f = u s: a f (1 - f) / (1 + a f^2). At
                 its peak f = 1 / (1 + sqrt(1 + a)) it is (sqrt(1 + a) - 1) / 2.
   uniform, l2   The squares of u add up to 1. f (1 - f) <= g(q), q = (s u)^2, with g = sqrt(q) - q up to
@@ -16,18 +16,18 @@ one block (each |u| <= 1), with s levels:
                 omega <= b + n t^2 / (4 (1 + b)), least at t sqrt(n) - 1 for t sqrt(n) >= 9/4, else at
                 b = 1/8: 1/8 + 2/9 n t^2. (Of the order that Horvath et al. 2019 give [recalled].)
 
-One element alone is sent as it is. Each bound grows with n, so that of the longest block holds for all.
+A single element is sent exactly. Each bound grows with n, so that of the longest block holds for all.
 """
 
 from __future__ import annotations
 
 import math
 
-ROUNDING = 1 + 1e-6  # what float32 adds
+ROUNDING = 1 + 1e-6  # float32 rounding
 
 
 def uniform(n: int, levels: int, norm: str) -> float:
-    """Levels 0, 1/s, ..., 1 of the norm ('max' or 'l2') of n elements."""
+    """Return omega for levels 0, 1/s, ..., 1 of the norm ('max' or 'l2') of n elements."""
     if n <= 1:
         return 0.0
     if norm == "max":
@@ -37,7 +37,7 @@ def uniform(n: int, levels: int, norm: str) -> float:
 
 
 def powers(n: int, levels: int, norm: str) -> float:
-    """Levels 0, 2^(1 - s), ..., 1/2, 1 of the norm ('max' or 'l2') of n elements."""
+    """Return omega for levels 0, 2^(1 - s), ..., 1/2, 1 of the norm ('max' or 'l2') of n elements."""
     if n <= 1 or levels == 1:
         return uniform(n, 1, norm)
     least = 2.0 ** (1 - levels)
@@ -48,7 +48,7 @@ def powers(n: int, levels: int, norm: str) -> float:
 
 
 def clipped(n: int, clip: float) -> float:
-    """One level, at most `clip` standard deviations of n elements, or r, beyond which |x| is cut off.
+    """Return omega for one level, at most `clip` standard deviations of n elements, or r, that cuts |x| off.
 
     With r the root mean square, the scale is t r, t <= max(clip, 1), for the deviation is at most r. In units
     of r, a = |x_i| costs a (t - a) below t and (a - t)^2 < a^2 beyond; the squares of a have mean 1. The most

@@ -1,1 +1,1 @@
-"""Selectors: which entries of a tensor to send; one file a selector."""
+"""Selectors of the entries of a tensor to send; one file per selector."""

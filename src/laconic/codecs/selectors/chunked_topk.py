@@ -1,4 +1,4 @@
-"""ChunkedTopK: the largest entries of every short chunk, so that no part of a tensor is passed over.
+"""ChunkedTopK: the largest entries of every short chunk, so that every part of a tensor is sent.
 
 DeMo (Peng, Quesnelle, Kingma 2024, arXiv:2411.19870) and SparseLoCo (Sarfi et al. 2025, arXiv:2508.15706)
 choose so, in tiles of 64 by 64 of a matrix. Here chunks are runs of the flat tensor, as wires know no shapes.
@@ -87,5 +87,5 @@ def cut(segments: Segments, chunk: int) -> tuple[Segments, Tensor, Tensor]:
 
 @lru_cache(maxsize=64)
 def on_device(segments: Segments, chunk: int, device: torch.device) -> Tensor:
-    """Return how far each chunk begins from the start of its segment, int32 (c,) on a device."""
+    """Return the offset of each chunk from the start of its segment, int32 (c,) on a device."""
     return cut(segments, chunk)[2].to(device=device, dtype=torch.int32)

@@ -17,7 +17,7 @@ from laconic.core.selector import Selector, check_density
 
 @dataclass(frozen=True, repr=False)
 class DensitySchedule(Selector):
-    """`final` with density densities[step // every] while there is one, then `final` as it is.
+    """`final` with density densities[step // every] during the schedule, then with its own density.
 
     DGC's warm-up (Lin et al. 2018, arXiv:1712.01887): 0.25, 0.0625, ... down to the final density. Outside a
     schedule, when `at` is not asked, it chooses as `final` does.
@@ -54,7 +54,7 @@ class DensitySchedule(Selector):
 
     @cached_property
     def stages(self) -> tuple[Selector, ...]:
-        """The selectors of the schedule, without the last one."""
+        """Selectors of the schedule, without the last one."""
         return tuple(with_density(self.final, density) for density in self.densities)
 
     @property
@@ -80,10 +80,10 @@ class DensitySchedule(Selector):
 
 
 def has_density(selector: Selector) -> bool:
-    """True if the selector is made with a density."""
+    """Return whether the selector has a density."""
     return "density" in {field.name for field in fields(cast(Any, selector))}
 
 
 def with_density(selector: Selector, density: float) -> Selector:
-    """The same selector with another density."""
+    """Return the same selector with another density."""
     return cast(Selector, replace(cast(Any, selector), density=density))

@@ -1,4 +1,4 @@
-"""RandomK: random entries, drawn from a key that travels in their place."""
+"""RandomK: random entries, drawn from a key that is sent instead of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from laconic.core.spec import Status
 
 @dataclass(frozen=True, repr=False)
 class RandomK(DensitySelector):
-    """k = ceil(density * n) distinct positions, each set as likely as another, whatever x holds there.
+    """k = ceil(density * n) distinct positions, uniformly distributed and independent of x.
 
     They follow from (key, n), so a wire carries 8 bytes instead of them. Values are sent unscaled: biased,
     for error feedback (Stich et al. 2018, arXiv:1809.07599). Error: E|x - x_S|^2 = (1 - k/n) |x|^2 over keys.
