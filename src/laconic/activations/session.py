@@ -28,7 +28,7 @@ from laconic.core.errors import AttachError, NonFiniteError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.step_listeners import after_each_step
 from laconic.core.warning import warn
-from laconic.optim.entry import stepping, unwrap
+from laconic.optim.unwrapping import stepping, unwrap
 from laconic.transforms.transform import StoredInputs, TransformHandle
 
 _sessions: WeakSet[Session] = WeakSet()  # that are told of steps

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from laconic.core.errors import AttachError
 from laconic.ddp.handle import Handle
 from laconic.ddp.hook import attach
-from laconic.optim.entry import unwrap_all
+from laconic.optim.unwrapping import unwrap_all
 
 if TYPE_CHECKING:
     from laconic.fsdp.handle import ShardedHandle

@@ -32,7 +32,7 @@ from laconic.ddp.uneven import JoinedModel
 from laconic.exchange.agreement import built_by_all
 from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import lift
-from laconic.optim.entry import stepping, unwrap_all
+from laconic.optim.unwrapping import stepping, unwrap_all
 
 
 class Slot:

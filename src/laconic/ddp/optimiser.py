@@ -23,9 +23,9 @@ from laconic.core.skipped import is_skipped
 from laconic.exchange.method import Method
 from laconic.exchange.rule import Rule
 from laconic.optim.closure import evaluated
-from laconic.optim.entry import after_steps, before_steps, stepping, unwrap_all
 from laconic.optim.master_weights import masters_of
 from laconic.optim.masters import Masters
+from laconic.optim.unwrapping import after_steps, before_steps, stepping, unwrap_all
 
 
 class OptimiserHooks:

@@ -41,7 +41,7 @@ from laconic.fsdp.memory import ShardMemory
 from laconic.fsdp.models import groups_of, refuse_complex, scattering
 from laconic.fsdp.reduce_scatter import Scatter, Shards
 from laconic.fsdp.replicas import Replicas
-from laconic.optim.entry import after_steps, stepping
+from laconic.optim.unwrapping import after_steps, stepping
 from laconic.reducers.scatter_reduce import ScatterReduce
 from laconic.reducers.sum import Sum
 

@@ -20,7 +20,7 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError
-from laconic.optim.entry import unwrap
+from laconic.optim.unwrapping import unwrap
 from laconic.strategies.distribute import distribute, strategy_or_method
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.strategies.parameter_controller import Statistics

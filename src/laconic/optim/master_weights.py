@@ -26,9 +26,9 @@ from weakref import WeakKeyDictionary, ref
 from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError
-from laconic.optim.entry import is_ours, refuse_wrapper, unwrap_all
 from laconic.optim.masters import Masters
 from laconic.optim.stochastic_rounding import HALF
+from laconic.optim.unwrapping import is_ours, refuse_wrapper, unwrap_all
 
 Rounding = Literal["nearest", "stochastic"]
 Kind = TypeVar("Kind", bound=Optimizer)

@@ -19,7 +19,7 @@ from laconic.comm.torch_comm import TorchComm
 from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
 from laconic.exchange.method import Method
-from laconic.optim.entry import is_ours
+from laconic.optim.unwrapping import is_ours
 from laconic.plan.contenders import contenders, rehearse_all
 from laconic.plan.probe import Probe, layout_of, probe_network, probe_pairs, probe_work
 from laconic.plan.rehearsal import Rehearsed

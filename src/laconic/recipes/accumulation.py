@@ -21,7 +21,7 @@ from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.ddp.compress import inside
 from laconic.exchange.noise_scale import EVERY, Noise, NoiseScale
-from laconic.optim.entry import check_is_scaler
+from laconic.optim.unwrapping import check_is_scaler
 
 
 class Accumulation:

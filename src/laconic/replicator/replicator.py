@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from laconic.core import arguments
 from laconic.core.errors import AttachError, DataError, SpecError
 from laconic.core.warning import warn
-from laconic.optim.entry import unwrap
+from laconic.optim.unwrapping import unwrap
 from laconic.replicator.averaging import Averaging
 from laconic.replicator.collectives import Group
 from laconic.replicator.deployment import Seat, Terms, deployment_of

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError, SpecError
 from laconic.optim.closure import refuse_lbfgs
-from laconic.optim.entry import one_set_of_weights, refuse_wrapper
+from laconic.optim.unwrapping import refuse_wrapper, require_single_weights
 from laconic.replicator.averaging import as_method, averaging
 from laconic.replicator.deployment import Seat
 from laconic.replicator.gossiping import gossiping, strategy_of
@@ -42,7 +42,7 @@ def controller_of(
     """It reads both specs wherever the script runs, so that a wrong one shows on one device already."""
     refuse_lbfgs(optimizer, "an exchange of gradients")
     if topology is not None:
-        one_set_of_weights(optimizer, f"topology={topology!r}")
+        require_single_weights(optimizer, f"topology={topology!r}")
         strategy_of(topology, compressor)
     else:
         as_method(DENSE if compressor is None else compressor)

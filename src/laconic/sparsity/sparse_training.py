@@ -25,9 +25,9 @@ from laconic.core.skipped import is_skipped
 from laconic.core.turn import Turn
 from laconic.core.warning import warn
 from laconic.optim.closure import evaluated
-from laconic.optim.entry import after_steps, before_steps, check_state
 from laconic.optim.master_weights import masters_of
 from laconic.optim.step_watch import StepWatch
+from laconic.optim.unwrapping import after_steps, before_steps, check_state
 from laconic.sparsity.agreed import refuse_other_masks
 from laconic.sparsity.dense_gradients import DenseGradients
 from laconic.sparsity.mask_rule import MaskRule, Moment

@@ -16,7 +16,7 @@ from laconic.core import arguments
 from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
 from laconic.exchange.agreement import built_by_all
-from laconic.optim.entry import whole
+from laconic.optim.unwrapping import require_plain
 from laconic.sparsity.densities import densities
 from laconic.sparsity.mask_rule import MaskRule
 from laconic.sparsity.selection import masked_weights
@@ -88,7 +88,7 @@ def sparsify(
         arguments.whole("steps", steps, 1)
         arguments.whole("seed", seed)
         made = parse(spec) if isinstance(spec, str) else spec
-        plain_optimizer = whole(optimizer, "sparse training")
+        plain_optimizer = require_plain(optimizer, "sparse training")
         if not isinstance(made, Sparsifier):
             raise SpecError(f"sparsify takes a sparsifier, such as rigl(density=0.1), got {made!r}")
         weights = masked_weights(plain, keep, made.layout)

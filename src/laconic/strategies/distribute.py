@@ -22,7 +22,7 @@ from laconic.ddp.hook import attach
 from laconic.exchange.agreement import Fingerprint, agree
 from laconic.exchange.method import Method, lift
 from laconic.exchange.state import model_digest
-from laconic.optim.entry import check_is_scaler, is_ours, one_set_of_weights, unwrap_all
+from laconic.optim.unwrapping import check_is_scaler, is_ours, require_single_weights, unwrap_all
 from laconic.strategies.controller import GradientController
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.strategies.membership import Membership
@@ -203,7 +203,7 @@ def bind(
         optimizer = as_one(optimizers)
         replica = Replica(model, optimizer)
         for each in optimizers:
-            one_set_of_weights(each, repr(strategy))
+            require_single_weights(each, repr(strategy))
             strategy.check(membership.comm.size, each)
         own = {"the spec": repr(strategy), "the seed": str(seed), "statistics=": statistics}
         return {**describe(), **own, "the model": model_digest(replica.layout)}

@@ -17,8 +17,8 @@ from laconic.core.errors import AttachError, NonFiniteError, StateError
 from laconic.core.inference import outside_inference_mode
 from laconic.exchange.stats import Stats
 from laconic.optim.closure import evaluate
-from laconic.optim.entry import after_steps, before_steps, stepping
 from laconic.optim.master_weights import masters_of
+from laconic.optim.unwrapping import after_steps, before_steps, stepping
 from laconic.strategies.controller import Controller, GradientController
 from laconic.strategies.gradients import all_finite, gradients, step_unscaled, unscale_
 from laconic.strategies.only_through import OnlyThrough

@@ -8,9 +8,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from laconic.core.warning import warn
-from laconic.optim.entry import after_steps, stepping
 from laconic.optim.outside_state import second_weights
 from laconic.optim.step_watch import StepWatch
+from laconic.optim.unwrapping import after_steps, stepping
 
 STEP = 3  # by then the momentum of a gradient that equals the weights differs from them
 WITHIN = 0.25  # relative distance that the weights may have moved

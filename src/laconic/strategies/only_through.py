@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from laconic.core.errors import AttachError
-from laconic.optim.entry import before_steps
+from laconic.optim.unwrapping import before_steps
 from laconic.strategies.first_steps import FirstSteps
 
 

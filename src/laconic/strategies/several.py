@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from laconic.core.errors import AttachError, StateError
 from laconic.ddp.optimiser import held_by
 from laconic.optim.closure import evaluate
-from laconic.optim.entry import after_steps, before_steps
+from laconic.optim.unwrapping import after_steps, before_steps
 
 KEY = "several"  # key of all optimisers' states in the state
 

@@ -22,8 +22,8 @@ from laconic.lowbit.tables.tables import Table
 from laconic.lowbit.tables.weights import Quantised, check_optimizer, dense, treated_layers, treated_weights
 from laconic.lowbit.training import LowBitHandle
 from laconic.optim.closure import evaluated
-from laconic.optim.entry import after_steps, before_steps, whole
 from laconic.optim.step_watch import StepWatch
+from laconic.optim.unwrapping import after_steps, before_steps, require_plain
 from laconic.transforms.transformed import mark_drawn, unmark_drawn
 
 
@@ -38,7 +38,7 @@ class TableTraining(LowBitHandle):
         self.table = table
         self._layers = treated_layers(self.model, keep)
         self.weights = treated_weights(self._layers)
-        self.optimizer = whole(optimizer, "training towards few bits")
+        self.optimizer = require_plain(optimizer, "training towards few bits")
         check_optimizer(self.optimizer, self.weights)
         self._watch: StepWatch | None = None
         self._ended = False

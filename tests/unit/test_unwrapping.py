@@ -35,9 +35,9 @@ from torch.optim.lr_scheduler import LambdaLR
 import laconic
 from laconic.core.errors import AttachError
 from laconic.optim import LARS, master_weights
-from laconic.optim.entry import is_ours, stepping, unwrap, unwrap_all, whole
 from laconic.optim.outside_state import kept_outside
 from laconic.optim.own_step import check_step, steps_as
+from laconic.optim.unwrapping import is_ours, require_plain, stepping, unwrap, unwrap_all
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 
 SRC = Path(laconic.__file__).parent
@@ -56,13 +56,13 @@ def test_wrappers_of_trainers_are_unwrapped_and_others_are_not() -> None:
     inner = sgd(model)
     for wrap in TRANSPARENT:
         assert unwrap(wrap(inner)) is inner, wrap
-        assert whole(wrap(inner), "a test") is inner, wrap
+        assert require_plain(wrap(inner), "a test") is inner, wrap
         assert unwrap_all([wrap(inner)])[0] == [inner], wrap
     for kind in OPAQUE:
         wrapped = kind(sgd(model))
         assert unwrap(wrapped) is wrapped, kind
         with pytest.raises(AttachError, match=f"{kind.__name__} wraps a .* and has a step of its own"):
-            whole(wrapped, "a test")
+            require_plain(wrapped, "a test")
 
 
 @for_each("wrap", [lambda optimizer: optimizer, *TRANSPARENT])
@@ -71,14 +71,14 @@ def test_our_own_optimiser_inside_a_trainers_wrapper_is_known(wrap: Any) -> None
     inner = sgd(model)
     ours = Ours(inner)
     assert is_ours(wrap(ours)) and not is_ours(wrap(inner))
-    assert whole(wrap(ours), "a test") is inner
-    assert whole(wrap(Ours(wrap(inner))), "a test") is inner
+    assert require_plain(wrap(ours), "a test") is inner
+    assert require_plain(wrap(Ours(wrap(inner))), "a test") is inner
     with pytest.raises(AttachError, match=r"wrap it, as in laconic\.distribute"):
         master_weights(wrap(ours))
     with pytest.raises(AttachError, match="distributed already"):
         laconic.distribute(model, wrap(ours), "local_sgd()")
     with pytest.raises(AttachError, match=r"Lookahead wraps a .* and has a step of its own"):
-        whole(wrap(Ours(Lookahead(inner))), "a test")
+        require_plain(wrap(Ours(Lookahead(inner))), "a test")
 
 
 def test_hooks_go_where_each_update_passes() -> None:
@@ -273,7 +273,7 @@ def test_activations_find_the_momentum_inside_a_wrapper() -> None:
 
 def test_no_other_file_hooks_an_optimiser() -> None:
     """Or unwraps one: every feature uses the entry point."""
-    allowed = {"optim/entry.py", "core/step_listeners.py"}
+    allowed = {"optim/unwrapping.py", "core/step_listeners.py"}
     for path in SRC.rglob("*.py"):
         if (name := path.relative_to(SRC).as_posix()) in allowed:
             continue

@@ -1,10 +1,10 @@
-"""Entry point for optimisers: unwrap those that a script passes, or refuse them before any change.
+"""Unwrap optimisers that a script passes, or refuse them before any change.
 
 Every feature that hooks or reads an optimiser gets it from here:
 
     unwrap, unwrap_all      without the wrappers of trainers, and their GradScaler
-    whole                   the optimiser that keeps the state of its weights itself; others are refused
-    one_set_of_weights      the same, for features that average weights
+    require_plain           the optimiser that keeps the state of its weights itself; others are refused
+    require_single_weights  the same, for features that average weights
     stepping                the one whose hooks run at each update
     before_steps, after_steps    hooks
 
@@ -78,7 +78,7 @@ def unwrap_all(given: object, scaler: Scaler = None) -> tuple[list[Optimizer], S
     return [each for each, _ in opened], scaler
 
 
-def whole(given: object, feature: str) -> Optimizer:
+def require_plain(given: object, feature: str) -> Optimizer:
     """Return an optimiser that steps its weights itself and stores all momentum in its `state`.
 
     For features that change weights or state. `feature`: its name, for messages. Raises `AttachError` for a
@@ -104,7 +104,7 @@ def check_state(optimizer: Optimizer, feature: str) -> None:
         )
 
 
-def one_set_of_weights(optimizer: Optimizer, feature: str) -> None:
+def require_single_weights(optimizer: Optimizer, feature: str) -> None:
     """Raise `AttachError` if the optimiser keeps a second set of weights: no rank averages them."""
     refuse_wrapper(optimizer, feature)
     if all(callable(getattr(optimizer, name, None)) for name in ("train", "eval")):
