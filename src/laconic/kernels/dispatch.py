@@ -40,7 +40,7 @@ _reference_only = False  # set by `using("reference")`
 
 
 def native(*tensors: Tensor) -> type[Target] | None:
-    """The native functions that serve these tensors, or None where the reference does."""
+    """Return the native functions that serve these tensors, or None where the reference does."""
     if _live is None or not all(tensor.is_cpu for tensor in tensors):
         return None
     return _live
@@ -74,7 +74,7 @@ def device_of(tensor: Tensor) -> AbstractContextManager[Any]:
 
 
 def runnable() -> tuple[str, ...]:
-    """The implementations that this machine can run, for `using`."""
+    """Return the implementations that this machine can run, for `using`."""
     return tuple(name for name in NAMES if name == "reference" or name in _runnable)
 
 

@@ -47,7 +47,7 @@ class Keeping:
         self.process: int = status["process"]  # which is process 1 inside the lab
 
     def ask(self, *requests: Request) -> list[Any]:
-        """The keeper's answers, see `inside/keeper.py`. Raises `LabError` if a command fails."""
+        """Return the keeper's answers, see `inside/keeper.py`. Raises `LabError` if a command fails."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(requests) + "\n")
@@ -61,7 +61,7 @@ class Keeping:
         return answers
 
     def enter(self, number: int, command: Sequence[str]) -> list[str]:
-        """The command line that runs a command in namespace `number`."""
+        """Return the command line that runs a command in namespace `number`."""
         return bare("enter", self.process, number, *command)
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class Keeping:
 
 
 def _tool(name: str) -> str:
-    """The path of a program of iproute2; a user's PATH often lacks its folder."""
+    """Return the path of a program of iproute2; a user's PATH often lacks its folder."""
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
     found = shutil.which(name, path=path)
     if found is None:

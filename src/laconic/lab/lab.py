@@ -161,7 +161,7 @@ class Lab:
         )[0]
 
     def place(self, host: int) -> dict[str, str]:
-        """The variables that torchrun would set for the process on a host, one process a host."""
+        """Return the variables that torchrun would set for the process on a host, one process a host."""
         place = {
             "RANK": host,
             "WORLD_SIZE": self.hosts,
@@ -187,7 +187,7 @@ class Lab:
         self._shape()
 
     def counters(self) -> list[Counted]:
-        """The bytes of each host's interface since the lab started."""
+        """Return the bytes of each host's interface since the lab started."""
         asked = ({"in": host, "counts": wiring.INTERFACE} for host in range(self.hosts))
         return [Counted(*found) for found in self._kept.ask(*asked)]
 

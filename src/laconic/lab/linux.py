@@ -58,7 +58,7 @@ def offloads_off(interface: str) -> None:
 
 
 def running(interface: str) -> bool:
-    """Whether an interface can send: its cable is plugged in and its queue is ready."""
+    """Return whether an interface can send: its cable is plugged in and its queue is ready."""
     with socket.socket() as handle:
         found = fcntl.ioctl(handle, SIOCGIFFLAGS, struct.pack("16sH22x", interface.encode(), 0))
     return bool(struct.unpack_from("H", found, 16)[0] & RUNNING)

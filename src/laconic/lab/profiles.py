@@ -24,7 +24,7 @@ class Profile:
     between_s: tuple[tuple[float, ...], ...] = ((0.0,),)
 
     def extra_s(self, source: int, target: int) -> float:
-        """Seconds between two hosts, in addition to the target's delay."""
+        """Return seconds between two hosts, in addition to the target's delay."""
         regions = len(self.between_s)
         return self.between_s[source % regions][target % regions]
 
@@ -47,7 +47,7 @@ PROFILES = {
 
 
 def profile(name: str) -> Profile:
-    """The profile of this name.
+    """Return the profile of this name.
 
     >>> profile("ethernet-1g").link
     Link(rate='1gbit', delay='0ms', jitter='0ms', loss='0%', up=None, down=None)

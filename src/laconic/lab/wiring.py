@@ -21,7 +21,7 @@ PACKETS = 100_000  # the queue of netem
 
 
 def address(host: int) -> str:
-    """A host's address.
+    """Return a host's address.
 
     >>> address(0)
     '10.77.0.1'
@@ -30,7 +30,7 @@ def address(host: int) -> str:
 
 
 def names(hosts: int) -> str:
-    """The lab's /etc/hosts; torch looks for the second form, and warns if it finds no name."""
+    """Return the lab's /etc/hosts; torch looks for the second form, and warns if it finds no name."""
     lines = ["127.0.0.1 localhost"]
     for form in ("", "::ffff:"):
         lines += (f"{form}{address(host)} host{host}" for host in range(hosts))
@@ -74,7 +74,7 @@ def down_lines(host: int, link: Link, *, netem: bool) -> str:
 
 
 def bucket(bits: float | None) -> str:
-    """A token bucket of this rate, or a queue without a limit.
+    """Return a token bucket of this rate, or a queue without a limit.
 
     >>> bucket(1e9)
     'tbf rate 1000000000bit burst 125000b latency 400ms'

@@ -100,7 +100,7 @@ def _needed(chosen: Forecast, each: Forecast) -> float:
 
 
 def faster_strategies(chosen: Forecast, ranked: Sequence[Forecast]) -> list[Forecast]:
-    """The strategies whose step is shorter than that of the chosen method, the fastest first."""
+    """Return the strategies whose step is shorter than that of the chosen method, the fastest first."""
     return [each for each in ranked if each.strategy and each.split.step_s < chosen.split.step_s]
 
 

@@ -38,7 +38,7 @@ class Growth:
 
     @classmethod
     def fit(cls, measured: Mapping[int, float], close: float = CLOSE) -> Growth:
-        """The simplest growth within `close` of all measured values, or else the closest one."""
+        """Return the simplest growth within `close` of all measured values, or else the closest one."""
         sizes = sorted(measured)
         values = np.array([measured[size] for size in sizes], dtype=np.float64)
         forms = np.array([_forms(size) for size in sizes])
@@ -57,7 +57,7 @@ class Growth:
         return cls((first, second, third, fourth))
 
     def at(self, size: int) -> float:
-        """The figure for `size` workers."""
+        """Return the figure for `size` workers."""
         return sum(part * form for part, form in zip(self.parts, _forms(size), strict=True))
 
     @property
@@ -66,7 +66,7 @@ class Growth:
         return self.parts[0] * _forms(64)[0] > 0.5 * self.at(64)
 
     def __str__(self) -> str:
-        """A formula in N, of the terms that matter among 4 to 64 workers.
+        """Return a formula in N, of the terms that matter among 4 to 64 workers.
 
         >>> print(Growth((4.06, 0, 0, 0)), "or", Growth((0, 64, 0.5, 0)))
         4.06 (N-1) or 64 (N-1)/N + 0.5 log2 N

@@ -28,7 +28,7 @@ def points_lost(spec: str) -> float | None:
 
 
 def without_warm_up(spec: str) -> str:
-    """A spec without the length of its warm-up.
+    """Return a spec without the length of its warm-up.
 
     >>> without_warm_up("dgc(warmup_steps=100)"), without_warm_up("dgc(density=0.01, warmup_steps=100)")
     ('dgc()', 'dgc(density=0.01)')

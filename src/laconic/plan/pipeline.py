@@ -64,7 +64,7 @@ def pipeline_step(
     update_s: float = 0.0,
     duplex: bool = True,
 ) -> PipelineSplit:
-    """The forecast of a step of equal boundaries. Each worker has its own link.
+    """Return the forecast of a step of equal boundaries. Each worker has its own link.
 
     `workers`: for the interleaved schedule, where stage s is on worker s mod `workers`; default: one a stage.
     `duplex`: whether neighbours send each other at the same time.

@@ -70,7 +70,7 @@ class Cut:
         return [(end - start) / self.layers for start, end in itertools.pairwise(ends)]
 
     def schedules(self) -> dict[str, str]:
-        """Each schedule that these numbers allow: "", else why not."""
+        """Return each schedule that these numbers allow: "", else why not."""
         found = {}
         for name in SCHEDULES:
             turns = turns_of(name)
@@ -148,7 +148,7 @@ def forecast(
 def split_of(
     crossed: Crossed, cut: Cut, schedule: str, network: Network, *, duplex: bool = True
 ) -> PipelineSplit:
-    """The time line of one replica."""
+    """Return the time line of one replica."""
     stages = cut.work(turns_of(schedule))
     return pipeline_step(
         stages, crossed, network, cut.micro_batches, schedule=schedule, workers=cut.stages, duplex=duplex
@@ -156,12 +156,12 @@ def split_of(
 
 
 def bubble_of(cut: Cut, schedule: str) -> float:
-    """The share of a step that a worker waits if messages take no time."""
+    """Return the share of a step that a worker waits if messages take no time."""
     return split_of(Crossed(0, 0), cut, schedule, Network(float("inf"), 0.0)).waiting
 
 
 def _exchange_s(cut: Cut, schedule: str, between: Rehearsed, network: Network, cores: float) -> list[float]:
-    """Seconds for which each worker still exchanges after its last backward."""
+    """Return seconds for which each worker still exchanges after its last backward."""
     turns = turns_of(schedule)
     shares, works = cut.shares(cut.stages * turns), cut.work(turns)
     found = []
@@ -175,7 +175,7 @@ def _exchange_s(cut: Cut, schedule: str, between: Rehearsed, network: Network, c
 
 
 def between_part(whole: Rehearsed, share: float) -> Rehearsed:
-    """The cost of exchanging a share of the model: bytes and computing, with as many calls."""
+    """Return the cost of exchanging a share of the model: bytes and computing, with as many calls."""
     traffic = {kind: Traffic(each.calls, each.nbytes * share) for kind, each in whole.traffic.items()}
     return Rehearsed(
         whole.spec,

@@ -61,7 +61,7 @@ class Probe:
     methods: tuple[Rehearsed, ...] = ()
 
     def json(self) -> str:
-        """The file content that `load` reads."""
+        """Return the file content that `load` reads."""
         return json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n"
 
     def write(self, path: str | Path) -> None:
@@ -239,14 +239,14 @@ def _ready(
 
 
 def layout_of(model: nn.Module) -> Layout:
-    """The layout of a model's trained tensors."""
+    """Return the layout of a model's trained tensors."""
     return Layout.of(
         (name, tuple(each.shape)) for name, each in model.named_parameters() if each.requires_grad
     )
 
 
 def largest(comm: Comm, value: float) -> float:
-    """The maximum over ranks."""
+    """Return the maximum over ranks."""
     return float(comm.all_reduce(torch.tensor([value], dtype=torch.float64, device="cpu"), "max"))
 
 

@@ -64,7 +64,7 @@ class Rehearsed:
     spread: float = 0.0
 
     def scaled(self, factor: float) -> Rehearsed:
-        """The same with `factor` times the computing."""
+        """Return the same with `factor` times the computing."""
         return replace(self, encode_s=self.encode_s * factor, decode_s=self.decode_s * factor)
 
     def nbytes(self, size: int) -> float:
@@ -101,7 +101,7 @@ def rehearse(methods: Iterable[Method], layout: Layout, sizes: Sequence[int] = S
 
 
 def fitted(spec: str, played: Mapping[int, Played], scale: float, when: When = "backward") -> Rehearsed:
-    """The growth of a rank's figures, for a model `scale` times as large as the one that was run."""
+    """Return the growth of a rank's figures, for a model `scale` times as large as the one that was run."""
     kinds = sorted({kind for each in played.values() for kind in each.calls})
     traffic = {
         kind: Traffic(
@@ -117,7 +117,7 @@ def fitted(spec: str, played: Mapping[int, Played], scale: float, when: When = "
 
 
 def excerpt(layout: Layout, max_elements: int = MAX_ELEMENTS) -> Layout:
-    """A layout of at most `max_elements`: the first and last tensor, and every k-th of the others.
+    """Return a layout of at most `max_elements`: the first and last tensor, and every k-th of the others.
 
     Of a tensor with more than a quarter of these the longest dimension is shortened.
 
@@ -135,7 +135,7 @@ def excerpt(layout: Layout, max_elements: int = MAX_ELEMENTS) -> Layout:
 
 
 def _shortened(shape: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """A shape of at most `most` elements, with as many dimensions.
+    """Return a shape of at most `most` elements, with as many dimensions.
 
     >>> _shortened((50257, 768), 1 << 21), _shortened((9,), 4), _shortened((4, 3), 100), _shortened((6, 6), 4)
     ((2730, 768), (4,), (4, 3), (3, 1))
@@ -166,7 +166,7 @@ class Played:
 
 
 def steadily(play: Callable[[], Sequence[Played]]) -> Played:
-    """The costliest rank's figures; of several plays if they differ much, those of the median one."""
+    """Return the costliest rank's figures; of several plays if they differ much, those of the median one."""
     plays = [costliest(play())]
     while pooled(plays).spread > STEADY and len(plays) < PLAYS:
         plays.append(costliest(play()))
@@ -174,14 +174,14 @@ def steadily(play: Callable[[], Sequence[Played]]) -> Played:
 
 
 def pooled(plays: Sequence[Played]) -> Played:
-    """The play of median seconds, with the steps of all."""
+    """Return the play of median seconds, with the steps of all."""
     ordered = sorted(plays, key=lambda each: each.encode_s + each.decode_s)
     steps = tuple(step_s for each in plays for step_s in each.coding_s)
     return replace(ordered[(len(ordered) - 1) // 2], coding_s=steps)
 
 
 def costliest(ranks: Sequence[Played]) -> Played:
-    """The maximum of each figure over ranks."""
+    """Return the maximum of each figure over ranks."""
 
     def largest(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
         kinds = {kind for each in figures for kind in each}

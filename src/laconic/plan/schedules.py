@@ -22,7 +22,7 @@ Operation = tuple[str, int, int]  # "forward" or "backward", the stage, and the 
 
 
 def bubble(workers: int, micro_batches: int, turns: int = 1) -> float:
-    """The share of a step in which a worker waits, with equal stages and free messages.
+    """Return the share of a step in which a worker waits, with equal stages and free messages.
 
     >>> bubble(4, 12), bubble(4, 12, turns=2)
     (0.2, 0.1111111111111111)
@@ -31,7 +31,7 @@ def bubble(workers: int, micro_batches: int, turns: int = 1) -> float:
 
 
 def order(schedule: str, workers: int, worker: int, micro_batches: int, turns: int = 1) -> list[Operation]:
-    """A worker's operations in order, with `turns` stages a worker.
+    """Return a worker's operations in order, with `turns` stages a worker.
 
     Raises `SpecError` for an unknown schedule, or for numbers that it cannot do.
 

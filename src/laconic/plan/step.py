@@ -92,7 +92,7 @@ def buckets(nbytes: int) -> tuple[int, ...]:
 
 
 def time_line(work: Work, rehearsed: Rehearsed, network: Network, size: int) -> Split:
-    """One step of one of `size` workers."""
+    """Return one step of one of `size` workers."""
     if size == 1:
         return Split(work.alone_s, work.alone_s, 0.0, 0.0, 0.0)
     crowd = max(1.0, 1.0 / work.cores)

@@ -93,7 +93,7 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _one(strategy: Strategy, layout: Layout, gradients: Gradients, inner: InTurn) -> Played:
-    """One rank's part."""
+    """Return one rank's part."""
     comm, watch, counted = Metered(inner), inner.watch, _counted(strategy)
     model = _model(layout)
     optimizer = _sgd(model)

@@ -52,14 +52,14 @@ def bezier(arc: Arc, size: int, disc: float) -> tuple[Point, Point, Point]:
 
 
 def arrowhead(bend: Point, end: Point, length: float) -> str:
-    """A triangle whose tip is the end of an arc."""
+    """Return a triangle whose tip is the end of an arc."""
     back = toward(end, bend, length)
     across, down = 0.42 * (end[0] - back[0]), 0.42 * (end[1] - back[1])
     return f"M{xy(end)}L{xy((back[0] - down, back[1] + across))}L{xy((back[0] + down, back[1] - across))}Z"
 
 
 def toward(here: Point, there: Point, distance: float) -> Point:
-    """The point at this distance from `here` towards `there`.
+    """Return the point at this distance from `here` towards `there`.
 
     >>> toward((0.0, 0.0), (3.0, 4.0), 10)
     (6.0, 8.0)
@@ -70,5 +70,5 @@ def toward(here: Point, there: Point, distance: float) -> Point:
 
 
 def xy(point: Point) -> str:
-    """A point as SVG path text."""
+    """Return a point as SVG path text."""
     return f"{point[0]:.1f} {point[1]:.1f}"

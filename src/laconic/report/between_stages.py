@@ -18,7 +18,7 @@ HEADS = (
 
 
 def between_stages(run: Run, rows: list[Row]) -> str:
-    """The section as HTML; "" if the run has no pipeline."""
+    """Return the section as HTML; "" if the run has no pipeline."""
     pipeline = run.config.get("pipeline")
     if pipeline is None:
         return ""

@@ -68,7 +68,7 @@ def consensus_by_step(method: MethodSeries) -> Curve | None:
 
 
 def scale_by_step(method: MethodSeries) -> Curve | None:
-    """The loss scale of each step, mean over seeds; None without a GradScaler."""
+    """Return the loss scale of each step, mean over seeds; None without a GradScaler."""
     if not all(len(seed.loss_scale) == len(seed.steps) for seed in method.seeds):
         return None
     values = np.stack([seed.loss_scale[: method.common] for seed in method.seeds])

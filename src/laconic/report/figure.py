@@ -20,7 +20,7 @@ class Figure:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Figure:
-        """The figure of these values without nan; nan if none is left."""
+        """Return the figure of these values without nan; nan if none is left."""
         found = np.array([value for value in values if not math.isnan(value)])
         if not len(found):
             return cls(math.nan, math.nan)

@@ -89,18 +89,18 @@ def write_page(path: Path, template: str, parts: Mapping[str, str], data: Any) -
 
 
 def blocks(run: Run) -> str:
-    """The section on blocks that train side by side."""
+    """Return the section on blocks that train side by side."""
     return side_by_side([(method.spec, method.seeds[0].blocks) for method in run.methods])
 
 
 def noise(run: Run) -> str:
-    """The section on gradient noise."""
+    """Return the section on gradient noise."""
     series = ((method.spec, method.seeds[0].noise) for method in run.methods)
     return noise_section(series, run.config["batch"], run.config["workers"])
 
 
 def lede(run: Run) -> str:
-    """One sentence about the run."""
+    """Return one sentence about the run."""
     config = run.config
     seeds = f"{config['seeds']} seeds" if config["seeds"] > 1 else "one seed"
     methods = f"{len(config['methods'])} methods" if len(config["methods"]) > 1 else "one method"
@@ -121,7 +121,7 @@ def lede(run: Run) -> str:
 
 
 def table(rows: list[Row], target: float | None = None) -> str:
-    """The summary as an HTML table, with the time to `target` percent if there is one.
+    """Return the summary as an HTML table, with the time to `target` percent if there is one.
 
     The comparison with the baseline is left out where it is the one with a dense all-reduce.
     """
@@ -143,7 +143,7 @@ def table(rows: list[Row], target: float | None = None) -> str:
 
 
 def facts(run: Run) -> str:
-    """The settings of the run, as a list of terms."""
+    """Return the settings of the run, as a list of terms."""
     shown = (
         "task",
         "model",
@@ -188,7 +188,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def breakable(spec: str) -> str:
-    """A spec as HTML that breaks between its arguments only.
+    """Return a spec as HTML that breaks between its arguments only.
 
     >>> breakable("topk(density=0.01, more=1)")
     'topk(<wbr>density=0.01, <wbr>more=1)'
@@ -197,7 +197,7 @@ def breakable(spec: str) -> str:
 
 
 def ratio(value: float) -> str:
-    """A ratio with suitable precision.
+    """Return a ratio with suitable precision.
 
     >>> ratio(1.0), ratio(71.94), ratio(math.inf)
     ('1.00 ×', '71.9 ×', '-')

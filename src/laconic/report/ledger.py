@@ -52,7 +52,7 @@ SCALARS = ("loss", "payload_sent", "network_sent", "step_s", "encode_s", "commun
 
 
 def slug(spec: str) -> str:
-    """A folder name for a spec.
+    """Return a folder name for a spec.
 
     >>> slug("dgc(density=0.01)")
     'dgc_density_0.01'
@@ -140,7 +140,7 @@ class Ledger:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """All complete events of a run, in order of arrival."""
+    """Return all complete events of a run, in order of arrival."""
     path = folder / EVENTS
     if not path.exists():
         return []

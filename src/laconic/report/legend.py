@@ -14,7 +14,7 @@ DASHES = ("", "7 4", "2 4")
 
 
 def line(i: int) -> str:
-    """The attributes of the i-th line: a colour, and dashes once all colours have been used.
+    """Return the attributes of the i-th line: a colour, and dashes once all colours have been used.
 
     >>> line(1), line(9), line(17)
     ('class="c1"', 'class="c1" stroke-dasharray="7 4"', 'class="c1" stroke-dasharray="2 4"')

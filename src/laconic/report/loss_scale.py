@@ -14,7 +14,7 @@ mean over seeds</p><div class="plot" id="scale_by_step"></div></figure>"""
 
 
 def precision_words(precision: str | None) -> str:
-    """The lede's sentence on a precision; "" for float32.
+    """Return the lede's sentence on a precision; "" for float32.
 
     >>> precision_words("bf16"), precision_words(None)
     (' Forward and backward in bfloat16.', '')
@@ -23,7 +23,7 @@ def precision_words(precision: str | None) -> str:
 
 
 def loss_scale(run: Run) -> str:
-    """The section as HTML; "" if no training had a GradScaler."""
+    """Return the section as HTML; "" if no training had a GradScaler."""
     scaled = [method for method in run.methods if scale_by_step(method) is not None]
     if not scaled:
         return ""
@@ -34,7 +34,7 @@ def loss_scale(run: Run) -> str:
 
 
 def _told(method: MethodSeries) -> str:
-    """The skipped steps and the last scale of each seed."""
+    """Return the skipped steps and the last scale of each seed."""
     parts = (
         f"seed {seed.seed}: {seed.skipped} of {len(seed.steps):,} steps skipped, scale"
         f" {seed.loss_scale[-1]:g} at the last"

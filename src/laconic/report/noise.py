@@ -24,7 +24,7 @@ class NoiseSeries:
     share: float
 
     def scale(self, low: float = 0.0, high: float = 1.0) -> float:
-        """The noise scale in batches of a rank, over this part of the training; nan where unknown."""
+        """Return the noise scale in batches of a rank, over this part of the training; nan where unknown."""
         count = len(self.steps)
         chosen = slice(math.floor(low * count), max(math.floor(low * count) + 1, math.ceil(high * count)))
         if not count:
@@ -34,7 +34,7 @@ class NoiseSeries:
 
 
 def read_noise(steps: Mapping[int, Iterable[Mapping[str, Any]]]) -> NoiseSeries:
-    """The noise in one training's step events, by step."""
+    """Return the noise in one training's step events, by step."""
     found = {
         step: [event["noise"] for event in events if "noise" in event]
         for step, events in sorted(steps.items())
@@ -46,7 +46,7 @@ def read_noise(steps: Mapping[int, Iterable[Mapping[str, Any]]]) -> NoiseSeries:
 
 
 def noise_section(series: Iterable[tuple[str, NoiseSeries]], batch: int, workers: int) -> str:
-    """The section as HTML: methods with the noise of their first seed; "" where none was measured."""
+    """Return the section as HTML: methods with the noise of their first seed; "" where none was measured."""
     rows = [_row(spec, noise, batch, workers) for spec, noise in series if len(noise.steps)]
     if not rows:
         return ""
@@ -79,7 +79,7 @@ def _row(spec: str, noise: NoiseSeries, batch: int, workers: int) -> str:
 
 
 def words(scale: float) -> str:
-    """A noise scale with the digits that it deserves.
+    """Return a noise scale with the digits that it deserves.
 
     >>> words(1234.5), words(math.inf), words(7.2)
     ('1,200', 'no signal left', '7')

@@ -36,7 +36,7 @@ class Notes:
 
 
 def read_notes(steps: Iterable[dict[str, Any]]) -> Notes:
-    """The notes in one training's steps, over all ranks."""
+    """Return the notes in one training's steps, over all ranks."""
     noted = [(event["rank"], event["notes"]) for event in steps if event.get("notes")]
     rounds = [notes["rounds"] for _, notes in noted if "rounds" in notes]
     sent = [(rank, peer) for rank, notes in noted for peer in notes.get("peers", ())]

@@ -88,7 +88,7 @@ def bars(sizes: list[int]) -> str:
 
 
 def cells(counts: Tensor, sizes: Tensor, top: float, tall: float) -> list[str]:
-    """One path for each shade: a cell for each kind that a client holds."""
+    """Return one path for each shade: a cell for each kind that a client holds."""
     clients, _ = counts.shape
     pitch, wide = across(clients)
     high = tall - min(2.0, tall / 8)
@@ -101,7 +101,7 @@ def cells(counts: Tensor, sizes: Tensor, top: float, tall: float) -> list[str]:
 
 
 def level(share: float) -> int:
-    """The shade of a share of a client's examples.
+    """Return the shade of a share of a client's examples.
 
     >>> [level(share) for share in (0.01, 0.1, 0.5, 1.0)]
     [0, 2, 4, 5]
@@ -120,7 +120,7 @@ def row_names(names: list[int], top: float, tall: float) -> str:
 
 
 def client_names(clients: int, of: int, bottom: float) -> str:
-    """The numbers of the clients, below their columns."""
+    """Return the numbers of the clients, below their columns."""
     pitch, wide = across(clients)
     names = [
         f'<text class="tick" x="{LEFT + pitch * client + wide / 2:.1f}" y="{bottom + 16:g}">{client}</text>'
@@ -155,7 +155,7 @@ def legend(y: float, rows: str, number: int) -> str:
 
 
 def style() -> str:
-    """The style sheet: a colour for each shade, in light and dark mode."""
+    """Return the style sheet: a colour for each shade, in light and dark mode."""
 
     def colours(shades: Shades) -> str:
         last = len(LEVELS) - 1

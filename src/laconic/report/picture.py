@@ -32,7 +32,7 @@ def write_picture(folder: Path, run: Run) -> Path:
 
 
 def picture(run: Run) -> str:
-    """The SVG document."""
+    """Return the SVG document."""
     by_bytes = [loss_by_megabyte(method) for method in run.methods]
     target = target_of(run.config)
     if target is None:
@@ -118,7 +118,7 @@ def panel(
 
 
 def axis(low: float, high: float, start: int, length: int, *, log: bool) -> tuple[Scale, list[float]]:
-    """A map from values to pixels, and the values of the ticks."""
+    """Return a map from values to pixels, and the values of the ticks."""
     high = high if high > low else low + 1.0
     if not log:
         step = _step(low, high)
@@ -141,7 +141,7 @@ def _even(first: float, high: float, step: float) -> list[float]:
 
 
 def _step(low: float, high: float) -> float:
-    """A round distance of at most 7 ticks between low and high."""
+    """Return a round distance of at most 7 ticks between low and high."""
     step: float = 10.0 ** math.floor(math.log10(high - low))
     return next(step * factor for factor in (0.2, 0.5, 1, 2, 5) if (high - low) / (step * factor) <= 6)
 
@@ -152,12 +152,12 @@ def legend(specs: Sequence[str]) -> str:
 
 
 def height_of(specs: Sequence[str]) -> int:
-    """The height of a picture with this legend."""
+    """Return the height of a picture with this legend."""
     return HEIGHT + LINE * (lines_of(specs) - 1)
 
 
 def style() -> str:
-    """The style sheet: text, grid, and line colours c0, c1, ..., in light and dark mode."""
+    """Return the style sheet: text, grid, and line colours c0, c1, ..., in light and dark mode."""
     light = "".join(f".c{i}{{stroke:{colour}}}" for i, colour in enumerate(LIGHT))
     dark = "".join(f".c{i}{{stroke:{colour}}}" for i, colour in enumerate(DARK))
     return (

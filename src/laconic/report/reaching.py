@@ -27,7 +27,7 @@ class HasReach(Protocol):
 
 
 def seconds_to(seed: SeedSeries, percent: float) -> float:
-    """Seconds until the first test of at least `percent`; nan if none is."""
+    """Return seconds until the first test of at least `percent`; nan if none is."""
     reached = seed.eval_steps[100 * seed.accuracy >= percent - 1e-9]
     return float(_seconds_at(seed, reached[:1])[0]) if len(reached) else math.nan
 
@@ -64,12 +64,12 @@ def faster(rows: Sequence[HasReach], target: float | None) -> str:
 
 
 def target_of(config: Mapping[str, object]) -> float | None:
-    """The target of a run, in percent; None without one."""
+    """Return the target of a run, in percent; None without one."""
     found = config.get("target")
     return float(found) if isinstance(found, (int, float)) else None
 
 
 def _seconds_at(seed: SeedSeries, steps: Array) -> Array:
-    """Seconds of all steps that are on record up to each of these, float64."""
+    """Return seconds of all steps that are on record up to each of these, float64."""
     total: Array = np.cumsum(np.pad(seed["step_s"], (1, 0)))[np.searchsorted(seed.steps, steps, "right")]
     return total

@@ -77,7 +77,7 @@ class MethodSeries:
         return min((len(seed.steps) for seed in self.seeds), default=0)
 
     def over_seeds(self, name: str) -> Array:
-        """A quantity, (seeds, steps), for the steps that all seeds have done."""
+        """Return a quantity, (seeds, steps), for the steps that all seeds have done."""
         return np.stack([seed[name][: self.common] for seed in self.seeds])
 
 
@@ -98,7 +98,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """The run in this folder, with methods in its own order, without those that did no step."""
+    """Return the run in this folder, with methods in its own order, without those that did no step."""
     config = json.loads((folder / CONFIG).read_text())
     grouped: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for event in read_events(folder):
@@ -114,7 +114,7 @@ def read_run(folder: Path) -> Run:
 
 
 def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
-    """The series of one training, from all ranks' events in any order."""
+    """Return the series of one training, from all ranks' events in any order."""
     steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
     evals: dict[int, list[dict[str, Any]]] = defaultdict(list)
     optimiser = ""

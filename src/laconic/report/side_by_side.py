@@ -37,7 +37,7 @@ class BlockSeries:
         return float(np.mean(values)) if values else 0.0
 
     def spans(self, first: int, last: int) -> list[Spans]:
-        """Each block's work in steps first..last - 1."""
+        """Return each block's work in steps first..last - 1."""
         return [
             [
                 (str(work), float(begin), float(end))
@@ -53,7 +53,7 @@ class BlockSeries:
         return min(map(len, self.ranks))
 
     def densest(self) -> tuple[int, int]:
-        """The SHOWN steps of the second half that took the least time: no test falls into them."""
+        """Return the SHOWN steps of the second half that took the least time: no test falls into them."""
         half, last = self.common // 2, self.common
         starts = range(half, max(half + 1, last - SHOWN + 1))
         return min(
@@ -80,7 +80,7 @@ def read_blocks(steps: Mapping[int, Sequence[Mapping[str, Any]]]) -> BlockSeries
 
 
 def side_by_side(found: Sequence[tuple[str, BlockSeries | None]]) -> str:
-    """The section as HTML of (spec, series); "" if no method has blocks."""
+    """Return the section as HTML of (spec, series); "" if no method has blocks."""
     parts = [_method(spec, series) for spec, series in found if series is not None and series.common]
     return f"<section><h2>Blocks side by side</h2>{''.join(parts)}</section>" if parts else ""
 

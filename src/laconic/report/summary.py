@@ -81,7 +81,7 @@ class Row:
 
 
 def summarise(run: Run) -> list[Row]:
-    """The rows of a run's table, in the order of its methods."""
+    """Return the rows of a run's table, in the order of its methods."""
     rows = [_row(method, run.config) for method in run.methods]
     first = next(
         (row for row in rows if row.spec in run.config.get("against", [])), rows[0] if rows else None
@@ -94,7 +94,7 @@ def summarise(run: Run) -> list[Row]:
 
 
 def counted(rows: list[Row]) -> str:
-    """One sentence about what interfaces counted in a lab; "" elsewhere."""
+    """Return one sentence about what interfaces counted in a lab; "" elsewhere."""
     sent = [f"{row.counted_mb:.4g} MB with {row.spec}" for row in rows if row.counted_mb]
     return f"Bytes that a host's interface sent, including tests: {', '.join(sent)}." if sent else ""
 
@@ -106,13 +106,13 @@ def residuals(rows: list[Row]) -> str:
 
 
 def flips(rows: list[Row]) -> str:
-    """One sentence about the signs that changed at the end; "" without weights in few bits."""
+    """Return one sentence about the signs that changed at the end; "" without weights in few bits."""
     found = [f"{100 * row.flips:.2f} % with {row.spec}" for row in rows if row.flips]
     return f"Signs that changed between the last two tests: {', '.join(found)}." if found else ""
 
 
 def in_use(rows: list[Row]) -> str:
-    """One sentence about masks at the end; "" without masks."""
+    """Return one sentence about masks at the end; "" without masks."""
     found = [
         f"{100 * row.density:.2f} %, of these {100 * row.changed:.2f} % by the last update, with {row.spec}"
         for row in rows
@@ -122,7 +122,7 @@ def in_use(rows: list[Row]) -> str:
 
 
 def between(rows: list[Row]) -> str:
-    """One sentence about what stages of a pipeline send; "" without stages."""
+    """Return one sentence about what stages of a pipeline send; "" without stages."""
     sent = [
         f"{row.activations_mb:.4g} + {row.gradients_mb:.4g} + {row.replicas_mb:.4g} MB with {row.spec}"
         for row in rows
@@ -202,7 +202,7 @@ def last_tests(method: MethodSeries) -> list[tuple[SeedSeries, int]]:
 
 
 def _pipelined(config: dict[str, Any], late_mean: Callable[[str], float]) -> dict[str, float]:
-    """The figures of a pipeline, in a run of one."""
+    """Return the figures of a pipeline, in a run of one."""
     if config.get("pipeline") is None:
         return {}
     parts = {name.replace("_sent", "_mb"): config["workers"] * late_mean(name) / MB for name in WIRE}
@@ -215,7 +215,7 @@ def last_mean(series: Iterable[Array]) -> float:
 
 
 def plain(value: object) -> object:
-    """The same value with None for nan and infinity, which JSON lacks."""
+    """Return the same value with None for nan and infinity, which JSON lacks."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -26,7 +26,7 @@ def at_once(rows: Sequence[Spans]) -> list[float]:
 
 
 def time_line(rows: Sequence[Spans]) -> str:
-    """The picture as SVG, in light and dark mode. Its axis is in milliseconds from the first begin."""
+    """Return the picture as SVG, in light and dark mode. Its axis is in milliseconds from the first begin."""
     begin = min((span[1] for row in rows for span in row), default=0.0)
     end = max((span[2] for row in rows for span in row), default=1.0)
     scale = (WIDTH - LEFT - RIGHT) / max(end - begin, 1e-9)

@@ -19,7 +19,7 @@ DARK: Shades = ((118, 156, 255), (72, 208, 188), (236, 204, 92), (250, 146, 92),
 
 
 def picture(topology: Topology, size: int, step: int | None = None) -> str:
-    """The SVG document of all steps of a period, at most MAX_STEPS; or of one step."""
+    """Return the SVG document of all steps of a period, at most MAX_STEPS; or of one step."""
     period = topology.period(size)
     steps = list(topology.span(size)[: MAX_STEPS if period else FEW]) if step is None else [step]
     seen: Counter[tuple[int, int]] = Counter()
@@ -46,7 +46,7 @@ def picture(topology: Topology, size: int, step: int | None = None) -> str:
 
 
 def arcs_of(topology: Topology, size: int, step: int, seen: Counter[tuple[int, int]]) -> list[Arc]:
-    """The arcs of a step: an edge that goes both ways is one arc. Counts the arcs in `seen`."""
+    """Return the arcs of a step: an edge that goes both ways is one arc. Counts the arcs in `seen`."""
     found = []
     for rank in range(size):
         out, into = topology.peers(rank, size, step)
@@ -60,12 +60,12 @@ def arcs_of(topology: Topology, size: int, step: int, seen: Counter[tuple[int, i
 
 
 def near(arcs: list[Arc]) -> list[Arc]:
-    """The arcs that start at rank 0."""
+    """Return the arcs that start at rank 0."""
     return [arc for arc in arcs if arc.source == 0]
 
 
 def drawn(arcs: list[Arc], size: int, look: str) -> str:
-    """All arcs of a step as one path, and their heads as another."""
+    """Return all arcs of a step as one path, and their heads as another."""
     curves = [(arc, *bezier(arc, size, disc(size))) for arc in arcs]
     line = "".join(f"M{xy(start)}Q{xy(bend)} {xy(end)}" for _, start, bend, end in curves)
     length = max(5.5, 0.55 * disc(size))
@@ -131,12 +131,12 @@ def legend(steps: list[int], heads: set[bool], crowded: bool) -> list[str]:
 
 
 def short(text: str) -> str:
-    """The text, cut to fit in the heading."""
+    """Return the text, cut to fit in the heading."""
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def colour(shades: Shades, at: float) -> str:
-    """A colour between the first and the last shade, `at` in 0..1.
+    """Return a colour between the first and the last shade, `at` in 0..1.
 
     >>> colour(((0, 0, 0), (100, 200, 50)), 0.5)
     '#326419'

@@ -12,7 +12,7 @@ WIDTH, LEFT, RIGHT, TOP, ROW, BAR = 1100, 12, 90, 34, 46, 16
 
 
 def wire_parts(bars: Sequence[tuple[str, tuple[float, float, float]]]) -> str:
-    """The picture as SVG, in light and dark mode, of each method's MB.
+    """Return the picture as SVG, in light and dark mode, of each method's MB.
 
     >>> wire_parts([("dense()", (1.0, 1.0, 2.0))]).count("<rect")
     6

@@ -12,7 +12,7 @@ from laconic.kernels.bitpack import reference
 
 
 def packed_nbytes(n: int, bits: int) -> int:
-    """Bytes of n codes of this many bits: ceil(n * bits / 8)."""
+    """Return bytes of n codes of this many bits: ceil(n * bits / 8)."""
     return (n * bits + 7) // 8
 
 
@@ -59,7 +59,7 @@ def unpack_bits(wire: Tensor, bits: int, n: int) -> Tensor:
 
 
 def ternary_nbytes(n: int) -> int:
-    """Bytes of n levels in base 3: ceil(n / 5), 1.6 bits a level."""
+    """Return bytes of n levels in base 3: ceil(n / 5), 1.6 bits a level."""
     return (n + 4) // 5
 
 

@@ -57,7 +57,7 @@ LANES = {1: torch.int64, 2: torch.int32, 4: torch.int16}
 
 
 def _even(bits: int, lane: int, x: Tensor) -> int:
-    """The mask of the low `bits` of every second lane of an integer of x."""
+    """Return the mask of the low `bits` of every second lane of an integer of x."""
     return sum(((1 << bits) - 1) << at for at in range(0, 8 * x.itemsize, 2 * lane))
 
 
@@ -99,7 +99,7 @@ def unpack_bytes(wire: Tensor, bits: int) -> Tensor:
 
 
 def is_ternary(levels: Tensor) -> bool:
-    """Whether every level is -1, 0 or 1."""
+    """Return whether every level is -1, 0 or 1."""
     return not bool(((levels < -1) | (levels > 1)).any())
 
 

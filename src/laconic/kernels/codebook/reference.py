@@ -16,13 +16,13 @@ LEAST = 2.0**-149  # the smallest float32 above zero
 
 
 def pack(book: Tensor, codes: Tensor, bits: int) -> Tensor:
-    """Numbers float32 (k,), then codes (n,): the wire of one tensor."""
+    """Return numbers float32 (k,), then codes (n,): the wire of one tensor."""
     packed = bitpack.pack_bits(codes, bits) if bits else codes.new_empty(0, dtype=torch.uint8)
     return torch.cat([book.view(torch.uint8) if book.numel() else packed[:0], packed])
 
 
 def unpack(wire: Tensor, shape: tuple[int, int], n: int) -> tuple[Tensor, Tensor]:
-    """The numbers and the codes int64 (n,) of a wire of the right length."""
+    """Return the numbers and the codes int64 (n,) of a wire of the right length."""
     numbers, bits = shape
     book, packed = wire[: 4 * numbers].clone().view(torch.float32), wire[4 * numbers :]
     if not bool(torch.isfinite(book).all()):
@@ -38,14 +38,14 @@ def unpack(wire: Tensor, shape: tuple[int, int], n: int) -> tuple[Tensor, Tensor
 
 
 def known(codes: Tensor, entries: int) -> Tensor:
-    """The codes, if each is below `entries`."""
+    """Return the codes, if each is below `entries`."""
     if bool((codes >= entries).any()):
         raise WireError("a code is not in its codebook")
     return codes
 
 
 def means(values: Tensor, groups: Tensor, count: int) -> Tensor:
-    """The mean of each group, float32 (count,); groups (n,) are all in use."""
+    """Return the mean of each group, float32 (count,); groups (n,) are all in use."""
     if not values.is_cpu:  # additions to few addresses would wait for each other
         ordered, order = groups.sort(stable=True)
         each = torch.arange(count, dtype=groups.dtype, device=values.device)
@@ -101,7 +101,7 @@ def quantile_encode(x: Tensor, bins: int) -> Tensor:
 
 
 def quantile_decode(wire: Tensor, n: int, bins: int) -> Tensor:
-    """The mean of the bin, float32 (n,)."""
+    """Return the mean of the bin, float32 (n,)."""
     shape = quantile_shape(n, bins)
     book, codes = unpack(wire, shape, n)
     return book[known(codes, shape[0])]

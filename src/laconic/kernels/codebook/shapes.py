@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def bits_for(entries: int) -> int:
-    """The least b with 2^b >= entries.
+    """Return the least b with 2^b >= entries.
 
     >>> [bits_for(k) for k in (1, 2, 3, 256)]
     [0, 1, 2, 8]
@@ -25,5 +25,5 @@ def quantile_shape(n: int, bins: int) -> tuple[int, int]:
 
 
 def powers_shape(n: int, levels: int) -> tuple[int, int]:
-    """The largest magnitude; sign and level of each, level 0 for nothing."""
+    """Return the largest magnitude; sign and level of each, level 0 for nothing."""
     return (1, 1 + levels.bit_length()) if n else (0, 0)

@@ -50,7 +50,7 @@ def elias_decode(wire: Tensor, count: int) -> Tensor:
 
 
 def elias_length(value: int) -> int:
-    """Bits of the code of a value from 1.
+    """Return bits of the code of a value from 1.
 
     >>> [elias_length(value) for value in (1, 2, 4, 8, 16, 2**31 - 1)]
     [1, 3, 6, 7, 11, 42]

@@ -45,7 +45,7 @@ def unary_most(counts: Numbers, sizes: Numbers, r: Numbers) -> Numbers:
 
 
 def rice_bound(k: int, n: int) -> int:
-    """The most bytes that at most k positions among n can take.
+    """Return the most bytes that at most k positions among n can take.
 
     For each parameter r the size grows with the count, so the largest count of every r up to k's is tried.
     """

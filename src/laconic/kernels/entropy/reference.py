@@ -128,7 +128,7 @@ NOT_ASCENDING = "indices must ascend inside their segments: sort them, count fro
 
 
 def rice_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """The way back; a wire longer than any encoder makes is refused before it is unpacked."""
+    """Return the way back; a wire longer than any encoder makes is refused before it is unpacked."""
     total = int(counts.sum())
     sizes = segments.sizes_tensor.numpy()
     places, wrong = rice_places([wire], counts.numpy()[None], sizes, np.full_like(sizes, -1))
@@ -255,7 +255,7 @@ def delta_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 
 
 def delta_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """The way back; refuses gaps that end with a needless zero byte or have more than five bytes."""
+    """Return the way back; refuses gaps that end with a needless zero byte or have more than five bytes."""
     total, device = int(counts.sum()), wire.device
     if not total:
         return torch.empty(0, dtype=torch.int32, device=device)

@@ -48,7 +48,7 @@ def error_bound_encode(x: Tensor, eb: float, marks: str = "bins") -> Tensor:
 
 
 def error_bound_decode(wire: Tensor, n: int) -> Tensor:
-    """The float32 (n,) of a wire. Raises `WireError` for bytes that no encoder can have made."""
+    """Return the float32 (n,) of a wire. Raises `WireError` for bytes that no encoder can have made."""
     _check(wire, n)
     if (native := dispatch.native(wire)) is None:
         return reference.decode(wire, n)[0]

@@ -19,7 +19,7 @@ NARROW = 1.9921875  # a bin's width over its bound: less than 2, so that roundin
 
 
 def bound32(eb: float) -> Tensor:
-    """The bound as the wire has it: the largest float32 () that is not above it."""
+    """Return the bound as the wire has it: the largest float32 () that is not above it."""
     arguments.number("the error bound", eb, least=LEAST, most=MOST, hint="scale the tensor")
     bound = torch.tensor(eb, dtype=torch.float32, device="cpu")
     return (
@@ -36,7 +36,7 @@ def step_of(bound: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def error_bound_most(n: int) -> int:
-    """The most bytes that n elements can take."""
+    """Return the most bytes that n elements can take."""
     return HEAD + blocks(n) + 4 * n
 
 

@@ -75,7 +75,7 @@ def encode(x: Tensor, bound: Tensor, floor: int) -> Tensor:
 
 
 def decode(wire: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Values float32 (n,), and which elements are marked: bool (n,)."""
+    """Return values float32 (n,), and which elements are marked: bool (n,)."""
     floor = check_size(wire, n)
     device, count = wire.device, _sizes(n, wire.device)
     wire_bound = wire[:4].clone().view(torch.float32)[0]
@@ -170,7 +170,7 @@ def _places(each: Tensor, nbytes: Tensor, chosen: Tensor) -> Tensor:
 
 
 def _low_bytes(symbols: Tensor, wide: Tensor, nbytes: Tensor, chosen: Tensor) -> Tensor:
-    """The low bits of symbols, block by block."""
+    """Return the low bits of symbols, block by block."""
     each = torch.zeros(chosen.shape, dtype=torch.int64, device=symbols.device)
     each[chosen] = wide
     at = _places(each.amax(1, keepdim=True), nbytes, chosen) if len(nbytes) else wide
@@ -182,7 +182,7 @@ def _low_bytes(symbols: Tensor, wide: Tensor, nbytes: Tensor, chosen: Tensor) ->
 
 
 def _low(low: Tensor, wide: Tensor, k: Tensor, c: Tensor, nbytes: Tensor, marks: Tensor) -> Tensor:
-    """The way back, int64 (S,); refuses padding that is not zero."""
+    """Return the way back, int64 (S,); refuses padding that is not zero."""
     at = _places(k[:, None], nbytes, marks)
     data = pad(low.long(), (0, 2))
     ends = torch.cumsum(nbytes, 0)[k * c % 8 > 0] - 1
@@ -203,7 +203,7 @@ def _unary_bytes(high: Tensor) -> Tensor:
 
 
 def _high(unary: Tensor, symbols: int) -> Tensor:
-    """The way back, int64 (symbols,)."""
+    """Return the way back, int64 (symbols,)."""
     ones = unpack_bits(unary, 1, 8 * unary.numel()).nonzero().flatten()
     if ones.numel() != symbols or (unary.numel() and int(unary[-1]) == 0):
         raise WireError(f"the unary section must hold {symbols} ones and end there, got {ones.numel()}")

@@ -21,7 +21,7 @@ def lengths_of(gaps: Tensor) -> Tensor:
 
 
 def plan_of(lengths: Tensor) -> tuple[int, ...]:
-    """The widths for gaps of these bit lengths."""
+    """Return the widths for gaps of these bit lengths."""
     return best_widths(torch.bincount(lengths, minlength=LENGTHS).tolist())
 
 
@@ -39,7 +39,7 @@ def bits_of(values: Tensor, widths: Tensor) -> Tensor:
 
 
 def values_of(bits: Tensor, widths: Tensor) -> Tensor:
-    """The inverse of `bits_of`, int64 (k,)."""
+    """Return the inverse of `bits_of`, int64 (k,)."""
     starts = torch.cumsum(widths, 0) - widths
     owner = torch.repeat_interleave(
         torch.arange(widths.numel(), device=bits.device, dtype=torch.int64), widths

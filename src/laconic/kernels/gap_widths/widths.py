@@ -13,7 +13,7 @@ WIDTH = 5  # bits of a width
 
 
 def header_bits(flag_bits: int) -> int:
-    """Bits before the first flag."""
+    """Return bits before the first flag."""
     return HEADER + (WIDTH << flag_bits)
 
 
@@ -42,13 +42,13 @@ def best_widths(histogram: Sequence[int]) -> tuple[int, ...]:
 
 
 def _longer(w: int, ending: Ending, upto: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """The best list of widths that ends in w, of those with one width less that end before it."""
+    """Return the best list of widths that ends in w, of those with one width less that end before it."""
     lists = ((bits + (upto[w] - upto[v]) * w, (*before, w)) for v, (bits, before) in ending.items() if v < w)
     return min(lists, key=itemgetter(0))
 
 
 def gap_widths_bound(k: int, n: int) -> int:
-    """The most bytes that at most k positions among n can take.
+    """Return the most bytes that at most k positions among n can take.
 
     The encoder is never worse than one width for the largest gap, nor than two widths: of gaps that add up to
     less than n, at most (n - 1) / 2^a have more than a bits.

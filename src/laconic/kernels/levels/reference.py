@@ -17,7 +17,7 @@ FURTHEST = (1 << 31) - 1  # a place is an int32
 
 
 def split_levels(levels: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Positions int32 (K,), their counts int64 (s,), magnitudes int32 (K,) and packed signs."""
+    """Return positions int32 (K,), their counts int64 (s,), magnitudes int32 (K,) and packed signs."""
     places = levels.nonzero().flatten()
     sizes = segments.sizes_tensor.numpy()
     ends = np.cumsum(sizes)
@@ -31,7 +31,7 @@ def split_levels(levels: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Te
 def join_levels(
     indices: Tensor, counts: Tensor, magnitudes: Tensor, signs: Tensor, segments: Segments
 ) -> Tensor:
-    """The inverse, int32 (N,)."""
+    """Return the inverse, int32 (N,)."""
     places = indices + per_index(segments.packed.starts_tensor, counts, indices.device)
     negative = bitpack.unpack_bits(signs, 1, magnitudes.numel())
     levels = torch.zeros(segments.numel, dtype=torch.int32, device=indices.device)

@@ -58,10 +58,10 @@ class Matrices:
         return Segments(self.starts, tuple(m * n for m, n in zip(self.rows, self.cols, strict=True)))
 
     def views(self, x: Tensor) -> list[Tensor]:
-        """The matrices of flat `x`, as views (rows, cols)."""
+        """Return the matrices of flat `x`, as views (rows, cols)."""
         return [x[start : start + m * n].view(m, n) for start, m, n in self]
 
     def factors(self, packed: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
-        """The factors in a buffer of left or right ones, as views (rank, length) of their columns."""
+        """Return the factors in a buffer of left or right ones, as views (rank, length) of their columns."""
         parts = torch.split(packed, [self.rank * length for length in lengths])
         return [part.view(self.rank, -1) for part in parts]

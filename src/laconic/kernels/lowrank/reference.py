@@ -71,6 +71,6 @@ def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> None:
 
 
 def _three(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Each matrix with its right and its left factor, as views."""
+    """Return each matrix with its right and its left factor, as views."""
     q, p = matrices.factors(right, matrices.cols), matrices.factors(left, matrices.rows)
     return list(zip(matrices.views(x), q, p, strict=True))

@@ -48,7 +48,7 @@ def _words(rows: Rows, keys: Sequence[int], each: int, device: torch.device) -> 
 
 
 def _schedule(keys: Sequence[int], device: torch.device) -> Tensor:
-    """The two words that each round mixes in, int64 (rounds, 2, s)."""
+    """Return the two words that each round mixes in, int64 (rounds, 2, s)."""
     key = sent_to(keys64([key & MASK for key in keys], len(keys)), device)
     steps = table(tuple(i * weyl for i in range(ROUNDS) for weyl in WEYL), device).view(ROUNDS, 2, 1)
     return torch.stack([key & LOW, (key >> 32) & LOW]).add(steps).bitwise_and_(LOW)
@@ -68,13 +68,13 @@ def _philox(counter: Tensor, schedule: Tensor, owners: Tensor | None = None) -> 
 
 
 def _cut(words: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-    """The words as numbers of 16 or 8 bits, low ones first."""
+    """Return the words as numbers of 16 or 8 bits, low ones first."""
     whole = torch.stack(words, dim=1).view(dtype).view(-1, 4, 8 // dtype.itemsize)
     return whole[:, :, : 4 // dtype.itemsize].reshape(-1)
 
 
 def _lower(places: Tensor, rows: Rows, keys: Sequence[int]) -> Tensor:
-    """The lower 8 bits, int64, of these places of a grid on the CPU."""
+    """Return the lower 8 bits, int64, of these places of a grid on the CPU."""
     owners = rows.owners(places.device)[places // rows.length]
     i = places - rows.length * table(rows.firsts, places.device)[owners]
     schedule = _schedule([key ^ LOWER_KEY for key in keys], places.device)

@@ -95,7 +95,7 @@ def check_flags(flags: Tensor, numbered: bool) -> None:
 
 
 def fault(message: int | None, kind: int, tensor: str) -> WireError:
-    """The error for a kind of fault in a message."""
+    """Return the error for a kind of fault in a message."""
     error = WireError(FAULTS[kind].format(tensor))
     error.message = message
     return error

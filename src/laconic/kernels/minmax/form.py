@@ -44,7 +44,7 @@ class MinMaxForm:
         return self.rounding == "stochastic"
 
     def message_nbytes(self, segments: Segments) -> int:
-        """Bytes of a message. Raises `ValueError` unless there is one width a tensor."""
+        """Return bytes of a message. Raises `ValueError` unless there is one width a tensor."""
         if len(self.widths) != len(segments):
             raise ValueError(f"one width a segment is needed ({len(segments)}), got {len(self.widths)}")
         return _message_nbytes(segments.sizes, self.widths, self.block)
@@ -56,7 +56,7 @@ def _message_nbytes(sizes: tuple[int, ...], widths: tuple[int, ...], block: int)
 
 
 def minmax_nbytes(n: int, width: int, block: int) -> int:
-    """Bytes of the wire of n elements: 8 for each block, then levels of `width` bits."""
+    """Return bytes of the wire of n elements: 8 for each block, then levels of `width` bits."""
     return 8 * -(-n // block) + packed_nbytes(n, width)
 
 

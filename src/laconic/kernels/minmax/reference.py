@@ -56,7 +56,7 @@ def encode(x: Tensor, segments: Segments, keys: Sequence[int], form: MinMaxForm)
 
 
 def _joined(x: Tensor, segments: Segments, rows: Rows) -> Tensor | None:
-    """The grid as a view of x, where the tensors fill theirs and follow each other."""
+    """Return the grid as a view of x, where the tensors fill theirs and follow each other."""
     runs = segments.joined
     return runs.views(x)[0] if len(runs) == 1 and not any(rows.gaps) else None
 
@@ -165,6 +165,6 @@ def add_messages_(
 
 @lru_cache(maxsize=512)
 def _lengths(sizes: tuple[int, ...], widths: tuple[int, ...], block: int) -> list[int]:
-    """Bytes of the head and of the levels of each tensor."""
+    """Return bytes of the head and of the levels of each tensor."""
     pairs = zip(sizes, widths, strict=True)
     return [nbytes for n, width in pairs for nbytes in (minmax_nbytes(n, 0, block), (n * width + 7) // 8)]

@@ -46,7 +46,7 @@ class Rows:
         return tuple(self.length * rows - n for rows, n in zip(self.rows, self.sizes, strict=True))
 
     def gap_nbytes(self, width: int) -> tuple[int, ...]:
-        """Bytes of the packed grid after each tensor."""
+        """Return bytes of the packed grid after each tensor."""
         return _gap_nbytes(self, width)
 
     @cached_property
@@ -65,7 +65,7 @@ class Rows:
         return _alternate((8 * count for count in self.blocks), self.idle_nbytes)
 
     def code_spans(self, width: int) -> list[int]:
-        """Bytes of each tensor's levels and of the gap after them."""
+        """Return bytes of each tensor's levels and of the gap after them."""
         return _alternate(((n * width + 7) // 8 for n in self.sizes), self.gap_nbytes(width))
 
     @cached_property
@@ -86,7 +86,7 @@ class Rows:
         return rows, (counts - 1)[:, None], places < counts[:, None]
 
     def owners(self, device: torch.device) -> Tensor:
-        """The tensor of each row, int64 (r,)."""
+        """Return the tensor of each row, int64 (r,)."""
         return _owners(self.rows, device)
 
 
@@ -138,7 +138,7 @@ def _cuts(segments: Segments) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
 
 @lru_cache(maxsize=512)
 def apart(messages: tuple[Segments, ...]) -> bool:
-    """Whether no element belongs to two of these messages."""
+    """Return whether no element belongs to two of these messages."""
     at = 0
     for start, size in sorted(pair for segments in messages for pair in segments if pair[1]):
         if start < at:
@@ -148,7 +148,7 @@ def apart(messages: tuple[Segments, ...]) -> bool:
 
 
 def pieces(x: Tensor, segments: Segments) -> list[Tensor]:
-    """The ranges of flat x as views, made in one call: `Segments.views` makes one at a time."""
+    """Return the ranges of flat x as views, made in one call: `Segments.views` makes one at a time."""
     cuts = _cuts(segments)
     if cuts is None or len(segments) < 4:
         return segments.views(x)

@@ -18,12 +18,12 @@ BITS = (8, 9)
 
 
 def natural_nbytes(n: int, bits: int) -> int:
-    """Bytes of the wire of n elements: a byte each, and with 9 bits the signs before them."""
+    """Return bytes of the wire of n elements: a byte each, and with 9 bits the signs before them."""
     return n + sign_bytes(n) if bits == 9 else n
 
 
 def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int = 9) -> Tensor:
-    """The segments' wires, one after the other; `keys` has one key a segment.
+    """Return the segments' wires, one after the other; `keys` has one key a segment.
 
         9 bits   [sign bits, padded to bytes | exponent uint8 (n,), 0..254]
         8 bits   [sign 1 | code 7] (n,); code 0 is zero, code c the exponent c + 18

@@ -32,7 +32,7 @@ def rounded(pattern: Tensor, dither: Tensor) -> Tensor:
 
 
 def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int) -> tuple[Tensor, Tensor]:
-    """The message, and whether something is not finite, int32 (1,)."""
+    """Return the message, and whether something is not finite, int32 (1,)."""
     sizes = segments.sizes
     if not segments.numel:
         nothing = torch.empty(0, dtype=torch.uint8, device=x.device)
@@ -67,13 +67,13 @@ def natural_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float, bi
 
 
 def _parts(sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Bytes of the signs of each tensor, and of its exponents."""
+    """Return bytes of the signs of each tensor, and of its exponents."""
     return [(n + 7) // 8 for n in sizes], list(sizes)
 
 
 @lru_cache(maxsize=16)
 def _codes(device: torch.device) -> Tensor:
-    """The values float32 (256,) of the codes of 8 bits."""
+    """Return the values float32 (256,) of the codes of 8 bits."""
     code = torch.arange(256, dtype=torch.int32, device=device)
     exponents = torch.where(code & 127 > 0, (code & 127) + LOWEST, 0)
     return (exponents << 23 | code >> 7 << 31).view(torch.float32)

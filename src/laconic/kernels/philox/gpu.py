@@ -116,7 +116,7 @@ def _table(sizes: tuple[int, ...], offset: int, device: torch.device) -> Tensor:
 
 
 def dithers24(keys: Sequence[int], sizes: Sequence[int], device: torch.device, offset: int = 0) -> Tensor:
-    """int32 (sum(sizes),): of each key the elements [offset, offset + size) of its dither."""
+    """Return int32 (sum(sizes),): of each key the elements [offset, offset + size) of its dither."""
     out = torch.empty(sum(sizes), dtype=torch.int32, device=device)
     table = _table(tuple(sizes), offset, device)
     drawn = sent_to(checks.keys64([key & MASK for key in keys], len(sizes)), device)
@@ -127,7 +127,7 @@ def dithers24(keys: Sequence[int], sizes: Sequence[int], device: torch.device, o
 
 
 def uniform(key: int, n: int, device: torch.device, offset: int = 0) -> Tensor:
-    """float32 (n,): elements [offset, offset + n) of the key's stream in [0, 1)."""
+    """Return float32 (n,): elements [offset, offset + n) of the key's stream in [0, 1)."""
     out = torch.empty(n, dtype=torch.float32, device=device)
     signed = (key & MASK) - ((key & MASK) >> 63 << 64)
     if n:

@@ -32,7 +32,7 @@ def block(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: Key) -> tuple[Ten
 def _rounds(
     c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, k0: int | Tensor, k1: int | Tensor
 ) -> tuple[Tensor, ...]:
-    """The same words in the low halves of int64 tensors.
+    """Return the same words in the low halves of int64 tensors.
 
     The high halves of c1 and c3 hold other bits; one mask after the xor is enough.
     """
@@ -83,7 +83,7 @@ def streams(runs: Sequence[Run], device: torch.device = CPU) -> Tensor:
 
 
 def _small_streams(runs: Sequence[Run], device: torch.device) -> Tensor:
-    """All runs at once, with a key at each counter."""
+    """Return all runs at once, with a key at each counter."""
     counts = tuple(count for _, _, count in runs)
     total = sum(counts)
     out = torch.empty(total, 4, dtype=torch.int32, device=device)
@@ -123,14 +123,14 @@ def words(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tens
 
 
 def philox(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
-    """The same elements as the bits of int32 (n,)."""
+    """Return the same elements as the bits of int32 (n,)."""
     first = offset // 4
     stream = blocks(key, first, (offset + n + 3) // 4 - first, device)
     return stream[offset - 4 * first :][:n]
 
 
 def uniform(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
-    """The top 24 bits of each element as float32 in [0, 1): exact multiples of 2^-24."""
+    """Return the top 24 bits of each element as float32 in [0, 1): exact multiples of 2^-24."""
     return (philox(key, n, offset, device) >> 8 & 0xFFFFFF).to(torch.float32).mul_(2.0**-24)
 
 

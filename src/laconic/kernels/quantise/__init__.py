@@ -20,7 +20,7 @@ LARGEST = Measure()  # the scale of a block is its largest |x|
 
 
 def norms(x: Tensor, segments: Segments, measure: Measure = LARGEST, block: int = 0) -> Tensor:
-    """One float32 for each block of these ranges of x float32 (n,), tensor after tensor: (B,).
+    """Return one float32 for each block of these ranges of x float32 (n,), tensor after tensor: (B,).
 
     A tensor is cut in runs of `block` elements, the last one shorter; 0 leaves it whole, and an empty one
     has none. The measure's norm: 'max' |x|, and that at most `clip` standard deviations, but no less than the

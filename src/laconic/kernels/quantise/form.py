@@ -55,7 +55,7 @@ class Form:
         return min(n, 1) if self.block == 0 else -(-n // self.block)
 
     def codes_nbytes(self, n: int) -> int:
-        """Bytes of the codes of a tensor of n elements."""
+        """Return bytes of the codes of a tensor of n elements."""
         return ternary_nbytes(n) if self.base3 else packed_nbytes(n, self.bits)
 
     def blocks(self, segments: Segments) -> int:
@@ -63,7 +63,7 @@ class Form:
         return _blocks(self, segments)
 
     def message_nbytes(self, segments: Segments) -> int:
-        """Bytes of a message."""
+        """Return bytes of a message."""
         return _message_nbytes(self, segments)
 
 

@@ -35,12 +35,12 @@ def norms(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor
 
 
 def finished(value: Tensor) -> Tensor:
-    """The float32 next to each float64, which may be too large for one; NaN where it is not finite."""
+    """Return the float32 next to each float64, which may be too large for one; NaN where it is not finite."""
     return torch.where(torch.isfinite(value), value.clamp(max=LARGEST), torch.nan).to(torch.float32)
 
 
 def limited(blocks: Runs, largest: Tensor, clip: float) -> Tensor:
-    """The largest of each block, limited by `clip`; 0: no limit."""
+    """Return the largest of each block, limited by `clip`; 0: no limit."""
     if not clip:
         return largest
     first = blocks.values[blocks.starts]
@@ -52,7 +52,7 @@ def limited(blocks: Runs, largest: Tensor, clip: float) -> Tensor:
 def limited_by(
     first: Tensor, sizes: Tensor, largest: Tensor, total: Tensor, square: Tensor, clip: float
 ) -> Tensor:
-    """The largest, but at most `clip` population standard deviations, or the root mean square if more.
+    """Return the largest, but at most `clip` population standard deviations, or the root mean square if more.
 
     total, square: float64 sums of x - first and of its square, 0 where all are equal.
     """
@@ -72,7 +72,7 @@ def sum_of(rows: Tensor) -> Tensor:
 
 
 def sum_and_square(rows: Tensor) -> Tensor:
-    """The sum and the sum of squares, added up together as one complex number."""
+    """Return the sum and the sum of squares, added up together as one complex number."""
     return torch.complex(rows.sum(dim=1), rows.square().sum(dim=1))
 
 
@@ -94,7 +94,7 @@ class Runs:
 
 
 def blocks_of(x: Tensor, segments: Segments, form: Form) -> Runs:
-    """The blocks of ranges of x."""
+    """Return the blocks of ranges of x."""
     at = places(segments, form, x.device)
     lengths: Counter[int] = Counter()
     for n in segments.sizes:

@@ -106,11 +106,11 @@ def owners(first: Tensor, counts: Tensor, begin: int, end: int) -> Tensor:
 
 
 def device_keys(keys: Sequence[int], segments: Segments, device: torch.device) -> Tensor:
-    """The keys, one a segment, as the bits of int64 (s,) on a device."""
+    """Return the keys, one a segment, as the bits of int64 (s,) on a device."""
     return sent_to(checks.keys64(keys, len(segments)), device)
 
 
 def key_words(keys: Sequence[int], segments: Segments, device: torch.device) -> Tensor:
-    """The low and high words of the keys on a device: int64 (2, s)."""
+    """Return the low and high words of the keys on a device: int64 (2, s)."""
     whole = device_keys(keys, segments, device)
     return torch.stack([whole & 0xFFFFFFFF, (whole >> 32) & 0xFFFFFFFF])

@@ -15,7 +15,7 @@ from laconic.kernels.scatter import reference
 
 
 def gather(x: Tensor, segments: Segments, indices: Tensor, counts: Tensor) -> Tensor:
-    """The chosen entries of x, float32 (K,).
+    """Return the chosen entries of x, float32 (K,).
 
     >>> indices, counts = torch.tensor([1, 0], dtype=torch.int32), torch.tensor([1, 1])
     >>> gather(torch.arange(5.0), Segments((0, 3), (3, 2)), indices, counts).tolist()

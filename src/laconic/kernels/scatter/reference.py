@@ -49,7 +49,7 @@ OUTSIDE = "an index lies outside its tensor"
 
 
 def gather(x: Tensor, segments: Segments, indices: Tensor, counts: Tensor) -> Tensor:
-    """The chosen entries, float32 (K,)."""
+    """Return the chosen entries, float32 (K,)."""
     return x.index_select(0, positions(indices, counts, segments)[0])
 
 

@@ -30,7 +30,7 @@ def _room(ks: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def topk(x: Tensor, segments: Segments, ks: Tensor) -> tuple[Tensor, Tensor]:
-    """The ks[i] largest |x| of each segment, exactly; the lower index first among equals.
+    """Return the ks[i] largest |x| of each segment, exactly; the lower index first among equals.
 
     >>> x, halves = torch.tensor([1.0, -3.0, 0.0, 2.0]), Segments((0, 2), (2, 2))
     >>> indices, counts = topk(x, halves, torch.tensor([1, 2]))

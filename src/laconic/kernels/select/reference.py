@@ -166,7 +166,7 @@ FEISTEL_ROUNDS = 12
 
 
 def _mixed(word: Tensor) -> Tensor:
-    """The finaliser of MurmurHash3 on 32-bit words held in int64."""
+    """Return the finaliser of MurmurHash3 on 32-bit words held in int64."""
     word = ((word ^ (word >> 16)) * 0x85EBCA6B) & philox.LOW
     word = ((word ^ (word >> 13)) * 0xC2B2AE35) & philox.LOW
     return word ^ (word >> 16)

@@ -16,7 +16,7 @@ from laconic.kernels.sign import reference
 
 
 def sign_bytes(n: int) -> int:
-    """Bytes of n sign bits: ceil(n / 8)."""
+    """Return bytes of n sign bits: ceil(n / 8)."""
     return (n + 7) // 8
 
 

@@ -35,7 +35,7 @@ class Blocks:
     length: int  # of the others
 
     def lengths(self, device: torch.device) -> Tensor:
-        """int64 (blocks,)."""
+        """Return int64 (blocks,)."""
         if self.length == 0:
             return table(tuple(last for last in self.last if last), device)
         lengths = torch.full((sum(self.counts),), self.length, dtype=torch.int64, device=device)
@@ -56,7 +56,7 @@ def blocks_of(sizes: tuple[int, ...], block: int) -> Blocks:
 
 
 def sums(x: Tensor, lengths: Tensor, longest: int, pieces: int) -> Tensor:
-    """Sums float64 of |x| over blocks of these lengths, the longest with `longest` elements.
+    """Return sums float64 of |x| over blocks of these lengths, the longest with `longest` elements.
 
     `pieces`: the number of pieces of `PIECE` elements, the last of a block shorter, in all blocks together.
     """
@@ -123,7 +123,7 @@ def flipped(masks: Tensor, values: Tensor) -> Tensor:
 
 
 def padded_wrongly(bits: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Whether a bit after the last one of a tensor is set, bool ()."""
+    """Return whether a bit after the last one of a tensor is set, bool ()."""
     places, shifts = _ends(tuple(sizes))
     if not places:
         return torch.zeros((), dtype=torch.bool, device=bits.device)
@@ -169,7 +169,7 @@ def apart(wire: Tensor, firsts: Sequence[int], seconds: Sequence[int]) -> tuple[
 def sign_encode(
     x: Tensor, segments: Segments, block: int, keys: Sequence[int] | None
 ) -> tuple[Tensor, Tensor]:
-    """The message, and whether something is not finite, int32 (1,)."""
+    """Return the message, and whether something is not finite, int32 (1,)."""
     sizes = segments.sizes
     if not segments.numel:
         nothing = torch.empty(0, dtype=torch.uint8, device=x.device)
@@ -226,7 +226,7 @@ def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
 
 
 def zeros(x: Tensor, segments: Segments) -> Tensor:
-    """Bits of all segments, set where x is 0."""
+    """Return bits of all segments, set where x is 0."""
     return pack(segments.joined.gathered(x) == 0, segments.sizes)
 
 

@@ -32,7 +32,7 @@ class SketchShape:
 
 
 def sketch_insert(bins: Tensor, groups: Tensor, shape: SketchShape) -> Tensor:
-    """The tables int64 (cells,), [group, row, column]: in each cell the least bin that was put there.
+    """Return the tables int64 (cells,), [group, row, column]: in each cell the least bin that was put there.
 
     bins int64 (n,) in 0..width - 1 and groups int64 (n,) in 0..groups - 1, of elements 0..n - 1. A cell
     without an element holds width - 1.
@@ -44,7 +44,7 @@ def sketch_insert(bins: Tensor, groups: Tensor, shape: SketchShape) -> Tensor:
 
 
 def sketch_query(table: Tensor, groups: Tensor, shape: SketchShape) -> Tensor:
-    """The bin of each element, int64 (n,): never above the one inserted, and often the same.
+    """Return the bin of each element, int64 (n,): never above the one inserted, and often the same.
 
     >>> shape = SketchShape(groups=1, rows=2, columns=3, width=8)
     >>> bins, groups = torch.tensor([7, 2, 5, 0, 6]), torch.zeros(5, dtype=torch.int64)

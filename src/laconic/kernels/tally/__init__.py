@@ -17,7 +17,7 @@ MOST = (1 << 30) - 1  # of an integer, and of a sum
 
 
 def packed_sum(wires: Tensor, n: int, most: int) -> Tensor:
-    """Sums over ranks of n integers in 0..most, packed: uint8 (ranks, m) to uint8 (m',).
+    """Return sums over ranks of n integers in 0..most, packed: uint8 (ranks, m) to uint8 (m',).
 
     An integer has bit_length(most) bits, a sum bit_length(ranks * most). Raises `WireError`, naming the rank,
     for an integer above `most`, and for padding that is not zero.
@@ -100,7 +100,7 @@ def packed_levels_(
 
 
 def _checked(wire: Tensor, scales: Tensor, segments: Segments, out: Tensor, form: Form, ranks: int) -> int:
-    """Bits of a code. Raises `WireError` for another number of bytes or scales."""
+    """Return bits of a code. Raises `WireError` for another number of bytes or scales."""
     bits = _bits(2 * form.levels, ranks)[1]
     checks.flat("wire", wire, torch.uint8)
     checks.flat("scales", scales)

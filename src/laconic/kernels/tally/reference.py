@@ -33,7 +33,7 @@ def unpacked(wire: Tensor, n: int, most: int) -> tuple[Tensor, Tensor]:
 
 
 def packed_sum(wires: Tensor, n: int, most: int) -> Tensor:
-    """Sums uint8 (m',) of wires uint8 (ranks, m)."""
+    """Return sums uint8 (m',) of wires uint8 (ranks, m)."""
     total, first = unpacked(wires[0], n, most)
     flags = [first]
     for wire in wires[1:]:

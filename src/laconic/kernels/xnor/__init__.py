@@ -49,7 +49,7 @@ def xnor_pack(x: Tensor) -> Tensor:
 
 
 def xnor_unpack(bits: Tensor, n: int) -> Tensor:
-    """The signs 1 and -1 float32 (r, n) that `xnor_pack` packed.
+    """Return the signs 1 and -1 float32 (r, n) that `xnor_pack` packed.
 
     >>> xnor_unpack(torch.tensor([[5]], dtype=torch.uint8), 3).tolist()
     [[1.0, -1.0, 1.0]]
@@ -59,7 +59,7 @@ def xnor_unpack(bits: Tensor, n: int) -> Tensor:
 
 
 def xnor_matmul(x: Tensor, bits: Tensor) -> Tensor:
-    """The product of the signs of float32 x (m, n) with packed signs (o, n): float32 (m, o).
+    """Return the product of the signs of float32 x (m, n) with packed signs (o, n): float32 (m, o).
 
     `bits`: uint8 (o, ceil(n / 8)) of `xnor_pack`; bits after the last count for nothing. n is at most 2^22.
 

@@ -10,14 +10,14 @@ from laconic.kernels.xnor.shape import ConvShape
 
 
 def pack(x: Tensor) -> Tensor:
-    """uint8 (r, ceil(n / 8)) of x (r, n): bit j of byte i is set where x[:, 8 i + j] >= 0."""
+    """Return uint8 (r, ceil(n / 8)) of x (r, n): bit j of byte i is set where x[:, 8 i + j] >= 0."""
     padded = F.pad((x >= 0).to(torch.uint8), (0, -x.shape[1] % 8))
     places = torch.arange(8, device=x.device, dtype=torch.uint8)
     return (padded.view(len(x), padded.shape[1] // 8, 8) << places).sum(2, dtype=torch.uint8)
 
 
 def unpack(bits: Tensor, n: int) -> Tensor:
-    """float32 (r, n), 1 or -1."""
+    """Return float32 (r, n), 1 or -1."""
     places = torch.arange(8, device=bits.device, dtype=torch.uint8)
     ones = (bits[:, :, None] >> places & 1).flatten(1)[:, :n]
     return ones.float().mul_(2).sub_(1)
@@ -29,7 +29,7 @@ def signs(x: Tensor) -> Tensor:
 
 
 def matmul(x: Tensor, bits: Tensor) -> Tensor:
-    """The signs of x (m, n) times those of bits."""
+    """Return the signs of x (m, n) times those of bits."""
     return signs(x) @ unpack(bits, x.shape[1]).T
 
 

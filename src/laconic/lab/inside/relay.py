@@ -82,7 +82,7 @@ class Relay:
 
 
 def port(name: str) -> socket.socket:
-    """A socket for the packets that an interface receives and sends."""
+    """Return a socket for the packets that an interface receives and sends."""
     opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     opened.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
     for option, forced in FORCED.items():

@@ -49,7 +49,7 @@ class Trainings:
         return mean
 
     def tests(self) -> tuple[Array, Array]:
-        """The rounds of the tests that all seeds have done, and their accuracies (seeds, tests)."""
+        """Return the rounds of the tests that all seeds have done, and their accuracies (seeds, tests)."""
         common = min(len(seed.tested) for seed in self.seeds)
         return self.seeds[0].tested[:common], np.stack([seed.accuracy[:common] for seed in self.seeds])
 
@@ -89,7 +89,7 @@ class FederatedRun:
         return len(found) == due and all(len(seed.up) == self.config["rounds"] for seed in found)
 
     def rows(self) -> list[Row]:
-        """The table, in the order of the run."""
+        """Return the table, in the order of the run."""
         rows = [_row(scheme) for scheme in self.schemes]
         first = next((row for row in rows if row.spec in self.config["against"]), None)
         total = math.nan if first is None else first.up_mb + first.down_mb
@@ -97,7 +97,7 @@ class FederatedRun:
 
 
 def read_federated_run(folder: Path) -> FederatedRun:
-    """The run in this folder, without schemes that did no round."""
+    """Return the run in this folder, without schemes that did no round."""
     config = json.loads((folder / CONFIG).read_text())
     events: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for event in read_events(folder):
