@@ -122,7 +122,7 @@ def test_ctrl_c_ends_the_wait_for_a_machine_that_does_not_come(tmp_path: Path) -
     waits = start(*LACONIC, "run", tmp_path / "train.py", *nodes)
     assert waits.stderr is not None
     said = waits.stderr.readline()
-    assert said.startswith(f"laconic: meeting 2 machines at 127.0.0.1:{port}")
+    assert said.startswith(f"laconic: waiting for 2 machines at 127.0.0.1:{port}")
     with pytest.raises(subprocess.TimeoutExpired):
         waits.wait(5)  # it is where torch waits
     code, _, complaints = interrupt(waits)

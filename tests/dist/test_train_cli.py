@@ -90,12 +90,12 @@ def test_ctrl_c_ends_all_and_keeps_what_was_measured(tmp_path: Path) -> None:
     assert code == 130, complaints
     assert "Interrupted" in output and not complaints
     go_on, kept = output.splitlines()[-2:]
-    assert go_on.startswith("to go on: laconic train digits --workers 2 ")
+    assert go_on.startswith("to resume: laconic train digits --workers 2 ")
     assert go_on.endswith("--with 'dense()' --name run --resume")
-    assert kept.endswith("goes on from its start, as there are no checkpoints")
+    assert kept.endswith("resumes from its start, as there are no checkpoints")
     assert group_is_gone(process.pid), "a worker is left"
     report = (tmp_path / "run" / "report.html").read_text()
-    assert "Interrupted: this report covers what was measured until then." in report
+    assert "Interrupted: this report covers the measurements until then." in report
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rows"][0]["steps"] > 5
 
 

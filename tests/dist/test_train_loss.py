@@ -79,7 +79,7 @@ def test_patience_is_checked_and_excludes_checkpoints(tmp_path):
 
 
 def test_a_quorum_is_of_the_workers_and_goes_with_patience(tmp_path):
-    with pytest.raises(SpecError, match=r"--quorum.*give it too, such as --patience 30"):
+    with pytest.raises(SpecError, match=r"--quorum.*add it, such as --patience 30"):
         settings(tmp_path, quorum=2)
     for wrong in (0, 3):
         with pytest.raises(SpecError, match=rf"--quorum must be a whole number in 1\.\.2, got {wrong}"):
@@ -88,7 +88,7 @@ def test_a_quorum_is_of_the_workers_and_goes_with_patience(tmp_path):
 
 
 def test_restarts_are_of_those_with_patience(tmp_path):
-    with pytest.raises(SpecError, match="give --patience too"):
+    with pytest.raises(SpecError, match="add --patience"):
         settings(tmp_path, restarts=1)
     with pytest.raises(SpecError, match=r"--restarts must be 0 \(none\) or more, got -1"):
         settings(tmp_path, methods=("sgp()",), patience=5.0, restarts=-1)

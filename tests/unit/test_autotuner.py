@@ -179,8 +179,8 @@ def test_a_state_of_more_candidates_is_refused():
         ),
         ("auto(pinned=topk(density=0.5))", "pinned must be one of the candidates"),
         ("autotune(every=0)", "every must be a whole number"),
-        ("auto((sum(), dgc()))", r"a candidate is a reducer, codec or selector, got the method dgc\(\)"),
-        ("auto('sum()')", "are a list of reducers, codecs or selectors, got 'sum"),
+        ("auto((sum(), dgc()))", r"a candidate must be a reducer, codec or selector, got the method dgc\(\)"),
+        ("auto('sum()')", "must be a list of reducers, codecs or selectors, got 'sum"),
     ],
 )
 def test_bad_candidates_are_refused(spec, said):

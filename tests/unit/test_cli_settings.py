@@ -53,7 +53,7 @@ digits --with dense() --lowbit admm(keep=['x']) => admm(keep=['x']) does not wor
 digits --with dense() --bits 8 --activations comet() => --activations and --bits cannot be | one of the two
 digits --with dense() --lowbit admm() --sparsity rigl() => --sparsity and --lowbit cannot be | one of the two
 digits --with dense() --sparsity swat(sparsity=1) => sparsity must be | got 1
-digits --with masked(dense()) --sparsity swat() => masked(dense()) sends | swat() has none: take the method
+digits --with masked(dense()) --sparsity swat() => masked(dense()) sends | swat() has none: use the method
 digits --with dense() --sparsity swat() --activations comet() --model cnn => swat() and --activations
 digits --with dense() --sparsity swat() --bits 8 => --sparsity swat() does not work with | no layer to treat
 digits --with dense() --activations comte() => unknown name 'comte' | comet
@@ -68,7 +68,7 @@ digits --with dgc() --name= => --name must be the name of a folder | got ''
 digits --with dgc() --name .. => --name must be the name of a folder | got '..'
 digits --with dgc() --name a/b => --name must be the name of a folder | 'a/b'
 digits --with dgc() --name x --resume --overwrite => --overwrite deletes it: give one of the two
-digits --with dgc() --against dense() --patience 9 => for strategies | dense(), dgc() needs all | leave it out
+digits --with dgc() --against dense() --patience 9 => for strategies | dense(), dgc() needs all | remove it
 digits --with dgc() --resume => --resume needs the --name
 digits --with dgc() --resume --name x => no run in | start it without --resume
 mnist --with dgc() --data nowhere => no data folder nowhere
@@ -119,7 +119,7 @@ def test_a_run_to_resume_is_told_what_goes_by_the_clock(tmp_path: Path) -> None:
     given = {"methods": ("auto()", "cgx()"), "steps": 9}
     assert not cautions(settings(tmp_path, **given))
     (line,) = cautions(settings(tmp_path, checkpoint_every=3, **given))
-    assert line.startswith("auto() decides by the time") and "does not end with the same bits" in line
+    assert line.startswith("auto() decides by timing") and "does not end with the same bits" in line
     pinned = re.search(r'"(auto\(.*\))"', line)
     assert pinned and not strategy_or_method(pinned[1]).adaptive, "the way out is one"
 

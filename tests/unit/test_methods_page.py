@@ -164,7 +164,7 @@ def test_status_words_are_explained_in_the_list_and_beside_a_name() -> None:
         assert f"{word}: {meaning}" in listed
     for name, words in {
         "dgc": "verified: checked against its authors' or other public code (synxlin/",
-        "cltk": "partial: what is here is checked against public code",
+        "cltk": "partial: checked against public code",
         "topk": "recalled: standard knowledge",
         "lgc": "reconstruction: built without",
     }.items():

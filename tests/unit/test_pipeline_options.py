@@ -17,7 +17,7 @@ from laconic.tasks.shakespeare import GPT, wide_windows
 
 COMBINED = "--{} and --stages cannot be combined"
 WRONG = [
-    ("--stages 3 --workers 2", ["needs 3 workers", "got --workers 2", "leave --workers out"]),
+    ("--stages 3 --workers 2", ["needs 3 workers", "got --workers 2", "remove --workers"]),
     ("--stages 2 --workers 5", ["needs 4 workers", "got --workers 5"]),
     ("--stages 2 --replicas 2 --workers 2", ["2 and --replicas 2 needs 4 workers", "give --workers 4"]),
     ("--stages 1", ["--stages must be a whole number of 2 or more", "every worker has the whole"]),

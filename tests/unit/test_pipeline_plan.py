@@ -163,7 +163,7 @@ def test_laconic_plan_ranks_what_crosses_stages(monkeypatch) -> None:
 
 
 @for_each("words, message", [
-        ("--stages 1", "--stages must be a whole number in 2..256, got 1; one stage is no pipeline"),
+        ("--stages 1", "--stages must be a whole number in 2..256, got 1; one stage is not a pipeline"),
         ("--layers 1", "--stages must be at most 1, the layers of this model, got 2"),
         ("--micro-batches 1", "--micro-batches must divide the 8 samples of --activation and be 2 or more"),
         ("--micro-batches 3", "got 3: give 2, 4, 8"),
@@ -187,4 +187,4 @@ def test_wrong_pipelines_are_refused_in_one_line(words: str, message: str) -> No
 
 def test_options_of_a_pipeline_need_stages() -> None:
     done = CliRunner().invoke(app, ["plan", "--micro-batches", "4"])
-    assert done.exit_code != 0 and "--micro-batches is for a pipeline: give --stages too" in done.output
+    assert done.exit_code != 0 and "--micro-batches is for a pipeline: add --stages" in done.output

@@ -1,4 +1,4 @@
-"""Methods of `laconic train` that train a model's blocks side by side, checked against the other options."""
+"""Checks for methods of `laconic train` that train a model's blocks in parallel, against other options."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_blocks(settings: Settings, recipe: Recipe) -> None:
         check_alone(settings, f"--with {made.name}(...)")
         if settings.workers != made.blocks:
             raise SpecError(
-                f"{spec} trains one block on each worker, so it needs --workers {made.blocks}, got"
+                f"{spec} trains one block on each worker and needs --workers {made.blocks}, got"
                 f" {settings.workers}"
             )
         with torch.device("meta"):
@@ -34,5 +34,5 @@ def check_blocks(settings: Settings, recipe: Recipe) -> None:
             cut_into(model, made.blocks, made.cut)
         except AttachError as error:
             raise SpecError(
-                f"{settings.task}'s model {settings.model} does not go with {spec}: {error}"
+                f"{settings.task}'s model {settings.model} does not fit {spec}: {error}"
             ) from error

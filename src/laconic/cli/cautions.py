@@ -1,4 +1,4 @@
-"""What `laconic train` says before it begins about requests that are allowed, and perhaps not meant."""
+"""Warnings of `laconic train` about requests that are allowed but perhaps unintended."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from laconic.strategies.distribute import strategy_or_method
 
 
 def cautions(settings: Settings) -> list[str]:
-    """One line for each method that never gets past its warm-up, needs all workers, or resumes otherwise."""
+    """Return one line per method that never ends its warm-up, needs all workers, or cannot resume exactly."""
     return [*_cold(settings), *_impatient(settings), *_adaptive(settings)]
 
 
 def _cold(settings: Settings) -> list[str]:
-    """Methods that would still be warming up at the last step."""
+    """Warn about methods that still warm up at the last step."""
     warm = warm_at(settings.pipeline, settings.specs)
     return [
-        f"{spec} warms up for {first:,} steps and this run has {settings.steps:,}, so it never gets past its"
-        " warm-up; give it a shorter warm-up, or more --steps"
+        f"{spec} warms up for {first:,} steps and this run has {settings.steps:,}, so it never finishes its"
+        " warm-up; use a shorter warm-up, or more --steps"
         for spec, first in warm.items()
         if first >= settings.steps
     ]
 
 
 def _impatient(settings: Settings) -> list[str]:
-    """Methods beside strategies that go on without a lost worker."""
+    """Warn about methods, next to strategies, that need all workers."""
     if settings.patience is None:
         return []
     return [
@@ -36,12 +36,12 @@ def _impatient(settings: Settings) -> list[str]:
 
 
 def _adaptive(settings: Settings) -> list[str]:
-    """Methods that measure the link, so that no two runs do the same, where runs are to be resumed."""
+    """Warn about methods that measure the link, if runs are to be resumed: no two runs are equal."""
     if settings.pipeline is not None or not (settings.resume or settings.checkpoint_every):
         return []
     return [
-        f"{spec} decides by the time that steps take, so a resumed run does not end with the same bits; pin"
-        ' what it settles on for that, such as "auto(pinned=scatter_reduce(minmax(block=128)))"'
+        f"{spec} decides by timing, so a resumed run does not end with the same bits; to get them, pin"
+        ' its choice, such as "auto(pinned=scatter_reduce(minmax(block=128)))"'
         for spec in settings.specs
         if isinstance(made := strategy_or_method(spec), Method) and made.adaptive
     ]

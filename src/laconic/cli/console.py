@@ -1,4 +1,4 @@
-"""The consoles that commands print to: as wide as the terminal, or wide enough for a table in a pipe."""
+"""Consoles of the commands: as wide as the terminal, or wide enough for a table in a pipe."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def console() -> Console:
 
 
 def errors() -> Console:
-    """Standard error. Its lines are never wrapped."""
+    """Return the console of standard error. Its lines are never wrapped."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def working(screen: Console, doing: str) -> Iterator[Callable[[str], None]]:
-    """Say what goes on for many seconds: a spinner on a terminal, elsewhere one line on standard error.
+    """Show a long task: a spinner on a terminal, elsewhere one line on standard error.
 
-    Yields what changes the words beside the spinner.
+    Yields a callable that changes the text next to the spinner.
     """
     if not screen.is_terminal:
         errors().print(f"laconic: {doing}", style="dim", markup=False)

@@ -1,7 +1,7 @@
-"""`laconic demo`: what Laconic is for, in minutes: the time to one accuracy over slow links.
+"""`laconic demo`: Laconic's benefit in minutes: the time to one accuracy over slow links.
 
-Where this machine can emulate links (root or user namespaces, iproute2), four workers train over 100 Mbit/s
-each; elsewhere over its loopback interface, which no method can beat.
+If this machine can emulate links (root or user namespaces, iproute2), four workers train over 100 Mbit/s
+each; otherwise over its loopback interface, which no method can beat.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def demo(
 ) -> None:
     """Train on handwritten digits with four workers over emulated links of 100 Mbit/s, and compare times.
 
-    Writes runs/demo/report.html, and replaces the last demo. The links are gone when it ends.
+    Writes runs/demo/report.html, and replaces the last demo. The links are removed at the end.
     """
     check_free(out / NAME, overwrite=True, way_out="give another --out")
     words = ["train", "digits", "--workers", str(WORKERS), "--target", str(TARGET), "--seeds", str(seeds)]
@@ -45,14 +45,16 @@ def demo(
     command = [sys.executable, "-m", "laconic.cli.main", *words]
     screen = console()
     why = "asked for" if loopback else missing()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lab has no name server, which c10d tells
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # hides c10d's warning that a lab has no name server
     if why is None:
-        screen.print(f"{WORKERS} workers, each on a host of its own with an emulated link of 100 Mbit/s")
+        screen.print(f"{WORKERS} workers, each on a separate host with an emulated link of 100 Mbit/s")
         lab(command, hosts=WORKERS, link=LINK, once=True, timeout=LIMIT_S * seeds)
         return
     screen.print(
-        f"No emulated links ({why}): workers talk over the loopback interface, as fast as memory. What each"
-        " method sends and how well it learns is real; no speed shows there.",
+        f"No emulated links ({why}): workers use the loopback interface, as fast as memory. Each method's"
+        " traffic and accuracy are real; speed cannot be compared.",
         style="yellow",
         markup=False,
     )

@@ -1,15 +1,21 @@
-"""A disk that takes no more: one line instead of a traceback."""
+"""One-line error for a full or read-only disk, instead of a traceback."""
 
 from __future__ import annotations
 
 import errno
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR)  # of a file, if one is named
+CLOSED = (
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EISDIR,
+)  # errors of a file, if it is named
 
 
 def full(error: OSError) -> str | None:
-    """What to say of a file that cannot be written; None if this is another kind of error."""
+    """Return the message for a file that cannot be written; None for another kind of error."""
     if error.errno not in FULL and not (error.filename and error.errno in CLOSED):
         return None
     where = f" {error.filename}" if error.filename else ""

@@ -1,4 +1,4 @@
-"""Docstrings on a screen of any width."""
+"""Docstrings, wrapped to any width."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DEEPER = " " * 4
 
 
 def flowing(text: str, width: int) -> str:
-    """A docstring in lines of at most `width` columns. Equations keep their lines as long as these fit.
+    """Wrap a docstring to `width` columns. Equations keep their lines if these fit.
 
     >>> print(flowing("Two lines\\nof words:\\n\\n    y = x\\n    z = y", 80))
     Two lines of words:
@@ -27,7 +27,7 @@ def flowing(text: str, width: int) -> str:
 
 
 def _lines(block: str) -> list[str]:
-    """Of prose one; of a section one for each item; of anything else those that there are."""
+    """Split a block: prose into one line, a section into one per item, anything else into its lines."""
     lines = block.split("\n")
     if not any(line.startswith((" ", ">>>")) for line in lines):
         return [" ".join(lines)]

@@ -1,4 +1,4 @@
-"""`laconic doctor`: what works on this machine, and what is missing."""
+"""`laconic doctor`: working and missing parts on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from laconic.tasks import TASKS
 from laconic.tasks.precision import DTYPES
 from laconic.tasks.source import VARIABLE, data_folder
 
-TRAIN = {  # what the extra `train` brings
+TRAIN = {  # packages of the extra `train`
     "plotly": "report.html of `laconic train`",
     "tensorboard": "the scalars of `laconic train`",
     "scikit-learn": "the task digits",
@@ -40,7 +40,7 @@ NATIVE_HINT = (
 
 
 def doctor() -> None:
-    """Show which kernels, versions and backends are in use, and what is missing."""
+    """Show the kernels, versions and backends in use, and anything missing."""
     screen = console()
     screen.print(_facts())
     missing = _missing()
@@ -52,7 +52,7 @@ def doctor() -> None:
 
 
 def to_try() -> str:
-    """What to try on this machine, in one line."""
+    """Return a suggestion for this machine, in one line."""
     if absent := [package for package in TRAIN if version_of(package) == "not installed"]:
         return f"to try: {INSTALL_TRAIN}, for {' and '.join(absent)}; then laconic demo"
     if (why := no_lab()) is None:
@@ -120,7 +120,7 @@ def with_triton() -> list[str]:
 
 
 def _precisions() -> list[str]:
-    """How fast matrices multiply in 16 bits, beside float32: what `laconic train --precision` can gain."""
+    """Return the speed of matrix products in 16 bits against float32: the gain of `--precision`."""
     seconds = {name: _product_s(dtype) for name, dtype in {"fp32": torch.float32, **DTYPES}.items()}
     plain = seconds.pop("fp32") or math.nan
     return [
@@ -129,7 +129,7 @@ def _precisions() -> list[str]:
 
 
 def speed(ratio: float) -> str:
-    """How fast a product is beside one in fp32, of which it does `ratio` in the same time.
+    """Describe the speed of a product, `ratio` times that of one in fp32.
 
     >>> speed(2.04), speed(0.97), speed(0.048)
     ('2 times as fast as fp32', 'as fast as fp32', '21 times slower than fp32')
@@ -140,14 +140,14 @@ def speed(ratio: float) -> str:
 
 
 def _product_s(dtype: torch.dtype) -> float | None:
-    """Seconds of one product of two matrices of 256 x 256; None where this machine has no kernel for it."""
+    """Return the seconds of a product of two 256 x 256 matrices; None without a kernel for it."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         x = torch.randn(256, 256, device=device, dtype=torch.float32).to(dtype)
         took = []
         for _ in range(5):
             began = time.perf_counter()
-            float((x @ x)[0, 0])  # waits for a GPU
+            float((x @ x)[0, 0])  # synchronises a GPU
             took.append(time.perf_counter() - began)
     except RuntimeError:
         return None
@@ -164,7 +164,7 @@ def _backends() -> list[str]:
 
 
 def _data(task: str) -> str:
-    """Where the files of a task are. Does not read them."""
+    """Return the location of a task's files, without reading them."""
     if task == "digits":
         return "comes with scikit-learn"
     try:

@@ -1,4 +1,4 @@
-"""How `laconic train` ends: its report, why it ended early, and how to go on."""
+"""End of `laconic train`: its report, the reason of an early end, and the command to resume."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from laconic.report.ledger import EVENTS, read_events
 
 # exit codes
 FAILED = 1
-REFUSED = 2  # before it started
+REFUSED = 2  # rejected before the start
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Why a run ended early. `fault`: it was an unexpected error; `details`: a worker's traceback."""
+    """Reason of an early end. `fault`: an unexpected error; `details`: a worker's traceback."""
 
     reason: str
     code: int
@@ -45,7 +45,7 @@ def show_report(folder: Path, screen: Console, ended: Ended | None) -> None:
 def complain(ended: Ended, folder: Path, *, started: bool) -> None:
     """Print the reason as the last line of standard error, after a traceback if it is a fault.
 
-    An interrupted run that has `started` has said so with its report.
+    If the run has `started`, the report already shows that it was interrupted.
     """
     stderr = errors()
     if ended.code == INTERRUPTED:
@@ -60,17 +60,17 @@ def complain(ended: Ended, folder: Path, *, started: bool) -> None:
 
 
 def to_resume(settings: Settings, arguments: Sequence[str]) -> str:
-    """The command that goes on with an interrupted run, and from where it does.
+    """Return the command that resumes an interrupted run, and its starting point.
 
     Args:
-        settings: Of the run.
-        arguments: Of the command that was interrupted, from `train` on.
+        settings: Settings of the run.
+        arguments: Arguments of the interrupted command, from `train` on.
     """
     words = [word for word in arguments if word not in ("--overwrite", "--resume")]
     if not any(word.split("=")[0] == "--name" for word in words):
         words += ["--name", settings.name]
     from_ = "its last checkpoint" if settings.checkpoint_every else "its start, as there are no checkpoints"
     return (
-        f"to go on: {shlex.join(['laconic', *words, '--resume'])}\n"
-        f"finished trainings are kept; the interrupted one goes on from {from_}"
+        f"to resume: {shlex.join(['laconic', *words, '--resume'])}\n"
+        f"finished trainings are kept; the interrupted one resumes from {from_}"
     )

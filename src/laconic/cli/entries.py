@@ -66,10 +66,10 @@ PIECES: dict[str, type[Spec]] = {
     "Activation codings: what waits for backward": Coding,
     "Pipeline codings: what crosses between stages": PipelineCoding,
     "Low-bit trainings: models whose weights end in a few bits": LowBitTraining,
-    "Sparsifiers: which weights are in use": Sparsifier,
-    "Sparse computing: a share of weights computes, and of inputs is kept": SwatTraining,
-    "Block trainings: a model whose blocks train side by side": BlockAdmm,
-    "Deployments: where the replicas of a script run": Deployment,
+    "Sparsifiers: the weights in use": Sparsifier,
+    "Sparse computing: a share of the weights is used, and a share of the inputs saved": SwatTraining,
+    "Block trainings: a model whose blocks train in parallel": BlockAdmm,
+    "Deployments: locations of a script's replicas": Deployment,
 }
 
 

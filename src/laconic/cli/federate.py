@@ -33,7 +33,7 @@ from laconic.tasks.federation import Federation, deal, partition_of
 from laconic.tasks.on_flower import check_engine, federate_on_flower
 
 WAY_OUT = "give another --name, or --overwrite to delete it"
-MOMENTUM = 0.0  # hurts where few take part: a client's would be of a model long past
+MOMENTUM = 0.0  # harmful if few clients are sampled: a client's momentum would belong to an old model
 BATCH = 20
 PER_ROUND = 10
 ENGINES = ("here", "flower")
@@ -49,17 +49,18 @@ def federate(
     against: Annotated[
         list[str] | None, typer.Option(help='a baseline, "fedavg()"; ratios compare with the first')
     ] = None,
-    clients: Annotated[int, typer.Option(help="how many there are")] = 100,
+    clients: Annotated[int, typer.Option(help="number of clients")] = 100,
     per_round: Annotated[
         int | None,
         typer.Option(
-            help="how many take part in a round, where a scheme has no sampling= of its own"
-            " [default: 10, or all of fewer clients]"
+            help="clients per round, for schemes without sampling= [default: 10, or all of fewer clients]"
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(help="how many")] = 200,
-    local_steps: Annotated[int, typer.Option(help="of each client in each round")] = 5,
-    by: Annotated[str, typer.Option(help="how examples are dealt: `laconic partition` shows it")] = "iid()",
+    local_steps: Annotated[int, typer.Option(help="steps of each client in each round")] = 5,
+    by: Annotated[
+        str, typer.Option(help="partition of the examples; `laconic partition` shows it")
+    ] = "iid()",
     classes_per_client: Annotated[
         int | None, typer.Option(help="short for --by 'classes_per_client(N)'")
     ] = None,
@@ -87,13 +88,13 @@ def federate(
 
     All clients are in this process; messages are those of a real run, and their bytes are counted. With
     --engine flower they are nodes of Flower's simulation engine, each in a process of Ray: the same updates,
-    at seconds a round, and the first model travels too. Baselines come first; all schemes run with one seed
-    before the next seed. Ctrl-C keeps what was measured.
+    at seconds a round, and the first model is sent too. Baselines come first; all schemes run with one seed
+    before the next seed. Ctrl-C keeps all measurements.
     """
     arguments.choice("--engine", engine, ENGINES)
     if classes_per_client is not None:
         if by != "iid()":
-            raise SpecError(f"--classes-per-client says how examples are dealt: leave --by {by!r} out")
+            raise SpecError(f"--classes-per-client sets the partition: remove --by {by!r}")
         by = f"classes_per_client({classes_per_client})"
     baselines = [_normal(text) for text in against or ()]
     texts = dict.fromkeys([*baselines, *(_normal(text) for text in with_ or ())])
@@ -126,8 +127,8 @@ def federate(
     folder = out / name
     check_free(folder, overwrite=overwrite, way_out=WAY_OUT)
     tensors = found.load(data)
-    deal(plan, tensors)  # raises where the data cannot be dealt so
-    for text in texts:  # raises where a scheme does not fit the model
+    deal(plan, tensors)  # raises if the partition does not fit the data
+    for text in texts:  # raises if a scheme does not fit the model
         scheme_of(text).server(recipe.build().state_dict())
     fresh_folder(folder, overwrite=overwrite, way_out=WAY_OUT)
     config = _config(plan, folder.name, list(texts), baselines, seeds, found.title)
@@ -150,7 +151,7 @@ def federate(
                             events.flush()
                         _show(screen, text, number, plan, event)
     except KeyboardInterrupt:
-        reason = "Interrupted: this report covers what was measured until then."
+        reason = "Interrupted: this report covers the measurements until then."
         errors().print(f"laconic: {reason}", style="yellow", markup=False)
     if read_events(folder):
         rows, report = publish_federation(folder, reason)
@@ -161,7 +162,7 @@ def federate(
 
 
 def _normal(text: str) -> str:
-    """A spec in the spelling of its `repr`: `fedavg` is `fedavg()`."""
+    """Return a spec in the spelling of its `repr`: `fedavg` becomes `fedavg()`."""
     return repr(parse(text))
 
 
@@ -185,11 +186,11 @@ def _config(
 
 
 def _show_sampling(screen: Console, text: str, plan: Federation) -> None:
-    """Say so where a scheme does not follow --per-round."""
+    """Print a note if a scheme does not follow --per-round."""
     if (sampling := scheme_of(text).sampling) is not None:
         first, last = (sampling.count(number, plan.clients) for number in (1, plan.rounds))
         screen.print(
-            f"{text}: {sampling} says how many take part, {first} of {plan.clients} in the first round and"
+            f"{text}: {sampling} sets the clients per round, {first} of {plan.clients} in the first round and"
             f" {last} in the last, not --per-round {plan.per_round}",
             markup=False,
         )
@@ -223,4 +224,4 @@ def _print_table(screen: Console, rows: list[Row]) -> None:
         )
     screen.print()
     screen.print(table)
-    screen.print("MB: of all clients together in the whole run, every message with its heading.", style="dim")
+    screen.print("MB: all clients together in the whole run, every message with its header.", style="dim")

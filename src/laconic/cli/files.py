@@ -1,4 +1,4 @@
-"""Files and folders that a command writes."""
+"""Files and folders written by commands."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _cannot(path: Path, error: OSError) -> str:
 
 
 def _there(path: Path) -> bool:
-    """Whether it exists. Raises `OSError` if it never can, as `Path.exists` does before Python 3.14."""
+    """Return whether it exists. Raises `OSError` if it cannot, as `Path.exists` does before Python 3.14."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -57,7 +57,7 @@ def _there(path: Path) -> bool:
 
 
 def _try(folder: Path) -> None:
-    """Raise `OSError` if nothing can be made in this folder: permissions alone do not tell, as of /proc."""
+    """Raise `OSError` if this folder is not writable, by trying: permissions are no proof, as for /proc."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".laconic-"):
         pass
 
@@ -69,7 +69,7 @@ def write_svg(path: Path, text: str) -> None:
 
 
 def default_name(task: str) -> str:
-    """A run's name: the task and the time, in milliseconds, as two runs may begin in one second."""
+    """Return a run's name: the task and the time in milliseconds, as two runs may begin in one second."""
     return f"{task}-{datetime.now():%Y%m%d-%H%M%S-%f}"[:-3]
 
 
@@ -80,10 +80,10 @@ def check_name(name: str, out: Path) -> None:
 
 
 def check_free(folder: Path, *, overwrite: bool, way_out: str) -> None:
-    """Raise `StateError` if a run cannot begin in this folder: it holds another one, or is no run at all.
+    """Raise `StateError` if a run cannot begin in this folder: it holds another run, or other files.
 
-    Raises `SpecError` if it cannot be made. `overwrite`: an older run may be deleted; `way_out`: what else to
-    do about it. A run that has measured nothing is nobody's loss.
+    Raises `SpecError` if it cannot be created. `overwrite`: an older run may be deleted; `way_out`: the
+    remedy to name in the error. A run without measurements may always be replaced.
     """
     try:
         if in_the_way := next((each for each in folder.parents if each.exists() and not each.is_dir()), None):
@@ -97,14 +97,14 @@ def check_free(folder: Path, *, overwrite: bool, way_out: str) -> None:
     if not taken:
         return
     if not (folder / CONFIG).exists():
-        raise StateError(f"{folder} exists and is not a run of Laconic: give another --name")
+        raise StateError(f"{folder} exists but is not a run of Laconic: give another --name")
     events = folder / EVENTS
     if not overwrite and events.exists() and events.stat().st_size:
         raise StateError(f"{folder} holds a run already: {way_out}")
 
 
 def fresh_folder(folder: Path, *, overwrite: bool, way_out: str) -> Path:
-    """Make a run's folder and return it; deletes an older run that `check_free` lets go."""
+    """Create a run's folder and return it; delete an older run if `check_free` allows it."""
     check_free(folder, overwrite=overwrite, way_out=way_out)
     if folder.exists():
         shutil.rmtree(folder)

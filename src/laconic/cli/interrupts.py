@@ -1,7 +1,7 @@
 """Interrupts: Ctrl-C and SIGTERM end a command, but never in the middle of a write.
 
-An exception inside a queue's `put` leaves its lock held or released twice. TensorBoard's writer then hangs
-for ever when it is closed.
+An exception inside a queue's `put` leaves its lock acquired or released twice. TensorBoard's writer then
+hangs for ever when it is closed.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def lab(
 
 
 def settings(name: str | None, **given: str | None) -> Profile:
-    """The named profile, or unlimited links, with the given quantities replaced.
+    """Return the named profile, or unlimited links, with the given quantities replaced.
 
     >>> settings("dsl", rate=None, up="2mbit").link.bits_up
     2000000.0
@@ -112,7 +112,7 @@ def settings(name: str | None, **given: str | None) -> Profile:
 
 
 def starts_workers(command: list[str]) -> bool:
-    """Whether a command is `laconic train`.
+    """Return whether a command is `laconic train`.
 
     >>> starts_workers(["/opt/bin/laconic", "train", "digits"]), starts_workers(["python", "train.py"])
     (True, False)
@@ -121,9 +121,9 @@ def starts_workers(command: list[str]) -> bool:
 
 
 def stages_on_hosts(command: list[str], hosts: int) -> str:
-    """Which stages of a pipeline are on which host; "" for a command that trains none.
+    """Return the hosts of a pipeline's stages as text; "" for a command that trains none.
 
-    Where neighbours share a host, what they send each other crosses no link, and the text says so.
+    If neighbours share a host, their messages cross no link, and the text says so.
 
     >>> stages_on_hosts(["laconic", "train", "shakespeare", "--stages", "2", "--replicas=2"], 4)
     'stages by host (replica.stage): 0.0; 0.1; 1.0; 1.1'
@@ -147,14 +147,14 @@ def stages_on_hosts(command: list[str], hosts: int) -> str:
 
 
 def _option(command: list[str], name: str) -> int | None:
-    """The whole number that a command gives to an option, as `--name 2` or `--name=2`; None: none."""
+    """Return the integer that a command gives to an option, as `--name 2` or `--name=2`, or None."""
     words = " ".join(command).replace(f"{name}=", f"{name} ").split()
     after = [value for option, value in pairwise(words) if option == name]
     return int(after[-1]) if after and after[-1].isdecimal() else None
 
 
 def traffic(emulated: Lab) -> str:
-    """The bytes that the hosts' interfaces have counted."""
+    """Return the bytes counted by the hosts' interfaces."""
     counted = emulated.counters()
     sent = " ".join(f"{each.sent / MB:.4g}" for each in counted)
     received = " ".join(f"{each.received / MB:.4g}" for each in counted)

@@ -1,4 +1,4 @@
-"""The `laconic` command. An error that Laconic raises on purpose prints one red line and exits with 2."""
+"""The `laconic` command. Errors that Laconic raises on purpose print one red line and exit with 2."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from laconic.core.version import VERSION
 class Commands(TyperGroup):
     """Shows a `LaconicError` as one line; any other error is a bug of ours and keeps its traceback.
 
-    So is Ctrl-C one line, where a command does not handle it itself.
+    Ctrl-C is also one line, unless a command handles it.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -52,7 +52,7 @@ class Commands(TyperGroup):
 
 
 def show_version(asked: bool) -> None:
-    """Print the version and end, if asked to."""
+    """Print the version and exit, if requested."""
     if asked:
         typer.echo(f"laconic {VERSION}")
         raise typer.Exit
@@ -76,7 +76,7 @@ def main(
         typer.Option("--version", callback=show_version, is_eager=True, help="show the version"),
     ] = False,
 ) -> None:
-    """What all commands share."""
+    """Handle the options that all commands share."""
 
 
 app.command()(demo)

@@ -1,7 +1,7 @@
-"""The start of a run on several machines: it says what it waits for, and Ctrl-C ends it.
+"""Notice at the start of a run on several machines, while torch waits for them; Ctrl-C ends the wait.
 
-torch waits for the other machines outside Python, where no signal's handler runs before the wait is over.
-The byte that a signal writes is read by a thread, which ends the process if its main thread does not.
+torch waits for the other machines outside Python, where no signal handler runs before the wait is over. A
+thread reads the byte that a signal writes, and ends the process if its main thread does not.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 from laconic.cli.console import errors
 from laconic.core.starting import INTERRUPTED, say_interrupted
 
-GRACE_S = 1.0  # for the main thread to end by itself
+GRACE_S = 1.0  # for the main thread to end
 
 
 @contextmanager
 def meeting(given: Any) -> Iterator[None]:
-    """Inside `with`, torchrun's agent runs with these arguments of its own, parsed."""
+    """Print a notice while torchrun's agent runs with these parsed arguments, and let Ctrl-C end the wait."""
     if given.nnodes in ("1", "1:1"):
         yield
         return
     place = given.rdzv_endpoint or f"{given.master_addr}:{given.master_port}"
     errors().print(
-        f"laconic: meeting {given.nnodes} machines at {place}; Ctrl-C ends the wait",
+        f"laconic: waiting for {given.nnodes} machines at {place}; Ctrl-C ends the wait",
         style="dim",
         markup=False,
     )

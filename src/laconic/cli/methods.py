@@ -1,4 +1,4 @@
-"""`laconic methods`: the names that can follow --with, one line each; all figures; or all about one name."""
+"""`laconic methods`: all names for --with, one line each; all figures; or all about one name."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from laconic.core.spec import find, parse, signature_text
 from laconic.exchange.method import Paper
 
 HEADS = (f"N = {FEW}", f"N = {MANY}", "smaller", "any N", "error", "bound", "unbiased")
-WIDE = 110  # columns; a narrower screen has figures below each other
-LISTED = 5  # of them, the columns of the list of all names
+WIDE = 110  # columns; a narrower screen lists figures vertically
+LISTED = 5  # number of columns in the list of all names
 STATUS = {
     "verified": "checked against its authors' or other public code",
-    "partial": "what is here is checked against public code, but a part of the paper is missing",
+    "partial": "checked against public code, but a part of the paper is missing",
     "recalled": "standard knowledge, not checked against code",
-    "reconstruction": "built without the authors' code, from the abstract: we filled in what it leaves open",
+    "reconstruction": "built without the authors' code, from the abstract: we filled the gaps",
     "-": "no paper",
 }
 LEGEND = (
     "Measured on a stored gradient of a small trained net, matrices only. N = 4, N = 16: bits per parameter"
-    " that a worker puts on the wire in a step, among so many workers; any N: the same by formula (a gather"
-    " grows with N - 1, an all-reduce hardly: (N-1)/N); smaller: how many times less than a dense all-reduce"
-    " among 4 and among 16; below 1 it sends more. error: mean |C(x) - x|^2 / |x|^2. Selectors, codecs and"
+    " that a worker puts on the wire in a step, among 4 or 16 workers; any N: the same by formula (a gather"
+    " grows with N - 1, all-reduce hardly: (N-1)/N); smaller: ratio to a dense all-reduce among 4 and among"
+    " 16; below 1 it sends more. error: mean |C(x) - x|^2 / |x|^2. Selectors, codecs and"
     " reducers become methods, with error feedback if they need it. A strategy's bits depend on its graph."
     " `laconic methods NAME` shows all about one name.\n"
     "Status of an implementation: " + "; ".join(f"{word}: {says}" for word, says in STATUS.items()) + "."
@@ -50,14 +50,14 @@ def methods(
     ] = False,
     find_: Annotated[
         str | None,
-        typer.Option("--find", metavar="WORD", help="list only what has this word in it: momentum"),
+        typer.Option("--find", metavar="WORD", help="list only entries with this word: momentum"),
     ] = None,
 ) -> None:
-    """List the methods, what each sends and how many bits; or show one in full."""
+    """List the methods with their payload and bits; or show one in full."""
     screen = console()
     if name is not None:
         if "(" in name and not name.endswith("()"):
-            parse(name)  # which says what is wrong with it
+            parse(name)  # raises with the reason
         return show(screen, name.partition("(")[0].strip())
     found = entries() if find_ is None else matching(find_)
     if not found:
@@ -73,7 +73,7 @@ def methods(
 
 
 def matching(word: str) -> list[CatalogueEntry]:
-    """The entries with this word in their name, description or paper."""
+    """Return the entries with this word in their name, description or paper."""
     return [
         each
         for each in entries()
@@ -82,9 +82,9 @@ def matching(word: str) -> list[CatalogueEntry]:
 
 
 def listing(found: Sequence[CatalogueEntry], *, with_pieces: bool = True) -> Table:
-    """The table: a heading per kind, a description per name, figures per spec."""
+    """Return the table: a heading per kind, a description per name, figures per spec."""
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    table.add_column("name, what it sends, paper", ratio=1)
+    table.add_column("name, payload, paper", ratio=1)
     for head in HEADS[:LISTED]:
         table.add_column(head, justify="right", no_wrap=head != "any N")
     for kind, listed in groupby(found, key=lambda entry: entry.kind):
@@ -107,13 +107,13 @@ def _heading(title: str) -> RenderableType:
 
 
 def _words(call: str, description: str) -> RenderableType:
-    """A call with its description below."""
+    """Return a call with its description below."""
     below = (Padding(Text(description, "dim"), (0, 0, 0, 2)),) if description else ()
     return Padding(Group(Text(call, "cyan"), *below), (0, 1, 0, 0))
 
 
 def cells(entry: CatalogueEntry) -> tuple[str, ...]:
-    """The figures of an entry, in the order of HEADS; its upper bound of bits if nothing was measured."""
+    """Return an entry's figures in the order of HEADS; its upper bound of bits if nothing was measured."""
     figures = entry.measured
     unbiased = {None: "-", True: "yes", False: "no"}[entry.unbiased]
     if entry.max_bits is None:
@@ -129,7 +129,7 @@ def cells(entry: CatalogueEntry) -> tuple[str, ...]:
 
 
 def times(ratio: float) -> str:
-    """How many times smaller, in three digits, or as a whole number.
+    """Return a ratio with three digits, or as a whole number.
 
     >>> times(3.5566), times(41234.5)
     ('3.56', '41,234')
@@ -167,7 +167,7 @@ def show(screen: Console, name: str) -> None:
 
 
 def across(found: Sequence[CatalogueEntry]) -> Table:
-    """The figures, a row a spec."""
+    """Return a table of the figures, a row per spec."""
     figures = Table(box=None, padding=(0, 1), header_style="bold")
     figures.add_column("measured", style="cyan", overflow="fold")
     for head in HEADS:
@@ -178,7 +178,7 @@ def across(found: Sequence[CatalogueEntry]) -> Table:
 
 
 def upright(entry: CatalogueEntry) -> Table:
-    """The figures of one spec, a row each."""
+    """Return a table of one spec's figures, a row each."""
     figures = Table(box=None, padding=(0, 1), show_header=False)
     figures.title, figures.title_style, figures.title_justify = entry.spec, "cyan", "left"
     for head, cell in zip(HEADS, cells(entry), strict=True):

@@ -1,4 +1,4 @@
-"""`laconic partition`: how a task's examples are dealt to clients, in a table and a picture."""
+"""`laconic partition`: the examples of each client of a task, in a table and a picture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from laconic.report.partition_picture import picture
 from laconic.tasks import find
 from laconic.tasks.task import labels
 
-CLIENTS = 100  # where the data do not say how many there are
+CLIENTS = 100  # default for data without a number of clients
 
 
 def partition(
@@ -31,11 +31,11 @@ def partition(
     clients: Annotated[
         int | None, typer.Option(help=f"number of clients [default: {CLIENTS}, or all speakers]")
     ] = None,
-    seed: Annotated[int, typer.Option(help="another seed deals otherwise")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of the partition")] = 0,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="draw it to this SVG file")] = None,
     data: Annotated[Path | None, typer.Option(help="folder of the data set [default: $LACONIC_DATA]")] = None,
 ) -> None:
-    """Show how a task's training examples are dealt to clients, as in federated learning; and draw it."""
+    """Show how a task's training examples are split among clients, as in federated learning; and draw it."""
     check_svg(out)
     made = parse(by)
     if not isinstance(made, Partition):
@@ -59,7 +59,7 @@ def partition(
 
 
 def facts(deal: Deal, held: list[int], rows: str) -> Table:
-    """Sizes and kinds of the clients, one fact per row."""
+    """Return sizes and kinds of the clients, one fact per row."""
     left = len(deal.kinds) - sum(deal.sizes)
     table = Table(box=None, padding=(0, 1), show_header=False)
     table.add_column(style="bold", no_wrap=True)
@@ -74,7 +74,7 @@ def facts(deal: Deal, held: list[int], rows: str) -> Table:
 
 
 def spread(values: list[int]) -> str:
-    """The least, the median and the most of a client.
+    """Return the minimum, the maximum and the median of the clients.
 
     >>> spread([3, 1, 2, 10]), spread([600, 600])
     ('1 to 10 per client, median 2.5', '600 per client')

@@ -1,4 +1,4 @@
-"""The options of `laconic train` that make a pipeline of stages, checked together."""
+"""Options of `laconic train` for a pipeline of stages, checked together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("1f1b", "gpipe")
 PER_STAGE = 2  # micro-batches, by default
-ALONE = (  # options that a model in stages or blocks does not take
+ALONE = (  # options not supported for a model in stages or blocks
     *(
         "bits",
         "skew",
@@ -40,7 +40,7 @@ ALONE = (  # options that a model in stages or blocks does not take
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """As given; None: not given."""
+    """Options as given; None: not given."""
 
     stages: int | None = None
     replicas: int | None = None
@@ -49,7 +49,7 @@ class PipelineOptions:
     schedule: str | None = None
 
     def pipeline(self, workers: int | None, batch: int) -> Pipeline | None:
-        """The pipeline, or None without --stages. Raises `SpecError` if the numbers do not fit."""
+        """Return the pipeline, or None without --stages. Raises `SpecError` if the numbers do not fit."""
         if self.stages is None:
             self._check_nothing_else()
             return None
@@ -74,7 +74,7 @@ class PipelineOptions:
         }
         for option, value in given.items():
             if value is not None:
-                raise SpecError(f"{option} is for a pipeline: give --stages too, such as --stages 2")
+                raise SpecError(f"{option} is for a pipeline: add --stages, such as --stages 2")
 
     def _replicas(self, workers: int | None) -> int:
         assert self.stages is not None
@@ -87,7 +87,7 @@ class PipelineOptions:
             of = f" and --replicas {self.replicas}" if self.replicas else ""
             raise SpecError(
                 f"--stages {self.stages}{of} needs {needed} workers, one a stage of each replica, got"
-                f" --workers {workers}: give --workers {needed}, or leave --workers out"
+                f" --workers {workers}: give --workers {needed}, or remove --workers"
             )
         return workers // self.stages
 
@@ -125,7 +125,7 @@ def check_cut(pipeline: Pipeline, task: Task, model: str, recipe: Recipe) -> Non
 
 
 def check_alone(settings: Settings, what: str = "--stages") -> None:
-    """Raise `SpecError` for an option that does not go with a model that is cut."""
+    """Raise `SpecError` for an option that cannot be combined with a divided model."""
     defaults = {each.name: each.default for each in fields(settings)}
     for name in ALONE:
         if getattr(settings, name) != defaults[name]:
@@ -134,7 +134,7 @@ def check_alone(settings: Settings, what: str = "--stages") -> None:
 
 
 def warm_at(pipeline: Pipeline | None, specs: tuple[str, ...]) -> dict[str, int]:
-    """For each method, the first step after its warm-up."""
+    """Return, for each method, the first step after its warm-up."""
     if pipeline is None:
         return {spec: strategy_or_method(spec).warm_at for spec in specs if not is_blockwise(spec)}
     between = strategy_or_method(pipeline.between)

@@ -1,4 +1,4 @@
-"""`laconic plan`: what a step costs with each method, for these workers and this link; and which to use."""
+"""`laconic plan`: the cost of a step with each method, for these workers and this link; with advice."""
 
 from __future__ import annotations
 
@@ -62,12 +62,14 @@ def plan(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="draw the curves to this SVG file")] = None,
     stages: Annotated[
-        int | None, typer.Option(help="plan a pipeline of so many stages; --with is then what crosses them")
+        int | None,
+        typer.Option(help="plan a pipeline with this number of stages; --with then codes their messages"),
     ] = None,
     activation: Annotated[
         str | None,
         typer.Option(
-            metavar="SHAPE", help="what leaves a stage in a step, samples first: 32x256x384 [with --stages]"
+            metavar="SHAPE",
+            help="shape of a stage's output in a step, samples first: 32x256x384 [with --stages]",
         ),
     ] = None,
     micro_batches: Annotated[
@@ -85,7 +87,7 @@ def plan(
         str | None, typer.Option(help="gpipe, 1f1b or interleaved alone [default: all]")
     ] = None,
 ) -> None:
-    """Forecast step time, bytes and scaling of each method, and say which one to use and why."""
+    """Forecast step time, bytes and scaling of each method, and recommend one with reasons."""
     check_svg(out)
     probed = None if probe is None else Probe.load(probe)
     asked_stages = PipelineAsked(
@@ -124,7 +126,7 @@ def plan(
 
 
 def check_given(probed: Probe | None, given: Mapping[str, str | None]) -> None:
-    """Raise `SpecError` for what is neither given nor probed."""
+    """Raise `SpecError` for values that are neither given nor probed."""
     if probed is None and (missing := [name for name, value in given.items() if value is None]):
         raise SpecError(f"laconic plan needs {', '.join(missing)}; or --probe with a file of laconic probe")
 
@@ -137,7 +139,7 @@ def work_of(
     update: str | None,
     cores: float | None,
 ) -> Work:
-    """What a worker computes: the given values, else the probed ones, else the defaults."""
+    """Return a worker's computing: the given values, else the probed ones, else the defaults."""
     if cores is not None and cores <= 0:
         raise SpecError(f"--cores must be above 0, got {cores}: 0.5 is one core for two workers")
     measured = probed.work if probed else Work(0.0, 0.0, 0.0, ())
@@ -155,7 +157,7 @@ def work_of(
 
 
 def network_of(probed: Probe | None, link: str | None, latency: str | None) -> Network:
-    """The links: the given values, else the probed ones, else the default latency."""
+    """Return the links: the given values, else the probed ones, else the default latency."""
     network = probed.network if probed else Network(0.0)
     if link:
         network = replace(network, bytes_a_second=units.bits_a_second("--link", link) / 8)
@@ -166,7 +168,7 @@ def network_of(probed: Probe | None, link: str | None, latency: str | None) -> N
 
 
 def read_workers(text: str) -> list[int]:
-    """Numbers of workers: those listed, or doubled from the first to the last of a range.
+    """Parse numbers of workers: a list, or a range, doubled from the first to the last.
 
     >>> read_workers("4..20"), read_workers("8"), read_workers("2,6")
     ([4, 8, 16, 20], [8], [2, 6])
@@ -186,16 +188,16 @@ def read_workers(text: str) -> list[int]:
 
 
 def layout_given(params: str | None, probed: Probe | None) -> Layout:
-    """Of the model: a stand-in of so many parameters, else the probed one."""
+    """Return the model's layout: a stand-in of this many parameters, else the probed one."""
     return (
         layout_of(units.count("--params", params)) if params else Layout.of(probed.layout if probed else ())
     )
 
 
 def layout_of(params: int) -> Layout:
-    """A stand-in for a model with this many parameters: some dozens of square matrices, or more of `SIDE`.
+    """Return a stand-in for a model with this many parameters: dozens of square matrices, or more of `SIDE`.
 
-    What is left is a matrix of as many columns, and a vector with fewer elements than these.
+    The rest is a matrix of as many columns, and a vector with fewer elements than these.
 
     >>> [entry.shape for entry in layout_of(200_000)][-3:]
     [(91, 91), (13, 91), (73,)]
@@ -233,8 +235,8 @@ def show(screen: Console, rehearsed: list[Rehearsed], sizes: list[int], work: Wo
     screen.print(table)
     screen.print(
         f"A step with no communication takes {units.format_seconds(work.alone_s)}. MB: on the wire, each way."
-        " Encoding and decoding are assumed to be as fast as on this machine; spread: how much a step differs"
-        " as they do from one rehearsal to the next. Points lost: of test accuracy, on the worse of two small"
+        " Encoding and decoding are assumed to be as fast as on this machine; spread: change of a step with"
+        " their speed between rehearsals. Points lost: of test accuracy, on the worse of two small"
         " models in short trainings (docs/accuracy.md); -: not measured.",
         style="dim",
     )
@@ -248,8 +250,8 @@ def show(screen: Console, rehearsed: list[Rehearsed], sizes: list[int], work: Wo
         names = ", ".join(each.spec for each in faster)
         screen.print(
             Text(
-                f"A step is shorter with {names}; but there ranks train apart for a while, which changes what"
-                " they learn."
+                f"A step is shorter with {names}; but their ranks train separately for a while, which changes"
+                " the result of training."
             )
         )
 

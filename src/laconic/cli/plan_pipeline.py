@@ -1,4 +1,4 @@
-"""`laconic plan --stages N`: what crosses the stages of a pipeline, and what a step of it takes."""
+"""`laconic plan --stages N`: the traffic between a pipeline's stages, and the time of its step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MB = 1e6
 
 @dataclass(frozen=True)
 class PipelineAsked:
-    """The options of a pipeline as given; None: not given."""
+    """Options of a pipeline as given; None: not given."""
 
     stages: int | None
     activation: str | None
@@ -45,7 +45,7 @@ class PipelineAsked:
 
     @property
     def pipeline(self) -> bool:
-        """Whether there are stages. Raises `SpecError` for options that are of no use without."""
+        """Whether there are stages. Raises `SpecError` for options that are useless without."""
         if self.stages is not None:
             return True
         given = {
@@ -58,12 +58,12 @@ class PipelineAsked:
         }
         for option, value in given.items():
             if value is not None:
-                raise SpecError(f"{option} is for a pipeline: give --stages too, such as --stages 2")
+                raise SpecError(f"{option} is for a pipeline: add --stages, such as --stages 2")
         return False
 
     def check(self, *, workers: str | None, out: Path | None) -> None:
-        """Raise `SpecError` for numbers that make no pipeline, or options that do not go with one."""
-        arguments.whole("--stages", self.stages, 2, MOST_STAGES, hint="one stage is no pipeline")
+        """Raise `SpecError` for invalid numbers, or options that cannot be combined with a pipeline."""
+        arguments.whole("--stages", self.stages, 2, MOST_STAGES, hint="one stage is not a pipeline")
         assert self.stages is not None
         if workers is not None:
             raise SpecError(
@@ -71,7 +71,7 @@ class PipelineAsked:
                 " so give --replicas"
             )
         if out is not None:
-            raise SpecError("--out draws methods by workers, not pipelines: leave it out with --stages")
+            raise SpecError("--out draws methods by workers, not pipelines: remove it with --stages")
         if self.layers is not None:
             arguments.whole("--layers", self.layers, 1)
             if self.stages > self.layers:
@@ -90,10 +90,10 @@ class PipelineAsked:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of what leaves a stage in a step, samples first."""
+        """Shape of a stage's output in a step, samples first."""
         if self.activation is None:
             raise SpecError(
-                "laconic plan --stages needs --activation, the shape of what leaves a stage in a step of one"
+                "laconic plan --stages needs --activation, the shape of a stage's output in a step of one"
                 " replica, samples first: 32x256x384 for 32 windows of 256 letters, 384 wide"
             )
         if not re.fullmatch(r"\d+(x\d+)+", self.activation):
@@ -109,7 +109,7 @@ class PipelineAsked:
         return found
 
     def micro(self) -> int:
-        """The number of micro-batches. Raises `SpecError` if samples cannot be cut into so many."""
+        """Number of micro-batches. Raises `SpecError` if the samples cannot be split into micro-batches."""
         samples, stages = self.shape[0], self.stages
         assert stages is not None
         least = 1 if self.schedule == "gpipe" else stages
@@ -215,8 +215,8 @@ def _show_crossings(
         + (f", {cut.replicas} replicas with {best.between}" if best.between else "")
         + ". MB: on the wire of one boundary in a step, activations up and their gradients down, with all"
         " headers and acknowledgements. Waits: share of a step in which a stage does not compute, in the"
-        " fastest schedule. Coding is assumed to be as fast as on this machine. What it costs in loss is not"
-        " weighed: docs/pipelines_measured.md has trainings.",
+        " fastest schedule. Coding is assumed to be as fast as on this machine. Its loss of accuracy is not"
+        " included: see docs/pipelines_measured.md.",
         style="dim",
     )
 

@@ -1,4 +1,4 @@
-"""The four specs to begin with: they come first in README, in the docs and in --help."""
+"""Four specs to begin with: first in README, in the docs and in --help."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Preset:
-    """A spec that parses as it stands, and when to begin with it."""
+    """A valid spec, and when to begin with it."""
 
     spec: str
     when: str

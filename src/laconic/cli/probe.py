@@ -75,9 +75,9 @@ def probe(
 
 
 def _start(workers: int, words: list[str], out: Path) -> None:
-    """Probe with workers on this machine, and show what they found.
+    """Probe with workers on this machine, and show the results.
 
-    They tell in a file what they are doing, as lines of theirs would mix with ours on a terminal.
+    They report progress in a file, because their lines would mix with ours on a terminal.
     """
     screen = console()
     with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:

@@ -29,23 +29,23 @@ class Shown:
     seed: int | None = None
     seeds_done: int = 0
     step: int = 0
-    ended: bool = False  # this seed has ended and is counted in seeds_done
+    ended: bool = False  # whether this seed is counted in seeds_done
     loss: float | None = None
     step_s: float | None = None
     megabytes: float = 0.0  # on the wire, from rank 0, for this seed
     accuracy: float | None = None
     stepped_at: float = 0.0  # when the last step ended, by a clock
-    test_s: float | None = None  # that a test takes
+    test_s: float | None = None  # duration of a test
     residual: float | None = None  # of a low-bit training, at the last test
     flips: float | None = None  # share of signs that changed between the last two tests
-    density: float | None = None  # of the masks, and what their last update changed
+    density: float | None = None  # of the masks, and the share that their last update changed
     changed: float = 0.0
     tested: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)  # lost workers, for this seed
 
     @property
     def first_living(self) -> int:
-        """The lowest rank that is still alive: its steps are shown."""
+        """Return the lowest rank that is still alive: its steps are shown."""
         return next(rank for rank in itertools.count() if rank not in self.lost)
 
     def add_step(self, event: dict[str, Any]) -> None:
@@ -88,7 +88,7 @@ class Progress:
         )
         self._drawn = 0.0
         stages = 1 if settings.pipeline is None else settings.pipeline.stages
-        self._loss_at = {  # the first rank that knows the loss: of a last stage, of the last block
+        self._loss_at = {  # the first rank that knows the loss: the last stage, the last block
             spec: settings.workers - 1 if is_blockwise(spec) else stages - 1 for spec in settings.specs
         }
 
@@ -104,11 +104,11 @@ class Progress:
             self._live.stop()
 
     def print_line(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         self.console.print(line, markup=False)
 
     def begin(self, spec: str, seed: int, sent_mb: float = 0.0) -> None:
-        """Note that a training starts, or goes on after rank 0 has sent so much."""
+        """Record that a training starts, or resumes after rank 0 has sent this much."""
         row = self.rows[spec]
         self.rows[spec] = Shown(
             seed=seed,
@@ -119,12 +119,12 @@ class Progress:
         )
 
     def skip(self, spec: str, seed: int) -> None:
-        """Note that a training was finished before."""
+        """Record that a training was finished before."""
         self.rows[spec].seeds_done += 1
         self.print_line(f"{spec}, seed {seed}: already done")
 
     def end(self, spec: str, seed: int) -> None:
-        """Note that a training has finished."""
+        """Record that a training has finished."""
         self.rows[spec].seeds_done += 1
         self.rows[spec].ended = True
         self._redraw(now=True)
@@ -188,7 +188,7 @@ class Progress:
         )
 
     def _tests_s(self, row: Shown) -> float:
-        """Seconds of the tests that are still to come, as tests have taken so far."""
+        """Return the seconds of the remaining tests, extrapolated from those so far."""
         steps, every = self.settings.steps, self.settings.eval_every or self.settings.steps
         done = steps if row.ended else row.step
         whole = -(-steps // every)
@@ -197,7 +197,7 @@ class Progress:
         return max(0, left) * (row.test_s or 0.0)
 
     def _density(self, row: Shown) -> str:
-        """Share of the weights in use, and of these the share that the last update of the masks brought."""
+        """Return the share of the weights in use, and the share of these that the last update added."""
         return "-" if row.density is None else f"{100 * row.density:.1f} % ({100 * row.changed:.1f} % new)"
 
     def _line(self, spec: str) -> str:
@@ -233,7 +233,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Seconds, minutes and seconds, or hours and minutes.
+    """Format seconds, minutes and seconds, or hours and minutes.
 
     >>> duration(4.2), duration(75), duration(4000)
     ('4 s', '1:15', '1 h 06')

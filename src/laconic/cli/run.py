@@ -21,7 +21,7 @@ from laconic.core.starting import LAUNCHER, WORKER
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-FAILED = 1  # exit code if a worker was killed; else it is the first failed worker's own
+FAILED = 1  # exit code if a worker was killed; else the first failed worker's exit code
 PASS_THROUGH = {
     "ignore_unknown_options": True,
     "allow_interspersed_args": False,
@@ -35,8 +35,8 @@ def run(
 ) -> None:
     """Run SCRIPT on several workers: `laconic run train.py --nproc-per-node 2 --max-restarts 3 -- --lr 0.1`.
 
-    FLAGS are those of torchrun. They may also come before SCRIPT, as for torchrun; then everything after
-    SCRIPT belongs to SCRIPT. On a single machine, no flag is needed for workers to find each other.
+    FLAGS are those of torchrun. They may also precede SCRIPT, as for torchrun; then everything after SCRIPT
+    belongs to SCRIPT. On a single machine, workers find each other without any flag.
     """
     script = Path(arguments[0])
     runs = (script / "__main__.py").exists() if script.is_dir() else script.exists()
@@ -73,9 +73,9 @@ def run(
 
 
 def checked(words: list[str], parse: Callable[..., Any], configure: Callable[..., Any]) -> Any:
-    """torchrun's arguments, parsed. Raises `SpecError` with the last line that it says of wrong ones.
+    """Parse torchrun's arguments. Raises `SpecError` with the last line of its error message.
 
-    It takes numbers that its agent then asserts against: those are refused here.
+    Numbers that torchrun accepts, but its agent later asserts against, are rejected here.
     """
     said = io.StringIO()
     try:
@@ -96,7 +96,7 @@ def checked(words: list[str], parse: Callable[..., Any], configure: Callable[...
 
 
 def check_numbers(given: Any, configure: Callable[..., Any]) -> None:
-    """Raise `SpecError` for numbers of nodes, workers or restarts that cannot be."""
+    """Raise `SpecError` for impossible numbers of nodes, workers or restarts."""
     if int(given.max_restarts) < 0:
         raise SpecError(f"--max-restarts must be 0 (none) or more, got {given.max_restarts}")
     fewest, _, most = given.nnodes.partition(":")
@@ -108,7 +108,7 @@ def check_numbers(given: Any, configure: Callable[..., Any]) -> None:
 
 
 def reason(script: str, rank: int, failure: ProcessFailure) -> str:
-    """Why the first worker failed, in one line."""
+    """Return why the first worker failed, in one line."""
     record: Any = failure.message  # torch's type says str
     if isinstance(record, dict):
         message = str(record["message"]).partition(": ")[2]

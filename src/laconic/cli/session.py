@@ -34,7 +34,7 @@ class Session:
         self._finished = finished(settings) if settings.resume else set()
 
     def train_all(self) -> None:
-        """Train every method with every seed. However it ends, no worker and no scratch file is left."""
+        """Train every method with every seed; always stop all workers and remove scratch files at the end."""
         check_packages()
         settings = self.settings
         settings.check_folder()
@@ -68,7 +68,7 @@ class Session:
                 return
             first = checkpoint.step_of(resume_from) if resume_from else 0
             for later in (each for each in checkpoint.complete(folder) if checkpoint.step_of(each) > first):
-                checkpoint.remove(later)  # its parts are about to be written anew, one by one
+                checkpoint.remove(later)  # its parts will be written again, one by one
             progress.print_line(f"{spec}, seed {seed}: resumes from {resume_from or 'the start'}")
             ledger.rewrite(
                 lambda event: (event["method"], event["seed"]) != (spec, seed) or event["step"] <= first
@@ -114,7 +114,7 @@ class Session:
 
 
 def sent_before(folder: Path, spec: str, seed: int) -> float:
-    """MB that rank 0 has put on the wire in the steps that a resumed training keeps."""
+    """Return MB that rank 0 sent in the steps that a resumed training keeps."""
     sent = (
         event["network_sent"]
         for event in read_events(folder)
@@ -124,9 +124,9 @@ def sent_before(folder: Path, spec: str, seed: int) -> float:
 
 
 def on_record(settings: Settings, spec: str, seed: int, folder: Path) -> Path | None:
-    """The newest checkpoint up to which every worker's events have been written, else the oldest; None: none.
+    """Return the newest checkpoint whose events of all workers are written, else the oldest, or None.
 
-    Workers run ahead of what is written, which a killed run may lack.
+    Workers run ahead of the written events, which a killed run may lack.
     """
     done: defaultdict[int, set[int]] = defaultdict(set)
     tested: Counter[int] = Counter()
@@ -147,7 +147,7 @@ def on_record(settings: Settings, spec: str, seed: int, folder: Path) -> Path | 
 
 
 def finished(settings: Settings) -> set[tuple[str, int]]:
-    """Method and seed of each training whose last step every worker that is left has done and tested."""
+    """Return method and seed of trainings whose remaining workers have all done and tested the last step."""
     last: Counter[tuple[str, int]] = Counter()
     lost: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     for event in read_events(settings.folder):

@@ -1,4 +1,4 @@
-"""The settings of a `laconic train` run, checked as a whole before anything starts."""
+"""Settings of a `laconic train` run, checked as a whole before anything starts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FIXED_ON_RESUME = (  # a different value would give different bits
     *("pipeline", "examples", "activations"),
 )
 WORKERS = 2
-WAY_OUT = "give another --name, --resume to go on with it, or --overwrite to delete it"
+WAY_OUT = "give another --name, --resume to continue it, or --overwrite to delete it"
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Settings:
         sparsity: str | None = None,
         **given: Any,
     ) -> Settings:
-        """Settings, with the task's defaults for what is None. Raises `SpecError` if a value is wrong."""
+        """Return settings, with the task's defaults for None. Raises `SpecError` if a value is invalid."""
         its_task = find(task)
         total = its_task.steps if steps is None else steps
         size = its_task.batch if batch is None else batch
@@ -173,7 +173,7 @@ class Settings:
         check_transforms(given, self.specs, self.bits, recipe, self.steps)
         if self.sparsity is None and (masked := [spec for spec in self.specs if spec.startswith("masked(")]):
             raise SpecError(
-                f"{masked[0]} sends what masks say is in use, and without --sparsity there are none: give it"
+                f"{masked[0]} sends the entries in use by masks; without --sparsity there are none: add it"
                 ' too, such as --sparsity "rigl(density=0.1)"'
             )
         if self.patience is not None:
@@ -189,14 +189,14 @@ class Settings:
             arguments.whole("--quorum", self.quorum, 1, self.workers, hint)
             if self.patience is None:
                 raise SpecError(
-                    "--quorum says how many workers go on after a loss, and without --patience none does:"
-                    " give it too, such as --patience 30"
+                    "--quorum limits the workers that continue after a loss, but without --patience none do:"
+                    " add it, such as --patience 30"
                 )
         if self.restarts < 0:
             raise SpecError(f"--restarts must be 0 (none) or more, got {self.restarts}")
         if self.restarts and self.patience is None:
             raise SpecError(
-                "--restarts needs a strategy that goes on without a killed worker: give --patience too, such"
+                "--restarts needs a strategy that continues without a killed worker: add --patience, such"
                 " as --patience 30; for methods, use `laconic run --max-restarts`"
             )
         check_name(self.name, self.out)
@@ -229,7 +229,7 @@ class Settings:
         return range(self.seed, self.seed + self.seeds)
 
     def config(self) -> dict[str, Any]:
-        """The content of `config.json`."""
+        """Return the content of `config.json`."""
         return {
             "name": self.name,
             "title": find(self.task).title,

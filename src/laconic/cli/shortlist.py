@@ -1,4 +1,4 @@
-"""The short list of `laconic methods`: where to begin, then one line a name with its bits."""
+"""The short list of `laconic methods`: where to begin, then one line per name with its bits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rich.text import Text
 from laconic.cli.entries import FEW, MANY, TITLES, CatalogueEntry
 from laconic.cli.presets import PRESETS
 
-LEAST = 20  # columns for what a method sends; where there are fewer, that is left out
-BESIDE = 2 + 4 * 2 + 2 * 6  # columns beside names and that: the indent, padding, and figures of up to 6
-NAMED_ONLY = ("selector", "codec", "reducer")  # kinds of which the short list has the names alone
+LEAST = 20  # minimum columns for a method's payload; with fewer it is omitted
+BESIDE = 2 + 4 * 2 + 2 * 6  # other columns: the indent, padding, and figures of up to 6
+NAMED_ONLY = ("selector", "codec", "reducer")  # kinds listed by name alone
 
 
 def print_short(screen: Console, found: Sequence[CatalogueEntry], *, with_presets: bool) -> None:
@@ -34,7 +34,7 @@ def print_short(screen: Console, found: Sequence[CatalogueEntry], *, with_preset
     room = screen.width - max(len(entry.name) for entry in found) - BESIDE
     says = room >= LEAST
     if says:
-        table.add_column("what it sends", max_width=room, no_wrap=True, overflow="ellipsis")
+        table.add_column("payload", max_width=room, no_wrap=True, overflow="ellipsis")
     named: list[tuple[str, str]] = []
     for kind, group in groupby(found, key=lambda entry: entry.kind):
         each = {entry.name: entry for entry in reversed(list(group))}  # the first spec of a name
@@ -50,8 +50,8 @@ def print_short(screen: Console, found: Sequence[CatalogueEntry], *, with_preset
     for title, names in named:
         screen.print(Text.assemble((f"{title} ", "bold"), (names, "cyan")))
     screen.print(
-        f"N = {FEW}, N = {MANY}: bits per parameter that a worker sends in a step among so many; dense sends"
-        " 48 and 60, and what is gathered grows with N - 1. laconic methods NAME: all about one; --find WORD:"
+        f"N = {FEW}, N = {MANY}: bits per parameter that a worker sends in a step among N; dense sends"
+        " 48 and 60, and gathered messages grow with N - 1. laconic methods NAME: all about one; --find WORD:"
         " those with a word; --all: everything, with papers and figures",
         style="dim",
         markup=False,
@@ -59,5 +59,5 @@ def print_short(screen: Console, found: Sequence[CatalogueEntry], *, with_preset
 
 
 def bits(entry: CatalogueEntry, size: int) -> str:
-    """Bits per parameter that a worker sends among `size`; "-" where a link or graph decides."""
+    """Return bits per parameter that a worker sends among `size`; "-" if a link or graph decides."""
     return "-" if entry.measured is None else f"{entry.measured.sent_at(size):.3g}"

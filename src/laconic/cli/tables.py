@@ -55,7 +55,7 @@ def print_summary(console: Console, rows: list[Row], target: float | None = None
 
 
 def shown(value: float) -> str:
-    """A figure with three digits or more, never with an exponent.
+    """Format a figure with three digits or more, never with an exponent.
 
     >>> shown(0.4551), shown(12.345), shown(28662.1)
     ('0.455', '12.3', '28,662')

@@ -1,7 +1,7 @@
-"""What a command is doing, on a terminal: a line at a change, and one at least every three seconds.
+"""Progress lines for a terminal: one when the phase changes, at least one every three seconds.
 
-What begins and ends between two looks gets no line. Lines are plain, so that what others print to the same
-terminal stays as it is.
+Phases that begin and end between two checks get no line. Lines are plain, so that other output to the same
+terminal is undisturbed.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from types import TracebackType
 
 from rich.console import Console
 
-PAUSE_S, LOOK_S = 2.5, 0.25  # between lines, and between looks at what is being done
+PAUSE_S, LOOK_S = 2.5, 0.25  # between lines, and between checks of the phase
 
 
 class Telling:
-    """Inside `with`, a thread prints what `doing` returns, and for how long; nothing where it returns "".
+    """Inside `with`, a thread prints the phase that `doing` returns, and its duration; nothing for "".
 
     Args:
-        screen: Where to print; nothing is printed where it is no terminal.
-        doing: What is being done now, in a few words.
+        screen: Where to print; nothing is printed unless it is a terminal.
+        doing: Returns the present phase, in a few words.
     """
 
     def __init__(self, screen: Console, doing: Callable[[], str]) -> None:

@@ -1,4 +1,4 @@
-"""`laconic topology`: who talks to whom in gossip, how fast that averages, and a picture of it."""
+"""`laconic topology`: neighbours in gossip, how fast they average, and a picture."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from laconic.strategies.gossip.mixing import is_regular
 from laconic.strategies.gossip.mixing.averaging import averaging
 from laconic.strategies.gossip.topologies import Topology
 
-MAX_RANKS = 256  # that a circle can show
-LEFT = 0.01  # share of the disagreement: the table says after how many steps it is left
+MAX_RANKS = 256  # most ranks that a circle can show
+LEFT = 0.01  # remaining disagreement whose number of steps the table shows
 
 
 def topology(
@@ -54,7 +54,7 @@ def topology(
 
 
 def facts(made: Topology, size: int) -> Table:
-    """Its properties, one per row."""
+    """Return its properties, one per row."""
     period = made.period(size)
     degrees = {len(made.peers(rank, size, at).out) for at in made.span(size) for rank in range(size)}
     sends = " to ".join(str(degree) for degree in sorted({min(degrees), max(degrees)}))
@@ -76,7 +76,7 @@ def facts(made: Topology, size: int) -> Table:
 
 
 def speed(made: Topology, size: int) -> str:
-    """How fast uniform mixing brings ranks to agreement."""
+    """Describe how fast uniform mixing brings ranks to agreement."""
     found = averaging(made, size)
     if found.exact:
         return f"exactly, in {found.exact} step{'s' * (found.exact > 1)}"

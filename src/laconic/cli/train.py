@@ -103,7 +103,7 @@ def train(
             rich_help_panel=SMALL,
             metavar="SPEC",
             help="train towards weights of a few bits: \"admm(table='ternary')\", or with few bits in"
-            ' products: "binarise()", which --model bnn of mnist and cifar10 suits; tests are of the few bits'
+            ' products: "binarise()", for model bnn of mnist and cifar10; tests use the few-bit weights'
             " [default: float32]",
         ),
     ] = None,
@@ -122,7 +122,7 @@ def train(
         typer.Option(
             rich_help_panel=LOST,
             metavar="SECONDS",
-            help="strategies go on when a worker is killed, or silent for this long; methods need all"
+            help="strategies continue if a worker is killed, or silent for this long; methods need all"
             " workers [default: a lost worker ends the run]",
         ),
     ] = None,
@@ -130,7 +130,7 @@ def train(
         int | None,
         typer.Option(
             rich_help_panel=LOST,
-            help="with --patience: the fewest workers that a strategy goes on with; fewer end the run with an"
+            help="with --patience: the fewest workers for a strategy to continue; fewer end the run with an"
             " error [default: 1]",
         ),
     ] = None,
@@ -145,14 +145,14 @@ def train(
         int | None,
         typer.Option(
             rich_help_panel=STAGES,
-            help="cut the model into this many stages, one a worker; --with is then what crosses them, such"
+            help="cut the model into this many stages, one per worker; --with then codes their messages, such"
             ' as "ac_sgd(forward=4, backward=8)" [default: every worker has the whole model]',
         ),
     ] = None,
     replicas: Annotated[
         int | None,
         typer.Option(
-            rich_help_panel=STAGES, help="with --stages: how many pipelines, each on its own examples"
+            rich_help_panel=STAGES, help="with --stages: number of pipelines, each with separate examples"
         ),
     ] = None,
     replicas_with: Annotated[
@@ -178,12 +178,12 @@ def train(
         typer.Option(
             rich_help_panel=SMALL,
             metavar="SPEC",
-            help='keep what backward needs as coded bytes, such as "comet()" [default: as it is]',
+            help='compress saved activations, such as "comet()" [default: uncompressed]',
         ),
     ] = None,
     examples: Annotated[
         int | None,
-        typer.Option(help="train on so many examples, spread evenly over all [default: all]"),
+        typer.Option(help="number of training examples, spread evenly over all [default: all]"),
     ] = None,
     model: Annotated[str | None, typer.Option(help="one of the task's models [default: its first]")] = None,
     data: Annotated[Path | None, typer.Option(help="folder of the data set [default: $LACONIC_DATA]")] = None,
@@ -206,7 +206,7 @@ def train(
     """Train TASK with each method on several workers, and write runs/NAME/report.html.
 
     Baselines come first; all methods run with one seed before the next seed. Ctrl-C stops all workers at once
-    and keeps what was measured. --resume continues each training from its last complete checkpoint.
+    and keeps all measurements. --resume continues each training from its last complete checkpoint.
     """
     settings = Settings.of(
         task=task,
@@ -252,7 +252,7 @@ def train(
         with interrupts:
             session.train_all()
     except KeyboardInterrupt:
-        ended = Ended("Interrupted: this report covers what was measured until then.", INTERRUPTED)
+        ended = Ended("Interrupted: this report covers the measurements until then.", INTERRUPTED)
     except WorkerFailed as failure:
         ended = Ended(str(failure), FAILED, not failure.expected, failure.details)
     except LaconicError as error:

@@ -1,7 +1,7 @@
-"""What `laconic run` starts on each worker: the user's script, run as Python itself would run it.
+"""Program that `laconic run` starts on each worker: runs the user's script as Python itself would.
 
-An error that Laconic raises on purpose goes to the launcher, which shows it once for all workers. Any other
-error keeps its traceback, from the script's first line on.
+Errors that Laconic raises on purpose are passed to the launcher, which shows them once for all workers. Any
+other error keeps its traceback, from the script's first line on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from laconic.core.errors import LaconicError
 from laconic.core.starting import INTERRUPTED, LAUNCHER, started
 from laconic.lab import linux
 
-OWN = (__file__, "<frozen runpy>", runpy.__file__)  # files whose frames are ours, not the script's
+OWN = (__file__, "<frozen runpy>", runpy.__file__)  # files with frames of ours, not the script's
 HOME = Path(__file__).parent
 
 
@@ -41,7 +41,7 @@ def main() -> None:
 def end_with_launcher() -> None:
     """End if the launcher has ended; on Linux, end by SIGTERM when it does.
 
-    A launcher that Ctrl-C ends while it starts workers does not know them yet, and cannot end them.
+    A launcher interrupted while it starts workers does not know them yet, and cannot end them.
     """
     if sys.platform == "linux":
         linux.die_with_parent(signal.SIGTERM)
