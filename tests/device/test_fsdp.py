@@ -20,6 +20,7 @@ from laconic.exchange.attached import Attached
 from laconic.exchange.method import lift
 from laconic.exchange.no_optimiser import NoOptimiser
 from laconic.fsdp.backward import BesideBackward
+from laconic.fsdp.backward_pass import BackwardPass
 from laconic.fsdp.gather import GatherCoded
 from laconic.fsdp.memory import ShardMemory
 from laconic.fsdp.reduce_scatter import Scatter, ScatterMean, Shards
@@ -84,11 +85,10 @@ def test_the_exchange_between_replicas(spec: str) -> None:
     def play(comm: Loopback, device: torch.device) -> list[Tensor]:
         layout = Layout.of([("weight", (64, 60)), ("bias", (256,))])
         replicas = Replicas.__new__(Replicas)  # without a model under fully_shard, which needs a GPU's groups
-        replicas._layouts, replicas._task = {"layer": layout}, -1
+        replicas._layouts, replicas._pass = {"layer": layout}, BackwardPass()
         replicas.exchange = Attached(lift(spec), layout, Metered(comm), NoOptimiser(), 3)
         replicas._beside, found = BesideBackward("replicas"), []
         for step in range(3):
-            replicas._task = -2  # another backward pass
             reduced = (given("heavy", N) * (1 + comm.rank + step)).to(device)
             replicas.mean_(reduced, "layer", None)
             replicas._end()
