@@ -1,4 +1,4 @@
-"""By speaker: each speaker of a text is a client and has their own lines.
+"""Partition by speaker: each speaker of a text is a client and has their own lines.
 
 McMahan et al. 2017, arXiv:1602.05629: the roles of Shakespeare's plays as clients, each with two
 lines or more.
