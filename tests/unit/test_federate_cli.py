@@ -74,7 +74,7 @@ def test_a_run_compares_schemes_and_writes_a_page(tmp_path: Path) -> None:
         (["--with", "fedavg()", "--name", ""], "--name must be the name of a folder"),
         (["--with", "fedavg()", "--name", "../x"], "--name must be the name of a folder"),
         (["--with", "fedavg()", "--lr", "0"], "--lr must be a finite number above 0"),
-        (["--with", "updates(sampling=ring())"], "sampling must be one such as"),
+        (["--with", "updates(sampling=ring())"], "sampling must be a sampling such as"),
         (["--with", "fedavg()", "--by", "dirichlet(0.5)", "--classes-per-client", "2"], "remove --by"),
         (["--with", "fedavg()", "--by", "by_speaker()"], "digits has no speakers"),
     ],
