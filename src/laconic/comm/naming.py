@@ -6,6 +6,7 @@ import gc
 import inspect
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -14,6 +15,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
+LISTING = threading.RLock()  # held while all frames are listed
 DESTROY = inspect.unwrap(dist.destroy_process_group).__code__
 
 
@@ -111,13 +113,14 @@ def _current_frames() -> dict[int, FrameType]:
     threads. A collection that starts there runs destructors, which may release the GIL to a thread that
     waits for this lock with the GIL held: a deadlock (cpython issue 106883).
     """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        return sys._current_frames()
-    finally:
-        if enabled:
-            gc.enable()
+    with LISTING:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if enabled:
+                gc.enable()
 
 
 def _destroys_all(frame: FrameType | None) -> bool:

@@ -181,6 +181,7 @@ class OptimiserHooks:
         """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
+        self.masters = None
 
 
 class Optimisers:

@@ -134,9 +134,13 @@ class Attached:
         memory until then.
         """
         watch = Stopwatch(self.seconds, self.comm, bucket.device, self.step)
-        with self._exchanging(self._name):
-            if self.void is None:
-                self._mean_(bucket, layout, scale, wait=wait)
+        try:
+            with self._exchanging(self._name):
+                if self.void is None:
+                    self._mean_(bucket, layout, scale, wait=wait)
+        except BaseException:
+            self._put_back()  # at once: a script may reuse the buckets, which hold the old values
+            raise
         if self.void is not None:
             bucket.fill_(torch.nan)
         watch.stop()

@@ -34,7 +34,8 @@ from laconic.feedback.memory.velocity import Velocity
 @dataclass(frozen=True, repr=False)
 class MomentumCorrection(Feedback):
     """Velocity u, accumulator v, and what v was before the present step: three float32 an element.
-    Momentum is read from the optimiser.
+
+    If the gradient's buffer is not free, as on a GPU, a fourth during a step. Momentum is the optimiser's.
 
     `masking`: clear the velocity of what was sent. `clip`: the global gradient norm whose local share limits
     each rank's gradient; None leaves gradients as they are. `dense_steps`: so many first steps are

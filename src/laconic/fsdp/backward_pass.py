@@ -44,6 +44,8 @@ class BackwardPass:
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # forward hooks of a compiled model stay out of its graph
     def _mark(self, model: nn.Module, args: Any, output: Any) -> None:
+        if torch._C._current_graph_task_id() < 0:  # a pass that is still open has raised
+            self._task, self._open, self._end = -1, False, None
         for each in tree_leaves(output):
             if isinstance(each, Tensor) and each.requires_grad:
                 each.register_hook(self._reached)  # type: ignore[no-untyped-call]
@@ -55,6 +57,10 @@ class BackwardPass:
 
     def _begin(self, task: int) -> None:
         self._task, self._open, self._end = task, True, None
+        Variable._execution_engine.queue_callback(partial(self._close_last, task))
+
+    def _close_last(self, task: int) -> None:
+        """Close the pass after the callbacks of FSDP2: one of them reduces what is left of the gradients."""
         Variable._execution_engine.queue_callback(partial(self._close, task))
 
     def _close(self, task: int) -> None:

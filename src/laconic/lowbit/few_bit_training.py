@@ -49,7 +49,7 @@ class FewBitTraining(LowBitTraining):
         arguments.choice("first", self.first, get_args(First))
         arguments.choice("last", self.last, get_args(Last))
         arguments.choice("norm", self.norm, get_args(Norm))
-        assert self.bits  # it checks its own arguments
+        _ = self.bits  # it checks its own arguments
 
     def attach(
         self, model: nn.Module, optimizer: Optimizer | None = None, run: Run = DEFAULT_RUN

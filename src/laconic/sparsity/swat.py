@@ -189,7 +189,8 @@ def _selected(model: nn.Module, first: First, keep: Collection[str]) -> dict[str
     """Return the layers to replace, by name."""
     layers = Layers.of(named_modules(model), LAYERS, keep, replaced=True)
     layers.refuse_parametrised(layers.found)
-    selected = layers.outside_keep([*layers.found][1 if first == "dense" else 0 :])
+    plain = [name for name, layer in layers.found.items() if type(layer) in LAYERS]
+    selected = layers.outside_keep(plain[1 if first == "dense" else 0 :])
     if not selected:
         raise AttachError(
             f"no layer to treat: of {len(layers.found)} Conv2d and Linear layers, first={first!r} and keep="
