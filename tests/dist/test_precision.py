@@ -140,7 +140,7 @@ def test_a_scaler_that_cannot_be_shared_is_refused():
     pace, patience, twice = said
     assert "own pace" in pace and "bfloat16" in pace
     assert "patience_s" in patience
-    assert "given twice" in twice
+    assert "already shared" in twice
 
 
 def trained_with_overflow(plan, when):

@@ -151,7 +151,7 @@ def test_what_cannot_be_is_refused_with_the_way_out():
     sgd = torch.optim.SGD(matrices[:1], lr=0.1)
     for optimizers, spec, words in (
         ([], "sgp()", "no optimiser"),
-        ([muon, sgd], "sgp()", "give each its own"),
+        ([muon, sgd], "sgp()", "pass it to one"),
         ([muon, adamw], "lpdt()", "(?s)lpdt.*Muon|Muon.*lpdt"),
         ([muon, adamw], "onebit_adam()", "got Muon"),
     ):

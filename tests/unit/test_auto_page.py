@@ -25,7 +25,7 @@ FOUND = {
 
 def test_the_page_says_how_far_auto_is_from_the_best() -> None:
     page = written(FOUND)
-    assert "The first steps are dense." in page
+    assert "Start with dense steps." in page
     assert "| `sum()` | 200 |" in page and f"| `{AUTO}` | 250 |" in page
     assert "| unshaped: a step at most 1.1 times the best candidate's | 1.25 | no |" in page
     assert "| from step 30 on | yes |" in page

@@ -53,7 +53,7 @@ digits --with dense() --lowbit admm(keep=['x']) => admm(keep=['x']) does not wor
 digits --with dense() --bits 8 --activations comet() => --activations and --bits cannot be | one of the two
 digits --with dense() --lowbit admm() --sparsity rigl() => --sparsity and --lowbit cannot be | one of the two
 digits --with dense() --sparsity swat(sparsity=1) => sparsity must be | got 1
-digits --with masked(dense()) --sparsity swat() => masked(dense()) sends | swat() has none: use the method
+digits --with masked(dense()) --sparsity swat() => masked(dense()) sends | swat() has none: take the method
 digits --with dense() --sparsity swat() --activations comet() --model cnn => swat() and --activations
 digits --with dense() --sparsity swat() --bits 8 => --sparsity swat() does not work with | no layer to treat
 digits --with dense() --activations comte() => unknown name 'comte' | comet

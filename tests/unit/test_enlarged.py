@@ -104,7 +104,7 @@ def settings(folder: Path, **changes: Any) -> Settings:
         ({"recipe": "adam"}, "--recipe must be 'lamb', 'lars' or 'sgd'"),
         ({"micro_batch_size": 0}, "--micro-batch-size must be"),
         ({"copies": 2, "skew": 0.5}, "leave one of the two out"),
-        ({"recipe": "lamb", "methods": ("dgc(density=0.01)",)}, "--recipe lamb does not fit dgc"),
+        ({"recipe": "lamb", "methods": ("dgc(density=0.01)",)}, "--recipe lamb does not go with dgc"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_starts(wrong, says, tmp_path):

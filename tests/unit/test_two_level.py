@@ -195,7 +195,7 @@ def test_what_may_stand_inside():
     ):
         refuses(SpecError, words, parse, f"two_level({text})")
     alone, stateful = Loopback.world(1)[0], parse("two_level(powersgd(), sum(), ranks_per_node=1)")
-    words = r"inner must keep no state, such as sum\(\), got powersgd"
+    words = r"two_level: inner must be stateless, such as sum\(\), got powersgd"
     refuses(SpecError, words, stateful.bind, MODEL, alone)
     wild = "gather(sparse(topk(density=0.1), values=qsgd(levels=1, block=0)))"
     large, diverging = Layout.of([("w", (300, 300))]), parse(spec_of(1, wild, "gather(cast('bf16'))"))

@@ -60,7 +60,7 @@ def check_patience(specs: Iterable[str]) -> None:
     """Raise `SpecError` if there is no strategy, which alone can go on without a lost worker."""
     if not any(isinstance(strategy_or_method(spec), Strategy) for spec in specs):
         raise SpecError(
-            f"--patience is for strategies, and {', '.join(specs)} needs all workers: leave it out, or take a"
+            f"--patience is for strategies, and {', '.join(specs)} needs all workers: remove it, or take a"
             ' strategy, such as --with "local_sgd(every=8)"; for methods, use `laconic run --max-restarts`'
         )
 
