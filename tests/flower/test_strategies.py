@@ -214,7 +214,7 @@ def test_what_does_not_go_with_compression_is_refused(tmp_path: Path) -> None:
         compressed({})
     with pytest.raises(SpecError, match="sampling must be a sampling"):
         compressed(FedAvg(), sampling="dgc()")
-    with pytest.raises(SpecError, match=r"give max_norm=0\.5, the clipping norm, got None"):
+    with pytest.raises(SpecError, match=r"pass max_norm=0\.5, the clipping norm, got None"):
         compressed(DifferentialPrivacyClientSideFixedClipping(FedAvg(), 1.0, 0.5, 4))
     compressed(DifferentialPrivacyClientSideFixedClipping(FedAvg(), 1.0, 0.5, 4), max_norm=0.5)
     with pytest.raises(SpecError, match="ServerSideAdaptiveClipping"):
@@ -225,7 +225,7 @@ def test_what_does_not_go_with_compression_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="start the strategy first"):
         _ = compressed(FedAvg()).traffic
     words = ArrayRecord({"w": Array(np.array(["a", "b"]))})
-    with pytest.raises(SpecError, match=r"array 'w' .* is no tensor"):
+    with pytest.raises(SpecError, match=r"array 'w' .* is not a tensor"):
         compressed(FedAvg(**ALL)).start(MemoryGrid(nodes(tmp_path)), words, num_rounds=1)
 
 
