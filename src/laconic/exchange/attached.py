@@ -130,12 +130,11 @@ class Attached:
         """Replace bucket float32 (n,) by the group's mean; by NaN, and return False, if the step is skipped.
 
         Gradients are multiplied by 1 / `scale` before the feedback, and clipped if it asks for that; the mean
-        is multiplied by `scale`. `wait`: the mean is written in `end()`, and the bucket can hold values of a
-        memory until then.
+        is multiplied by `scale`. `wait`: write it in `end()`; until then the bucket can hold old values.
         """
         watch = Stopwatch(self.seconds, self.comm, bucket.device, self.step)
         try:
-            with self._exchanging(self._name):
+            with self._exchanging(f"the exchange of step {self.step}"):
                 if self.void is None:
                     self._mean_(bucket, layout, scale, wait=wait)
         except BaseException:
@@ -146,10 +145,6 @@ class Attached:
         watch.stop()
         self.dense_bytes += self.comm.dense_sent(4 * layout.numel)
         return self.void is None
-
-    @property
-    def _name(self) -> str:
-        return f"the exchange of step {self.step}"
 
     def _mean_(self, flat: Tensor, layout: Layout, scale: float, *, wait: bool) -> None:
         turn = Turn(self.step, self.comm.rank, self.seed)
@@ -216,7 +211,7 @@ class Attached:
         """Return the mean over ranks of sparse COO `grad`, gathered unchanged; NaN if the step is skipped."""
         watch = Stopwatch(self.seconds, self.comm, grad.device, self.step)
         before = self.comm.snapshot().network_sent
-        with self._exchanging(self._name), self.comm.phase("sparse gradients"):
+        with self._exchanging(f"the exchange of step {self.step}"), self.comm.phase("sparse gradients"):
             mean = sparse_mean(grad, self.comm)
         if self.void is None and not bool(mean.values().isfinite().all()):
             self.cancel("a sparse gradient")
