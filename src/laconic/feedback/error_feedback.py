@@ -75,8 +75,8 @@ class Residual(BoundFeedback):
     ) -> Tensor | None:
         self.finish_before(turn.step)
         residual = self._residual.flat(layout, grad.device)
-        old = grad if free else copied(grad, layout)
-        if not kernels.accumulate_(residual, old, layout.segments, scale, self._decay, keep=True):
+        old = grad if free else copied(residual, layout)
+        if not kernels.accumulate_(residual, grad, layout.segments, scale, self._decay, keep=free):
             kernels.undo_(residual, old, layout.segments)
             return None
         self._old[id(layout)] = old

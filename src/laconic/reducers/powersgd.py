@@ -35,6 +35,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent
+from laconic.comm.void import MOST as LARGEST
 from laconic.comm.void import fits, largest_of, sum_or_void, sum_unchecked
 from laconic.core import arguments, deferred
 from laconic.core.layout import Entry, Layout, PerLayout, Segments
@@ -176,8 +177,9 @@ class _PowerSGD(BoundReducer):
                 return None
         if x is None or share is None:
             return None
-        if deferred.is_late() and not self._fits(sums[matrices.left :], right, alpha / size):
+        if out.is_cpu and not self._fits(sums[matrices.left :], right, alpha / size):
             return None
+        largest = [] if out.is_cpu else self._largest(sums[matrices.left :], right)
         if right is not None:
             factors = left, right.clone() if deferred.is_late() else right
 
@@ -187,7 +189,7 @@ class _PowerSGD(BoundReducer):
 
             deferred.write(product)
             kernels.orthonormal_(right, matrices.rank, matrices.cols)
-        if not out.is_cpu and not self._found_finite(factored, sums[matrices.left :], right):
+        if not out.is_cpu and not self._found_finite(factored, largest, right, alpha / size):
             return None
         if right is not None:
             self._pending.add(right, factored.right, turn.step)
@@ -203,24 +205,36 @@ class _PowerSGD(BoundReducer):
     def writes_late(self, step: int) -> bool:
         return True
 
+    @property
+    def checks_mean(self) -> bool:
+        return True
+
     def _sum(self, x: Tensor | None, n: int, out: Tensor) -> Tensor | None:
         """Return the sum over ranks; None if it is void, which on a GPU `_found_finite` reports later."""
         return (sum_or_void if out.is_cpu else sum_unchecked)(self._comm, x, n, out.device)
 
-    def _found_finite(self, factored: Factored, rest: Tensor, right: Tensor | None) -> bool:
-        """Return whether both sums were finite, for a GPU: the only time that the host waits for it.
+    def _largest(self, rest: Tensor, right: Tensor | None) -> list[Tensor]:
+        """Return the largest magnitudes of both sums, float32 (1,) each, not finite if a sum is not."""
+        return [largest_of([each]) for each in (rest, right) if each is not None and each.numel()]
 
-        `right`: orthonormal columns. They are NaN if a sum was not finite, because a non-finite P makes Q
-            NaN. Each
-        has length 1, or 0 if it must be redrawn: their squared norm counts those of length 1.
+    def _found_finite(
+        self, factored: Factored, largest: list[Tensor], right: Tensor | None, alpha: float
+    ) -> bool:
+        """Return whether the mean is finite, for a GPU: the only time that the host waits for it.
+
+        `largest`: as `_largest` returns them. `right`: orthonormal columns. Each has length 1, or 0 if it
+        must be redrawn: their squared norm counts those of length 1.
         """
-        found = [] if right is None else [torch.linalg.vector_norm(right, dtype=torch.float64).reshape(1)]
-        if rest.numel():
-            found.append(largest_of([rest]).double())
+        found = [*largest]
+        if right is not None:
+            found.append(torch.linalg.vector_norm(right, dtype=torch.float64).reshape(1))
         read = torch.cat(found).tolist()
         if right is not None:
-            self._whole[id(factored)] = read[0] ** 2 > len(factored.columns) - 0.5
-        return all(map(math.isfinite, read))
+            self._whole[id(factored)] = read[-1] ** 2 > len(factored.columns) - 0.5
+        bounds = read[: len(largest)]
+        return all(map(math.isfinite, read)) and all(
+            each * abs(alpha) * self._spec.rank < LARGEST for each in bounds
+        )
 
     def _begin(self, factored: Factored, turn: Turn, device: torch.device) -> Tensor:
         """Return the Q of the step before, float32 (matrices.right,), zero columns redrawn. Do not modify it.

@@ -18,7 +18,8 @@ Factor = float | Tensor  # of a whole run, or of each of its elements
 
 def all_finite(x: Tensor, segments: Segments) -> bool:
     """Return whether no entry of the segments is NaN or infinite."""
-    return _all([_finite(view).all() for view in segments.merged.views(x)])
+    views = [view for view in segments.merged.views(x) if view.numel()]
+    return _all([torch.linalg.vector_norm(view, math.inf) < math.inf for view in views])
 
 
 def accumulate_(
@@ -92,7 +93,13 @@ def _keep(grad: Tensor, old: Tensor, finite: Tensor, clean: Tensor) -> None:
     if clean.is_cpu and bool(clean):
         grad.copy_(old)
     else:
-        grad.copy_(torch.where(finite, old, math.inf))
+        torch.where(finite, old, _infinity(grad.device), out=grad)
+
+
+@lru_cache(maxsize=64)
+def _infinity(device: torch.device) -> Tensor:
+    """Return infinity, float32 (). Shared: do not change it."""
+    return torch.tensor(math.inf, dtype=torch.float32, device=device)
 
 
 def _all(flags: list[Tensor]) -> bool:
