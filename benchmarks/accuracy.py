@@ -29,7 +29,7 @@ from benchmarks.scatter import scatter
 from benchmarks.standings import standings
 from benchmarks.trials import Trial, keep, train, trials
 from laconic.core.errors import LaconicError
-from laconic.tasks.launcher import WorkerFailed, prepare_to_launch
+from laconic.tools.tasks.launcher import WorkerFailed, prepare_to_launch
 
 DOCS = Path(__file__).parents[1] / "docs"
 QUICK = 12  # steps

@@ -32,7 +32,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 from benchmarks import activations_accuracy
 from benchmarks.machine import machine
 from laconic import activations, kernels
-from laconic.tasks.cifar10 import inputs, load, resnet20, small_cnn
+from laconic.tools.tasks.cifar10 import inputs, load, resnet20, small_cnn
 
 RESULT = Path(__file__).parent / "results" / "activations.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "activations.svg"

@@ -25,8 +25,8 @@ import torch
 
 from benchmarks.machine import machine
 from laconic import activations
-from laconic.report.ledger import slug
-from laconic.tasks.cifar10 import inputs
+from laconic.tools.report.ledger import slug
+from laconic.tools.tasks.cifar10 import inputs
 
 FOLDER = Path(__file__).parent / "results" / "activations" / "accuracy"
 SEEDS, LAST = 3, 50  # steps at the end whose mean loss is kept

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from benchmarks.machine import machine
 from laconic.lowbit import admm, straight_through
-from laconic.tasks.shakespeare import LSTM, inputs, load
-from laconic.tasks.task import Recipe, cross_entropy
+from laconic.tools.tasks.shakespeare import LSTM, inputs, load
+from laconic.tools.tasks.task import Recipe, cross_entropy
 
 RUNS = Path(__file__).parent / "results" / "admm"
 WIDTH, BATCH, STEPS, SEEDS, TESTS = 200, 16, 3000, (0, 1, 2), 15

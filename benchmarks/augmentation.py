@@ -30,7 +30,7 @@ from benchmarks.large_batch import tested
 from benchmarks.machine import machine
 from laconic.data import batch_augmentation
 from laconic.recipes import Copies, large_batch
-from laconic.tasks.cifar10 import inputs, load, small_cnn
+from laconic.tools.tasks.cifar10 import inputs, load, small_cnn
 
 FOLDER = Path(__file__).parent / "results" / "augmentation"
 BATCH, STEPS, SEEDS, TESTS = 64, 1_200, 3, 6

@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 from benchmarks.machine import machine
 from benchmarks.steps import WARM_UP, Ranks, timed
 from benchmarks.steps_contenders import AUTO, SETTLE
-from laconic.lab import Lab, Link, missing
 from laconic.reducers.autotune import CANDIDATES
+from laconic.tools.lab import Lab, Link, missing
 
 RESULTS = Path(__file__).parent / "results" / "auto.json"
 FIXED = tuple(map(repr, CANDIDATES))

@@ -26,11 +26,11 @@ from torch import Tensor, nn
 
 from benchmarks.machine import machine
 from laconic.admm import BlockTrainer, DeepFacto, Proximal
-from laconic.report.side_by_side import SHOWN, BlockSeries
-from laconic.tasks.blockwise import at_work
-from laconic.tasks.mnist import inputs, load
-from laconic.tasks.shard import Shard
-from laconic.tasks.task import Recipe, cross_entropy, right_answers
+from laconic.tools.report.side_by_side import SHOWN, BlockSeries
+from laconic.tools.tasks.blockwise import at_work
+from laconic.tools.tasks.mnist import inputs, load
+from laconic.tools.tasks.shard import Shard
+from laconic.tools.tasks.task import Recipe, cross_entropy, right_answers
 
 RUNS = Path(__file__).parent / "results" / "block_admm"
 BAR = 4.0  # % of the test set, that blocks have to stay below

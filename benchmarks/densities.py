@@ -15,11 +15,11 @@ from rich.console import Console
 
 from benchmarks.machine import machine
 from benchmarks.thinned import curves
-from laconic.cli.session import Session
-from laconic.cli.settings import Settings
-from laconic.report.picture import picture
-from laconic.report.series import Run, read_run
-from laconic.report.summary import Row, summarise
+from laconic.tools.cli.session import Session
+from laconic.tools.cli.settings import Settings
+from laconic.tools.report.picture import picture
+from laconic.tools.report.series import Run, read_run
+from laconic.tools.report.summary import Row, summarise
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from laconic.cli.entries import codec_of
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout
 from laconic.core.turn import mix
 from laconic.exchange.method import Method
+from laconic.tools.cli.entries import codec_of
 
 KEYS = 64
 

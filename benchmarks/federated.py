@@ -24,10 +24,10 @@ from typing import Any
 import torch
 
 from benchmarks.machine import machine
-from laconic.report.ledger import slug
-from laconic.tasks import find
-from laconic.tasks.federation import Federation, federate
-from laconic.tasks.task import Tensors
+from laconic.tools.report.ledger import slug
+from laconic.tools.tasks import find
+from laconic.tools.tasks.federation import Federation, federate
+from laconic.tools.tasks.task import Tensors
 
 FOLDER = Path(__file__).parent / "results" / "federated"
 SEEDS, QUICK = 3, 2

@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from laconic.tasks import find
-from laconic.tasks.shard import Shard
-from laconic.tasks.task import Recipe, cross_entropy
+from laconic.tools.tasks import find
+from laconic.tools.tasks.shard import Shard
+from laconic.tools.tasks.task import Recipe, cross_entropy
 
 FILE = Path(__file__).parent / "results" / "gradient.npz"
 STEPS, BATCH, WORKERS = 100, 64, 4

@@ -30,7 +30,7 @@ from laconic.core.turn import mix
 from laconic.data.draws import order
 from laconic.recipes import Accumulation, large_batch
 from laconic.recipes.large_batch import Kind
-from laconic.tasks.cifar10 import inputs, load, small_cnn
+from laconic.tools.tasks.cifar10 import inputs, load, small_cnn
 
 FOLDER = Path(__file__).parent / "results" / "large_batch"
 BASE, EXAMPLES, SEEDS = 64, 327_680, 3

@@ -23,9 +23,9 @@ from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.tasks import find
-from laconic.tasks.shard import Shard
-from laconic.tasks.task import Recipe, cross_entropy
+from laconic.tools.tasks import find
+from laconic.tools.tasks.shard import Shard
+from laconic.tools.tasks.task import Recipe, cross_entropy
 
 WORKERS, STEPS, TRAIN, DENSITY = 4, 700, 300, 0.01
 CODED = ("conv2.weight", "hidden.weight")  # neither the first nor the last layer

@@ -21,9 +21,9 @@ from laconic.comm.metered import Metered
 from laconic.core.spec import parse
 from laconic.ddp.handle import Handle
 from laconic.exchange.method import lift
-from laconic.tasks import find
-from laconic.tasks.shard import Shard
-from laconic.tasks.task import Recipe, cross_entropy
+from laconic.tools.tasks import find
+from laconic.tools.tasks.shard import Shard
+from laconic.tools.tasks.task import Recipe, cross_entropy
 
 WORKERS, SEEDS, STEPS, DENSE, TRAIN, DENSITY = 4, 3, 300, 30, 100, 0.01
 PHASES = f"dense_steps={DENSE}, train_steps={TRAIN}"

@@ -1,6 +1,6 @@
 """What each method loses in test accuracy, for `laconic plan`: from trainings that other commands have done.
 
-    python -m benchmarks.losses      writes src/laconic/plan/losses.json; takes no time, trains nothing
+    python -m benchmarks.losses      writes src/laconic/tools/plan/losses.json; takes no time, trains nothing
 
 The trainings are those of `python -m benchmarks.accuracy` on shards that are alike. Casts are in none of
 them: where what a cast loses of the stored gradient is below NEGLIGIBLE, it counts as nothing lost.
@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import laconic.plan
+import laconic.tools.plan
 from benchmarks.contenders import MODELS, SETS
 from benchmarks.standings import standings
-from laconic.cli.entries import figures
-from laconic.plan.losses import FIGURES
+from laconic.tools.cli.entries import figures
+from laconic.tools.plan.losses import FIGURES
 
-TARGET = Path(laconic.plan.__file__).parent / FIGURES
+TARGET = Path(laconic.tools.plan.__file__).parent / FIGURES
 CASTS, NEGLIGIBLE = ("fp16()", "bf16()"), 1e-5  # of |x|^2; fp16 has 6e-8, bf16 3e-6
 DIGITS = 2  # after the point
 

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from benchmarks.machine import machine
 from laconic.lowbit import binarise, pack, quantise, save_packed
-from laconic.tasks import find
-from laconic.tasks.task import Tensors, cross_entropy, right_answers
+from laconic.tools.tasks import find
+from laconic.tools.tasks.task import Tensors, cross_entropy, right_answers
 
 FOLDER = Path(__file__).parent / "results" / "lowbit"
 SEEDS, BATCH, LR, LAST = 3, 100, 3e-3, 0.003  # the rate falls exponentially to LAST of the first

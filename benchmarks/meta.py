@@ -39,7 +39,7 @@ from laconic.federated.meta import (
 )
 from laconic.federated.meta.learner import cross_entropy
 from laconic.federated.meta.trained import Work
-from laconic.report.summary import plain
+from laconic.tools.report.summary import plain
 
 FOLDER = Path(__file__).parent / "results" / "meta"
 SEEDS, AGENTS, ROUNDS = 3, 50, 50

@@ -24,7 +24,7 @@ from laconic.federated.meta import PSGA, Learner, Sinusoids, few_step
 from laconic.federated.meta.learner import clipped
 from laconic.federated.meta.psga import projected
 from laconic.federated.meta.trained import Work
-from laconic.report.summary import plain
+from laconic.tools.report.summary import plain
 
 RESULTS = FOLDER / "reasons"
 DRAWS, LARGE = 20, 1000  # batches of ascent's size to average over; examples of a batch almost without noise

@@ -1,6 +1,6 @@
 """Every registered name on one real gradient: what it sends, what it loses, what it declares.
 
-    python -m benchmarks.methods                  all names; writes src/laconic/cli/measured.json
+    python -m benchmarks.methods                  all names; writes src/laconic/tools/cli/measured.json
     python -m benchmarks.methods --new            only specs that are not in it yet; keeps the others' figures
     python -m benchmarks.methods --only topk      only specs that start with this; writes nothing
 
@@ -21,19 +21,19 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-import laconic.cli
+import laconic.tools.cli
 from benchmarks.distortion import KEYS, distortion
 from benchmarks.gradient import FILE, stored
 from benchmarks.pages.situations import SITUATIONS
 from benchmarks.payload import LATE, STEPS, traffic
-from laconic.cli.entries import FEW, FIGURES, GROUPS, Measured, examples
 from laconic.core.layout import Layout
 from laconic.exchange.method import Method, lift
 from laconic.methods import catalogue
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy
+from laconic.tools.cli.entries import FEW, FIGURES, GROUPS, Measured, examples
 
-TARGET = Path(laconic.cli.__file__).parent / FIGURES
+TARGET = Path(laconic.tools.cli.__file__).parent / FIGURES
 ELSEWHERE = ("by_name(", "two_level(")  # picks that need a model with embeddings, or machines
 DIGITS = 6  # significant, of every figure
 

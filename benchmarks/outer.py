@@ -40,7 +40,7 @@ from laconic.core.spec import parse
 from laconic.strategies.replica import Replica
 from laconic.strategies.several import as_one
 from laconic.strategies.strategy import BoundStrategy, Strategy, Update
-from laconic.tasks.shakespeare import GPT
+from laconic.tools.tasks.shakespeare import GPT
 
 FOLDER = Path(__file__).parent / "results" / "outer"
 WORKERS, BATCH, STEPS, LOOK, WARMUP = 4, 8, 600, 20, 50

@@ -30,8 +30,8 @@ from benchmarks.machine import machine
 from benchmarks.small_net import BY_SIGNS, SMALL_GPT, SMALL_NET, WITHOUT_MOMENTUM, load_windows
 from benchmarks.workers import Data, Problem, train
 from laconic.core.errors import NonFiniteError
-from laconic.report.ledger import slug
-from laconic.tasks.cifar10 import load
+from laconic.tools.report.ledger import slug
+from laconic.tools.tasks.cifar10 import load
 
 FOLDER = Path(__file__).parent / "results" / "own_rates"
 SEEDS = (0, 1, 2)

@@ -7,12 +7,12 @@
     python -m benchmarks.pipeline --quick         a few steps of each part; keeps nothing
     python -m benchmarks.pipeline --folder DIR    keep the files in another folder
 
-Each stage is a process with one thread on a host of a lab (`laconic.lab`), so each has its own link. Speed:
+Each stage is a process with one thread on a host of `laconic.tools.lab`, so each has its own link. Speed:
 the GPT of 10.8 million parameters (`pipeline_workloads.py` says how workers may be faster than this machine),
 whose samples have all been visited. `dense()` is torch's own pipeline; `direct(dense(), backward=dense())`
 sends the same floats by our stages, which post receives first, and so is the fair baseline. A round's figure
 is the mean step between two barriers, and the result the median over rounds. `forecast_s` is the time line of
-`laconic.plan.pipeline`, for what the stages of that row compute and the bytes that `laconic plan` forecasts.
+`laconic.tools.plan.pipeline`, for what the stages of that row compute and the bytes in the forecast.
 A file of fewer rounds than asked for is measured again. Loss: a smaller GPT in two stages, over a fixed set
 of windows for several epochs, on links of 10 Mbit/s; seconds are those of its own steps.
 Needs what `laconic lab` needs.
@@ -34,12 +34,12 @@ from benchmarks.machine import machine
 from benchmarks.pipeline_workloads import AC48, BETWEEN, CROSSINGS, DENSE, OURS, WIDTH, WINDOW, WORKLOADS
 from benchmarks.steps import Ranks
 from laconic.core.units import bits_a_second
-from laconic.lab import Lab, missing
 from laconic.pipeline.crossing import crossing
-from laconic.plan.boundary import Visited, rehearse_crossing
-from laconic.plan.network import Network
-from laconic.plan.pipeline import StageWork, pipeline_step
-from laconic.report.ledger import slug
+from laconic.tools.lab import Lab, missing
+from laconic.tools.plan.boundary import Visited, rehearse_crossing
+from laconic.tools.plan.network import Network
+from laconic.tools.plan.pipeline import StageWork, pipeline_step
+from laconic.tools.report.ledger import slug
 
 FOLDER = Path(__file__).parent / "results" / "pipeline"
 LINKS = ("100mbit", "500mbit")

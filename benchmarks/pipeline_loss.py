@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.machine import machine
 from benchmarks.pipeline_workloads import CROSSINGS, OURS
-from laconic.report.ledger import EVENTS, slug
+from laconic.tools.report.ledger import EVENTS, slug
 
 LINK = "10mbit"
 MODEL, STAGES, EXAMPLES, BATCH, EPOCHS, SEEDS = "gpt", 2, 256, 16, 12, 3
@@ -66,7 +66,7 @@ def train(spec: str, seed: int, steps: int) -> Row:
             "0",
         ]
         train += ["--seed", str(seed), "--out", folder, "--name", "run"]
-        laconic = [sys.executable, "-m", "laconic.cli.main"]
+        laconic = [sys.executable, "-m", "laconic.tools.cli.main"]
         lab = [*laconic, "lab", "--hosts", str(STAGES), "--link", LINK, "--once", "--"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         subprocess.run([*lab, *laconic, *train], check=True, env=environment, stdout=subprocess.DEVNULL)

@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.pipeline_workloads import WINDOW, WORKLOADS
-from laconic.lab.linux import interface_bytes
 from laconic.pipeline.crossing import crossing
-from laconic.tasks.settings import Pipeline
-from laconic.tasks.stage import StageAtWork
-from laconic.tasks.task import Recipe
+from laconic.tools.lab.linux import interface_bytes
+from laconic.tools.tasks.settings import Pipeline
+from laconic.tools.tasks.stage import StageAtWork
+from laconic.tools.tasks.task import Recipe
 
 Answer = dict[str, Any]
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.tasks.shakespeare import GPT, LETTERS, Layer, cut_gpt
-from laconic.tasks.task import Recipe
+from laconic.tools.tasks.shakespeare import GPT, LETTERS, Layer, cut_gpt
+from laconic.tools.tasks.task import Recipe
 
 WIDTH, DEPTH, HEADS, WINDOW = 384, 6, 6, 256
 LAYER_S = 0.5e-3  # of forward, for a micro-batch of 4 windows: 3.8 GFLOP, so 7.6 TFLOP/s; backward twice that

@@ -33,11 +33,11 @@ from torch import Tensor, nn
 from benchmarks.files import keep
 from benchmarks.machine import machine
 from laconic.optim import master_weights
-from laconic.report.ledger import slug
 from laconic.strategies.distribute import distribute, strategy_or_method
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
-from laconic.tasks.digits import DIGITS
-from laconic.tasks.shard import Shard
+from laconic.tools.report.ledger import slug
+from laconic.tools.tasks.digits import DIGITS
+from laconic.tools.tasks.shard import Shard
 
 FOLDER = Path(__file__).parent / "results" / "precision"
 TASK, MODEL, BATCH, STEPS, WORKERS, SEEDS = DIGITS, "mlp", 16, 100, 2, (0, 1, 2)

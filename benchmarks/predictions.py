@@ -24,9 +24,9 @@ from benchmarks.steps import RESULTS as STEPS
 from benchmarks.steps_contenders import AUTO, DENSE, DGC, OURS, WHOLE
 from laconic.core.layout import Layout
 from laconic.exchange.method import lift
-from laconic.plan.network import Network
-from laconic.plan.rehearsal import rehearse
-from laconic.plan.step import Work, time_line
+from laconic.tools.plan.network import Network
+from laconic.tools.plan.rehearsal import rehearse
+from laconic.tools.plan.step import Work, time_line
 
 RESULTS = STEPS.with_name("predictions.json")
 NEAR, GOOD = 0.2, 8 / 10  # bars: how far a forecast may be off, and the share that may not be farther

@@ -33,9 +33,9 @@ from benchmarks.machine import machine
 from laconic import compress
 from laconic.sparsity import export, nbytes, sparsify
 from laconic.sparsity.static_masks import StaticMasks
-from laconic.tasks.cifar10 import Block, inputs, load, resnet20
-from laconic.tasks.shard import Shard
-from laconic.tasks.task import Recipe, cross_entropy, right_answers
+from laconic.tools.tasks.cifar10 import Block, inputs, load, resnet20
+from laconic.tools.tasks.shard import Shard
+from laconic.tools.tasks.task import Recipe, cross_entropy, right_answers
 
 RESULTS = Path(__file__).parent / "results" / "rigl"
 DENSITIES = (0.2, 0.1)

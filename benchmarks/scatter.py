@@ -10,8 +10,8 @@ import numpy as np
 
 from benchmarks.contenders import MODELS, STEPS, WORKERS
 from benchmarks.standings import Standing
-from laconic.report.picture import LIGHT, Scale, axis, style
-from laconic.tasks import find
+from laconic.tools.report.picture import LIGHT, Scale, axis, style
+from laconic.tools.tasks import find
 
 WIDTH, HEIGHT = 860, 520
 LEFT, TOP, RIGHT, BOTTOM = 56, 64, 836, 440

@@ -37,7 +37,7 @@ import laconic
 from benchmarks.files import Row, keep, kept
 from benchmarks.machine import machine
 from laconic.fsdp.handle import ShardedHandle
-from laconic.tasks.shakespeare import gpt_10m, load
+from laconic.tools.tasks.shakespeare import gpt_10m, load
 
 FOLDER = Path(__file__).parent / "results" / "sharded"
 WORKERS, BATCH, STEPS, LOOK, WARMUP, TESTED = 4, 1, 500, 100, 50, 128

@@ -10,10 +10,10 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from benchmarks.workers import Data, Problem
 from laconic.exchange.method import Method
 from laconic.strategies.strategy import Strategy
-from laconic.tasks.cifar10 import inputs
-from laconic.tasks.shakespeare import GPT
-from laconic.tasks.shakespeare import load as load_text
-from laconic.tasks.task import Recipe
+from laconic.tools.tasks.cifar10 import inputs
+from laconic.tools.tasks.shakespeare import GPT
+from laconic.tools.tasks.shakespeare import load as load_text
+from laconic.tools.tasks.task import Recipe
 
 WINDOWS = 256  # of the text's last tenth, evenly apart: the GPT's test
 

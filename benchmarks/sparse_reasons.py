@@ -28,9 +28,9 @@ from benchmarks.small_net import SMALL_NET
 from benchmarks.sparse_steps import LR, SEEDS
 from benchmarks.workers import train
 from laconic.exchange.method import Method
-from laconic.report.ledger import slug
 from laconic.strategies.strategy import Strategy
-from laconic.tasks.cifar10 import load
+from laconic.tools.report.ledger import slug
+from laconic.tools.tasks.cifar10 import load
 
 FOLDER = Path(__file__).parent / "results" / "sparse_reasons"
 DENSITY, STEPS = 0.01, 2000

@@ -31,8 +31,8 @@ from benchmarks.files import Row, keep, kept
 from benchmarks.machine import machine
 from benchmarks.small_net import SMALL_NET
 from benchmarks.workers import train
-from laconic.report.ledger import slug
-from laconic.tasks.cifar10 import load
+from laconic.tools.report.ledger import slug
+from laconic.tools.tasks.cifar10 import load
 
 FOLDER = Path(__file__).parent / "results" / "sparse_steps"
 LR = 0.05

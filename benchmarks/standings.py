@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.contenders import CONTENDERS, SEEDS, Contender
 from benchmarks.trials import kept
-from laconic.report.summary import Figure
+from laconic.tools.report.summary import Figure
 
 Rows = dict[tuple[str, float | None], list[dict[str, Any]]]  # by spec and skew
 

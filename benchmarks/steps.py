@@ -5,7 +5,7 @@
     python -m benchmarks.steps --quick            one of each, a few contenders, 2 steps; keeps nothing
     python -m benchmarks.steps --workload gpt --only "dgc(density=0.001)" --rounds 1 --out FILE
 
-Each rank is a process with one thread on a host of a lab (`laconic.lab`). A step is forward, backward,
+Each rank is a process with one thread on a host of a lab (`laconic.tools.lab`). A step is forward, backward,
 exchange and `optimizer.step()`, with SGD of momentum 0.9 for all. In every round each contender gets a new
 model, warms up on an unlimited link, and is timed on each link; so other load on the machine affects all
 alike. A round's figure is the slowest rank's median step; the result is the median over rounds. Efficiency
@@ -33,8 +33,8 @@ from benchmarks.peers import installed
 from benchmarks.steps_contenders import ALONE, AUTO, DENSE, DGC, FETCHED, OURS, PEERS, POWERSGD, SETTLE
 from benchmarks.steps_workloads import WORKLOADS, Workload
 from laconic.core.errors import LabError
-from laconic.lab import Lab, Link, missing
-from laconic.lab.link import FREE
+from laconic.tools.lab import Lab, Link, missing
+from laconic.tools.lab.link import FREE
 
 RESULTS = Path(__file__).parent / "results" / "steps.json"
 ROOT = Path(__file__).parent.parent

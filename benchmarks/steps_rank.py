@@ -26,9 +26,9 @@ from benchmarks.peers.running import Running, sgd
 from benchmarks.steps_contenders import ALONE, build
 from benchmarks.steps_workloads import WORKLOADS
 from laconic.comm.torch_comm import TorchComm
-from laconic.lab.linux import interface_bytes
-from laconic.plan.probe import probe_network, probe_work
-from laconic.tasks.decisions import Decisions
+from laconic.tools.lab.linux import interface_bytes
+from laconic.tools.plan.probe import probe_network, probe_work
+from laconic.tools.tasks.decisions import Decisions
 
 Answer = dict[str, Any]
 FIGURES = ("encode_s", "communicate_s", "decode_s", "payload_sent")

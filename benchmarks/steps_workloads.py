@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from laconic.tasks import digits
+from laconic.tools.tasks import digits
 
 VOCABULARY, CONTEXT = 65, 256  # as many characters as Shakespeare's plays have, and positions
 Step = Callable[[nn.Module], Tensor]  # a model's loss on a batch

@@ -4,7 +4,7 @@
     python -m benchmarks.straggler --part asleep    one part; the file keeps what it has of the other
     python -m benchmarks.straggler --quick     3 hosts, a small model, a few steps; writes only with --out
 
-Each rank is a process on a host of a lab (`laconic.lab`), and trains a model of 11 million parameters.
+Each rank is a process on a host of a lab (`laconic.tools.lab`), and trains a model of 11 million parameters.
 
 Asleep: at 1 Gbit/s the last host sleeps 300 ms before half of its steps, chosen at random. The result is
 the seconds until a rank has done its steps, as mean over ranks and for the slowest; with and without sleep.
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import machine
-from laconic.lab import Lab, Link, missing
+from laconic.tools.lab import Lab, Link, missing
 
 RESULTS = Path(__file__).parent / "results" / "straggler.json"
 ROOT = Path(__file__).parent.parent

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import laconic
-from laconic.lab.linux import interface_bytes
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
+from laconic.tools.lab.linux import interface_bytes
 
 DEPTH, BATCH, KINDS, NOISE = 10, 8, 10, 2.0
 WARM_UP = 3  # steps before the clock starts: DDP regroups its buckets after its first

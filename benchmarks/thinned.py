@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from laconic.report.curves import accuracy_by_step, loss_by_megabyte, loss_by_step
-from laconic.report.series import MethodSeries
+from laconic.tools.report.curves import accuracy_by_step, loss_by_megabyte, loss_by_step
+from laconic.tools.report.series import MethodSeries
 
 KEPT = 60  # points of a curve
 

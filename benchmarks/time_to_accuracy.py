@@ -28,10 +28,10 @@ from pathlib import Path
 from benchmarks.files import Row, keep, kept
 from benchmarks.machine import machine
 from benchmarks.steps_contenders import AUTO
-from laconic.report.ledger import slug
-from laconic.report.reaching import accuracy_by_second
-from laconic.report.series import read_run
-from laconic.report.summary import plain, summarise
+from laconic.tools.report.ledger import slug
+from laconic.tools.report.reaching import accuracy_by_second
+from laconic.tools.report.series import read_run
+from laconic.tools.report.summary import plain, summarise
 
 FOLDER = Path(__file__).parent / "results" / "time_to_accuracy"
 WORKERS, STEPS, LOOK, LIMIT_S = 4, 1500, 25, 3600
@@ -92,7 +92,7 @@ def runs() -> Iterator[Run]:
 
 def command(run: Run, out: Path, steps: int) -> list[str]:
     """The training as a user would type it."""
-    goal, laconic = run.goal, [sys.executable, "-m", "laconic.cli.main"]
+    goal, laconic = run.goal, [sys.executable, "-m", "laconic.tools.cli.main"]
     lab = [
         *laconic,
         "lab",

@@ -13,14 +13,14 @@ from benchmarks import files
 from benchmarks.contenders import CONTENDERS, MODELS, SEEDS, STEPS, WORKERS, Contender
 from benchmarks.machine import machine
 from benchmarks.thinned import curves
-from laconic.cli.settings import Settings
-from laconic.report.ledger import slug
-from laconic.report.series import MethodSeries, Run, seed_series
-from laconic.report.summary import plain, summarise
-from laconic.tasks import find
-from laconic.tasks.launcher import WorkerFailed, launch
-from laconic.tasks.loading import prepare
-from laconic.tasks.settings import Event, TrainingSettings
+from laconic.tools.cli.settings import Settings
+from laconic.tools.report.ledger import slug
+from laconic.tools.report.series import MethodSeries, Run, seed_series
+from laconic.tools.report.summary import plain, summarise
+from laconic.tools.tasks import find
+from laconic.tools.tasks.launcher import WorkerFailed, launch
+from laconic.tools.tasks.loading import prepare
+from laconic.tools.tasks.settings import Event, TrainingSettings
 
 FOLDER = Path(__file__).parent / "results" / "accuracy"
 SCRATCH = Path(__file__).parents[1] / "runs" / "accuracy"

@@ -28,10 +28,10 @@ from benchmarks.timing import Row, save, show
 from laconic.codecs.minmax import MinMax
 from laconic.reducers.scatter_reduce.adaptive_bits import CHOICE
 from laconic.reducers.scatter_reduce.widths import cheapest
-from laconic.tasks import find
-from laconic.tasks.shakespeare import GPT
-from laconic.tasks.shard import Shard
-from laconic.tasks.task import cross_entropy
+from laconic.tools.tasks import find
+from laconic.tools.tasks.shakespeare import GPT
+from laconic.tools.tasks.shard import Shard
+from laconic.tools.tasks.task import cross_entropy
 
 RESULT = Path(__file__).parent / "results" / "widths.json"
 STEPS, BATCH, BITS = 100, 16, 4

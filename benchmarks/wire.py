@@ -3,7 +3,7 @@
     python -m benchmarks.wire                      2, 3 and 4 ranks; writes benchmarks/results/wire.json
     python -m benchmarks.wire --quick --out FILE   2 ranks, the larger messages: what the test runs
 
-Each rank is a process on a host of a lab (`laconic.lab`), with one Ethernet interface of MTU 1500, whose
+Each rank is a process on a host of `laconic.tools.lab`, with one Ethernet interface of MTU 1500, whose
 counters see the packets of a real link. A link 'free' is as fast as memory; '200mbit' is held back by a
 token bucket each way. Needs what `laconic lab` needs.
 """
@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks.machine import machine
 from benchmarks.wire_rank import STEPS, Case
-from laconic.lab import Lab, Link, missing
-from laconic.lab.link import FREE
+from laconic.tools.lab import Lab, Link, missing
+from laconic.tools.lab.link import FREE
 
 RESULTS = Path(__file__).parent / "results" / "wire.json"
 ROOT = Path(__file__).parent.parent

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.comm.metered import Metered
 from laconic.comm.torch_comm import TorchComm
-from laconic.lab.linux import interface_bytes
+from laconic.tools.lab.linux import interface_bytes
 
 Case = tuple[str, int]  # a collective or a method's spec, and bytes of a dense float32 tensor
 Figures = dict[str, float]

@@ -29,8 +29,8 @@ from laconic.core.turn import mix
 from laconic.data.partition.dirichlet import Dirichlet
 from laconic.federated.zerofl import DiffOnTopWeights, TopDiff, TopWeights, Uplink, UplinkMask, csr_nbytes
 from laconic.sparsity import swat
-from laconic.tasks import find
-from laconic.tasks.task import Tensors, cross_entropy, right_answers
+from laconic.tools.tasks import find
+from laconic.tools.tasks.task import Tensors, cross_entropy, right_answers
 
 FOLDER = Path(__file__).parent / "results" / "zerofl"
 CLIENTS, PER_ROUND, ROUNDS = 100, 10, 20

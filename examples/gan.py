@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import laconic
-from laconic.tasks.mnist import load
+from laconic.tools.tasks.mnist import load
 
 NOISE, SIDE = 64, 28
 

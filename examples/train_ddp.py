@@ -17,9 +17,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
-from laconic.tasks import checkpoint
-from laconic.tasks.digits import inputs, load, small_cnn
-from laconic.tasks.shard import Shard
+from laconic.tools.tasks import checkpoint
+from laconic.tools.tasks.digits import inputs, load, small_cnn
+from laconic.tools.tasks.shard import Shard
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from laconic.tasks.cifar10 import MEAN, STD, load
+from laconic.tools.tasks.cifar10 import MEAN, STD, load
 
 PAD = 4
 Data = dict[str, Tensor]

@@ -31,7 +31,7 @@ from laconic.comm.metered import Metered
 from laconic.exchange.method import Method
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy
-from laconic.tasks.task import Recipe
+from laconic.tools.tasks.task import Recipe
 
 ROOT = Path(__file__).parents[2]
 RANKS, BATCH, MOST, LEAST = 4, 128, 18, 8  # epochs

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.contenders import CONTENDERS, MODELS, POINTS, REDUCTIONS, SKEW, STEPS, STRATEGIES
 from benchmarks.densities import EXPERIMENTS
 from benchmarks.standings import Standing, standings
-from laconic.tasks import find
+from laconic.tools.tasks import find
 
 HEADS = ("method", "seeds", "test accuracy, %", "lost", "bound", "test loss", "sent, kB", "times smaller")
 SPARSE = 0.001  # share of zero weights from which they are worth a column

@@ -36,7 +36,7 @@ model, the optimiser and the training loop stay as they are:
 import torch
 
 import laconic
-from laconic.tasks.shakespeare import LSTM
+from laconic.tools.tasks.shakespeare import LSTM
 
 model = LSTM(200)
 optimizer = torch.optim.SGD(model.parameters(), lr=3.0, momentum=0.9, nesterov=True)

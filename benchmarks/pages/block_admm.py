@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.block_admm import BAR, BATCH, PASSES, RANK, SEEDS, VARIANTS, WIDTH, read
 from benchmarks.pages.tables import table
-from laconic.report.side_by_side import words
-from laconic.report.time_line import time_line
+from laconic.tools.report.side_by_side import words
+from laconic.tools.report.time_line import time_line
 
 TIME, PARTS = "block_admm_time.svg", "block_admm_parts.svg"
 SIDE, SCALE, COLUMNS, GAP = 28, 3, 8, 8  # pixels of an image, and how large it is shown

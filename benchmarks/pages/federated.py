@@ -13,10 +13,10 @@ import numpy as np
 from benchmarks.federated import FOLDER as FOLDER
 from benchmarks.federated import LONGER, PLAN, RATES, ROUNDS, SCHEMES, SEEDS, folder_of
 from benchmarks.pages.tables import table
-from laconic.report.curves import Curve
-from laconic.report.legend import LIGHT, WIDTH
-from laconic.report.picture import HEIGHT, panel, style
-from laconic.tasks import find
+from laconic.tools.report.curves import Curve
+from laconic.tools.report.legend import LIGHT, WIDTH
+from laconic.tools.report.picture import HEIGHT, panel, style
+from laconic.tools.tasks import find
 
 SHARE = 0.95  # of FedAvg's accuracy: the target
 WINDOW = 3  # tests, whose mean must reach it: with two classes a client, single tests jump

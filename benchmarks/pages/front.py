@@ -7,12 +7,12 @@ from textwrap import fill
 from benchmarks.pages.results import plus_minus, read
 from benchmarks.pages.situations import SITUATIONS
 from benchmarks.pages.tables import table
-from laconic.cli.entries import FEW, MANY, figures
-from laconic.cli.methods import times
-from laconic.cli.presets import PRESETS
 from laconic.methods import catalogue
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy
+from laconic.tools.cli.entries import FEW, MANY, figures
+from laconic.tools.cli.methods import times
+from laconic.tools.cli.presets import PRESETS
 
 WIDTH = 116  # of text between the tables
 

@@ -13,9 +13,9 @@ import numpy as np
 from benchmarks.meta import AGENTS, FOLDER, METHODS, ROUNDS
 from benchmarks.pages import meta_reasons as reasons
 from benchmarks.pages.tables import table
-from laconic.report.curves import Curve
-from laconic.report.legend import WIDTH
-from laconic.report.picture import HEIGHT, legend, panel, style
+from laconic.tools.report.curves import Curve
+from laconic.tools.report.legend import WIDTH
+from laconic.tools.report.picture import HEIGHT, legend, panel, style
 
 Rows = list[dict[str, Any]]
 LONGER = (

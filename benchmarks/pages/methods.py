@@ -6,8 +6,8 @@ from itertools import groupby
 
 from benchmarks.pages.situations import sent_cells
 from benchmarks.pages.tables import table
-from laconic.cli.entries import FEW, MANY, TITLES, CatalogueEntry, entries, measurements, pieces
-from laconic.cli.methods import STATUS
+from laconic.tools.cli.entries import FEW, MANY, TITLES, CatalogueEntry, entries, measurements, pieces
+from laconic.tools.cli.methods import STATUS
 
 MEASURED = (
     *("spec", "message", f"N = {FEW}", f"N = {MANY}", "any N", f"smaller, {FEW}", f"smaller, {MANY}"),

@@ -22,10 +22,10 @@ from benchmarks.pages.situations import SITUATIONS, anchor
 from benchmarks.pages.tables import table
 from benchmarks.scaling import RESULT
 from benchmarks.standings import Standing, standings
-from laconic.cli.entries import PIECES, CatalogueEntry, entries, headline
-from laconic.cli.methods import HEADS, STATUS, cells
 from laconic.core.spec import find, names, signature_text
 from laconic.exchange.method import Paper
+from laconic.tools.cli.entries import PIECES, CatalogueEntry, entries, headline
+from laconic.tools.cli.methods import HEADS, STATUS, cells
 
 FOLDER = "names"
 SECTIONS = {  # of the site's navigation, by the kind of `entries`

@@ -9,9 +9,9 @@ import torch
 
 import laconic
 from benchmarks.pages.tables import table
-from laconic.cli.partition import spread
 from laconic.data.partition import Deal
-from laconic.report.partition_picture import picture
+from laconic.tools.cli.partition import spread
+from laconic.tools.report.partition_picture import picture
 
 EXAMPLES, LABELS, CLIENTS = 60_000, 10, 100
 SPECS = (

@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks import pipeline
 from benchmarks.pages.tables import table
 from benchmarks.pipeline_workloads import BETWEEN, CROSSINGS, DENSE, OURS
-from laconic.report.curves import Curve
-from laconic.report.picture import framed, panel
+from laconic.tools.report.curves import Curve
+from laconic.tools.report.picture import framed, panel
 
 FOLDER = Path(__file__).parents[1] / "results" / "pipeline"
 NAMES = {spec.replace(" ", ""): name for name, spec in CROSSINGS.items()}

@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks.pages import through_servers
 from benchmarks.pages.tables import table
 from benchmarks.scaling import FEW, LEAST, MANY, MOST, RESULT
-from laconic.report.curves import Curve
-from laconic.report.picture import HEIGHT, WIDTH, legend, panel, style
+from laconic.tools.report.curves import Curve
+from laconic.tools.report.picture import HEIGHT, WIDTH, legend, panel, style
 
 Rows = list[dict[str, Any]]
 

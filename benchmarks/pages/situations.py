@@ -19,9 +19,9 @@ from benchmarks.scaling import FEW as FEWEST
 from benchmarks.scaling import MANY as MOST
 from benchmarks.scaling import RESULT
 from benchmarks.standings import Standing, standings
-from laconic.cli.entries import FEW, MANY, Measured, figures
-from laconic.cli.methods import times
 from laconic.strategies.distribute import strategy_or_method
+from laconic.tools.cli.entries import FEW, MANY, Measured, figures
+from laconic.tools.cli.methods import times
 
 TASKS = {"cifar10": "CIFAR-10", "shakespeare": "Shakespeare"}
 HEADS = (

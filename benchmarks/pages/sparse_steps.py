@@ -12,8 +12,8 @@ from benchmarks.pages.tables import spread, table
 from benchmarks.small_net import SMALL_NET
 from benchmarks.sparse_steps import LENGTHS, LR, METHODS, SEEDS, Run
 from benchmarks.workers import WORKERS, Row
-from laconic.report.curves import Curve
-from laconic.report.picture import framed, panel
+from laconic.tools.report.curves import Curve
+from laconic.tools.report.picture import framed, panel
 
 PICTURE = "sparse_steps.svg"
 HEAD = f"""# How many steps a sparse method needs

@@ -10,7 +10,7 @@ from benchmarks.predictions import GOOD
 from benchmarks.predictions import RESULTS as PREDICTIONS
 from benchmarks.steps import AS_FAST, BEHIND, EFFICIENT, FASTER, OVERHEAD, RESULTS, SLOW, UNSHAPED
 from benchmarks.steps_contenders import ALONE, AUTO, DENSE, DGC, OURS, POWERSGD, WHOLE
-from laconic.lab.link import FREE
+from laconic.tools.lab.link import FREE
 
 Rows = dict[tuple[str, str], dict[str, Any]]  # by link and contender
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from benchmarks.pages.tables import spread, table
 from benchmarks.time_to_accuracy import GOALS, LINKS, LOOK, METHODS, SEEDS, STEPS, WORKERS, Goal, Row, Run
-from laconic.report.curves import Curve
-from laconic.report.picture import framed, panel
+from laconic.tools.report.curves import Curve
+from laconic.tools.report.picture import framed, panel
 
 DENSE = METHODS[0]
 HEAD = f"""# Time to accuracy

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
-LACONIC = (sys.executable, "-m", "laconic.cli.main")
+LACONIC = (sys.executable, "-m", "laconic.tools.cli.main")
 LIMIT_S = 400
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laconic.tasks.settings import TrainingSettings
+from laconic.tools.tasks.settings import TrainingSettings
 
 from .plans import noise_plan
 from .pool import Pool

@@ -13,7 +13,7 @@ import laconic
 from laconic.ddp.handle import Handle
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy
-from laconic.tasks import shakespeare
+from laconic.tools.tasks import shakespeare
 
 SGD = {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3}
 

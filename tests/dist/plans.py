@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from laconic.tasks import find
-from laconic.tasks.loading import prepare
-from laconic.tasks.settings import TrainingSettings
+from laconic.tools.tasks import find
+from laconic.tools.tasks.loading import prepare
+from laconic.tools.tasks.settings import TrainingSettings
 
 STEPS, BATCH = 6, 4
 Events = list[dict[str, Any]]

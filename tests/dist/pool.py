@@ -32,7 +32,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from laconic.tasks.launcher import prepare_to_launch
+from laconic.tools.tasks.launcher import prepare_to_launch
 
 GRACE_S = 10.0  # for the others, once one rank has failed
 JOB_S, CASE_S = 120.0, 30.0  # a job may take this long, and its further cases: the machine may be busy

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.reducers.autotune import CHOSEN
-from laconic.tasks.decisions import Decisions
+from laconic.tools.tasks.decisions import Decisions
 from tests.dist.nets import SGD, agree, flat, loss_of, net
 from tests.dist.pool import on_ranks
 from tests.dist.runs import MANY, advance, compressed, overflow

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from laconic.core.errors import NonFiniteError, PeerError, StateError
-from laconic.report.time_line import at_once
-from laconic.tasks.blockwise import train_blocks
-from laconic.tasks.group_model import MODEL
+from laconic.tools.report.time_line import at_once
+from laconic.tools.tasks.blockwise import train_blocks
+from laconic.tools.tasks.group_model import MODEL
 from tests.dist.commands import laconic
 from tests.dist.plans import BATCH, STEPS, events_of, noise_plan, told
 from tests.unit.block_world import SAMPLES, data, flat, stepped, trained, trainer

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from laconic.lab import missing
-from laconic.report.ledger import EVENTS
+from laconic.tools.lab import missing
+from laconic.tools.report.ledger import EVENTS
 from tests.dist.commands import LACONIC, interrupt, laconic, mentions, soon, start, wait_for
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no lab here: {missing()}")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from laconic.lab import Lab, missing
-from laconic.lab.wiring import INTERFACE
+from laconic.tools.lab import Lab, missing
+from laconic.tools.lab.wiring import INTERFACE
 
 from .commands import ROOT, wait_for
 from .dropped_rank import PATIENCE_S

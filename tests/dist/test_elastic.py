@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from laconic.tasks import checkpoint
+from laconic.tools.tasks import checkpoint
 from tests.dist.commands import LACONIC, ROOT, children, finish, start, wait_for
 
 SCRIPT = ROOT / "examples" / "train_ddp.py"

@@ -76,7 +76,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
 
 
 INSIDE_EXEC = """
-from laconic.cli.main import app
+from laconic.tools.cli.main import app
 
 @app.command()
 def stop() -> None:

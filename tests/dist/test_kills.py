@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from laconic.tasks.launcher import launch
+from laconic.tools.tasks.launcher import launch
 from tests.dist.plans import digits_plan
 
 STEPS, WORKERS, TESTED = 300, 8, 360

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from laconic.core.errors import LabError
-from laconic.lab import Lab, Link, bare, missing
-from laconic.lab.waiting import CommandFailed, OutOfTime
+from laconic.tools.lab import Lab, Link, bare, missing
+from laconic.tools.lab.waiting import CommandFailed, OutOfTime
 from tests.dist.commands import ROOT, finish, run, soon, start, wait_for
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
@@ -56,7 +56,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the backg
 package = types.ModuleType("laconic")
 package.__path__ = [sys.argv[1]]
 sys.modules["laconic"] = package
-from laconic.lab import Lab, Link
+from laconic.tools.lab import Lab, Link
 print("building", flush=True)
 with Lab(2, Link("100mbit", delay="1ms")) as lab:
     lab.run(["sh", "-c", "sleep 1000 & (setsid sleep 1000 &) ; echo running; sleep 1000"], capture=False)

@@ -10,9 +10,9 @@ from benchmarks.pipeline_workloads import AC48, DENSE, WINDOW, WORKLOADS
 from benchmarks.steps import Ranks
 
 from laconic.comm.wire_model import HEADERS, PREAMBLE
-from laconic.lab import Lab, missing
 from laconic.pipeline.crossing import crossing
-from laconic.plan.boundary import PACKETS, rehearse_crossing
+from laconic.tools.lab import Lab, missing
+from laconic.tools.plan.boundary import PACKETS, rehearse_crossing
 from tests.dist.pipelines import TESTED
 
 ANNOUNCED = HEADERS + PREAMBLE  # bytes of a receiver that is ready

@@ -9,19 +9,19 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from laconic.cli.main import app
 from laconic.core.errors import StateError
 from laconic.core.turn import mix
 from laconic.pipeline.crossing import crossing
 from laconic.pipeline.message import HEADER
-from laconic.plan.boundary import rehearse_crossing
-from laconic.report.ledger import slug
-from laconic.tasks import checkpoint, find
-from laconic.tasks.group_model import MODEL
-from laconic.tasks.pipelined import train_stage
-from laconic.tasks.settings import Pipeline, TrainingSettings
-from laconic.tasks.shard import Shard
-from laconic.tasks.task import cross_entropy
+from laconic.tools.cli.main import app
+from laconic.tools.plan.boundary import rehearse_crossing
+from laconic.tools.report.ledger import slug
+from laconic.tools.tasks import checkpoint, find
+from laconic.tools.tasks.group_model import MODEL
+from laconic.tools.tasks.pipelined import train_stage
+from laconic.tools.tasks.settings import Pipeline, TrainingSettings
+from laconic.tools.tasks.shard import Shard
+from laconic.tools.tasks.task import cross_entropy
 from tests.dist.nets import flat
 
 STEPS, BATCH, N, LONG = 3, 4, 8, 16

@@ -15,11 +15,11 @@ from torch import nn
 import laconic
 from laconic.core.errors import AttachError, NonFiniteError
 from laconic.optim import master_weights
-from laconic.report.loss_scale import loss_scale
-from laconic.report.series import MethodSeries, Run, seed_series
-from laconic.report.summary import summarise
-from laconic.tasks import checkpoint, precision, training
-from laconic.tasks.group_model import MODEL
+from laconic.tools.report.loss_scale import loss_scale
+from laconic.tools.report.series import MethodSeries, Run, seed_series
+from laconic.tools.report.summary import summarise
+from laconic.tools.tasks import checkpoint, precision, training
+from laconic.tools.tasks.group_model import MODEL
 from tests.dist.nets import SGD, agree, batch, loss_of, net
 from tests.dist.plans import told
 from tests.dist.pool import on_ranks

@@ -12,8 +12,8 @@ from itertools import pairwise
 import pytest
 from typer.testing import CliRunner
 
-from laconic.cli.main import app
-from laconic.plan.probe import Probe
+from laconic.tools.cli.main import app
+from laconic.tools.plan.probe import Probe
 from tests.dist.commands import LACONIC, finish, laconic, start
 
 

@@ -10,8 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.core.errors import AttachError
-from laconic.plan.probe import Probe
-from laconic.plan.script import probe_script
+from laconic.tools.plan import probe_script
+from laconic.tools.plan.probe import Probe
 from tests.dist.pool import on_ranks
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from laconic.report import publish
-from laconic.report.ledger import EVENTS, read_events
+from laconic.tools.report import publish
+from laconic.tools.report.ledger import EVENTS, read_events
 
 from ..unit.test_report_summary import CONFIG, write_pipeline, write_run
 from ..unit.test_report_together import GOSSIP, LOCAL, write

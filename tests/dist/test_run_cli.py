@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from laconic.cli.main import app
+from laconic.tools.cli.main import app
 from tests.dist.commands import LACONIC, Ended, finish, interrupt, laconic, start
 
 REFUSED = "import laconic\nfrom beside import SPEC\n\nlaconic.parse(SPEC)\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from laconic.report.ledger import EVENTS, read_events
+from laconic.tools.report.ledger import EVENTS, read_events
 from tests.dist.commands import descendants, finish, group_is_gone, interrupt, mentions, soon, train, wait_for
 
 THIRD_PARTY = """

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from laconic.core.errors import SpecError
-from laconic.tasks.launcher import WorkerFailed, launch
+from laconic.tools.tasks.launcher import WorkerFailed, launch
 from tests.dist.plans import digits_plan
 from tests.unit.test_cli_settings import settings
 

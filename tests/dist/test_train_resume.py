@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from laconic.report.ledger import read_events
-from laconic.tasks import checkpoint
+from laconic.tools.report.ledger import read_events
+from laconic.tools.tasks import checkpoint
 from tests.dist.commands import finish, train, wait_for
 from tests.dist.runs import same
 

@@ -12,12 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.core.errors import StateError
-from laconic.tasks import checkpoint, find
-from laconic.tasks.enlarged import Enlarged
-from laconic.tasks.group_model import MODEL
-from laconic.tasks.shard import Shard
-from laconic.tasks.task import cross_entropy
-from laconic.tasks.training import train_rank
+from laconic.tools.tasks import checkpoint, find
+from laconic.tools.tasks.enlarged import Enlarged
+from laconic.tools.tasks.group_model import MODEL
+from laconic.tools.tasks.shard import Shard
+from laconic.tools.tasks.task import cross_entropy
+from laconic.tools.tasks.training import train_rank
 from tests.dist.nets import flat
 from tests.dist.plans import BATCH, STEPS, events_of, told
 from tests.dist.runs import same

@@ -20,9 +20,9 @@ from laconic.federated.flower import engine
 from laconic.federated.rounds import Aggregate, Outcome, Proposals
 from laconic.federated.samplings.constant import Constant
 from laconic.federated.schemes import Scheme, scheme_of
-from laconic.tasks import find
-from laconic.tasks.federation import Federation, federate
-from laconic.tasks.on_flower import EngineFailed, federate_on_flower
+from laconic.tools.tasks import find
+from laconic.tools.tasks.federation import Federation, federate
+from laconic.tools.tasks.on_flower import EngineFailed, federate_on_flower
 from tests.flower.flower_world import MemoryGrid
 from tests.unit.federated_world import model, train
 

@@ -30,10 +30,10 @@ from laconic.federated.rounds import deliver, weighted_mean
 from laconic.federated.server import Server
 from laconic.federated.zerofl import DiffOnTopWeights, Uplink
 from laconic.optim import LAMB, LARS, AMSGrad, QCMDAdaGrad, QRDAAdaGrad, ShiftAdaMax, master_weights
-from laconic.plan.rehearsal import play
-from laconic.plan.stage import Gradients
 from laconic.recipes import Accumulation, Copies, large_batch
 from laconic.sparsity import Sparsifier
+from laconic.tools.plan.rehearsal import play
+from laconic.tools.plan.stage import Gradients
 
 from .table import specs
 

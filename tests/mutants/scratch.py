@@ -28,7 +28,7 @@ if __name__ == "__main__":
         print(pool.apply(eval, ("__import__('laconic').__file__",)))
 """
 COMMAND = """#!{python}
-from laconic.cli.main import app
+from laconic.tools.cli.main import app
 app()
 """
 

@@ -234,7 +234,7 @@ MUTANTS = (
     ),
     Mutant(
         "plan-late-buckets",
-        "plan/step.py",
+        "tools/plan/step.py",
         "begin = max(ready + late, done)",
         "begin = max(ready, done)",
         "messages that take time from backward do not delay later buckets",
@@ -258,7 +258,7 @@ MUTANTS = (
     ),
     Mutant(
         "tasks-older-checkpoint",
-        "tasks/checkpoint.py",
+        "tools/tasks/checkpoint.py",
         "if step_of(path) < step_of(place)]",
         "if step_of(path) <= step_of(place)]",
         "the error for a damaged checkpoint names that checkpoint as the one to resume from",
@@ -266,7 +266,7 @@ MUTANTS = (
     ),
     Mutant(
         "cli-patience",
-        "cli/fits.py",
+        "tools/cli/fits.py",
         "if not any(isinstance(strategy_or_method(spec), Strategy) for spec in specs):",
         "if not all(isinstance(strategy_or_method(spec), Strategy) for spec in specs):",
         "--patience is refused where one of several specs is no strategy",

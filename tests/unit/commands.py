@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typer.testing import CliRunner, Result
 
-from laconic.cli.main import app
+from laconic.tools.cli.main import app
 
 
 def invoke(*arguments: object) -> Result:

@@ -19,8 +19,8 @@ from tests.unit.shared import for_each
 
 from laconic.core.errors import SpecError
 from laconic.exchange.method import lift
-from laconic.report.ledger import slug
-from laconic.tasks.launcher import WorkerFailed
+from laconic.tools.report.ledger import slug
+from laconic.tools.tasks.launcher import WorkerFailed
 
 BY_SPEC = {contender.spec: contender for contender in CONTENDERS}
 

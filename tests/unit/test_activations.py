@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import laconic
 from laconic.activations.windows import Places, Windows
 from laconic.core.errors import AttachError, NonFiniteError, SpecError
-from laconic.tasks.cifar10 import resnet20
+from laconic.tools.tasks.cifar10 import resnet20
 
 
 def vgg() -> nn.Sequential:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from benchmarks.pages.situations import SITUATIONS
 from tests.unit.shared import for_each
 
-from laconic.cli.entries import figures
-from laconic.plan.contenders import contenders
-from laconic.plan.forecast import choice, faster_strategies, forecasts, reason
-from laconic.plan.growth import Growth
-from laconic.plan.losses import without_warm_up
-from laconic.plan.network import Network
-from laconic.plan.rehearsal import Rehearsed, Traffic
-from laconic.plan.step import Work, buckets
+from laconic.tools.cli.entries import figures
+from laconic.tools.plan.contenders import contenders
+from laconic.tools.plan.forecast import choice, faster_strategies, forecasts, reason
+from laconic.tools.plan.growth import Growth
+from laconic.tools.plan.losses import without_warm_up
+from laconic.tools.plan.network import Network
+from laconic.tools.plan.rehearsal import Rehearsed, Traffic
+from laconic.tools.plan.step import Work, buckets
 
 NOTHING, ONCE = Growth((0, 0, 0, 0)), Growth((0, 0, 0, 1))
 

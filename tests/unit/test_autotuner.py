@@ -13,10 +13,10 @@ from laconic.core.errors import SpecError, StateError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.exchange.method import lift
-from laconic.plan.rehearsal import rehearse
 from laconic.reducers.autotune import CANDIDATES, CHOSEN, Autotune, autotuner
 from laconic.reducers.autotune.autotuner import WINDOW, Autotuner
 from laconic.reducers.autotune.search import COLD, Search
+from laconic.tools.plan.rehearsal import rehearse
 
 
 class Burdened(Rank):

@@ -8,9 +8,9 @@ import pytest
 from tests.unit.shared import for_each
 from typer.testing import CliRunner
 
-from laconic.cli.main import app
-from laconic.report.side_by_side import read_blocks, side_by_side
-from laconic.report.time_line import at_once
+from laconic.tools.cli.main import app
+from laconic.tools.report.side_by_side import read_blocks, side_by_side
+from laconic.tools.report.time_line import at_once
 
 ONLINE = "block_admm(blocks=3)"
 MLP = ["--model", "mlp", "--workers"]

@@ -11,10 +11,10 @@ from tests.unit.commands import invoke, one_line
 from tests.unit.shared import for_each
 from typer.testing import Result
 
-from laconic.cli import session
-from laconic.report.ledger import EVENTS
-from laconic.tasks.launcher import WorkerFailed, _cause
-from laconic.tasks.settings import Event, TrainingSettings
+from laconic.tools.cli import session
+from laconic.tools.report.ledger import EVENTS
+from laconic.tools.tasks.launcher import WorkerFailed, _cause
+from laconic.tools.tasks.settings import Event, TrainingSettings
 
 from .test_report_summary import step_event
 
@@ -112,14 +112,14 @@ PLAN = "plan --params 1k --workers 2 --link 1gbit --backward 1ms"
 @for_each("words", ["topology ring()", "partition digits", PLAN, "probe"])
 def test_a_file_that_cannot_be_written_is_one_line_before_any_work(words, out, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("laconic.cli.plan.rehearse_all", None)
-    monkeypatch.setattr("laconic.cli.probe.run", None)
+    monkeypatch.setattr("laconic.tools.cli.plan.rehearse_all", None)
+    monkeypatch.setattr("laconic.tools.cli.probe.run", None)
     one_line(invoke(*words.split(), "--out", out), f"laconic: --out: cannot write {out}")
 
 
 def test_a_demo_is_refused_a_file_for_its_folder_before_any_work(tmp_path, monkeypatch):
     (tmp_path / "taken").touch()
-    monkeypatch.setattr("laconic.cli.demo.lab", None)
+    monkeypatch.setattr("laconic.tools.cli.demo.lab", None)
     one_line(
         invoke("demo", "--out", tmp_path / "taken"),
         f"--out: {tmp_path / 'taken'} is a file, and runs need a folder",

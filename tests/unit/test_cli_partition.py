@@ -12,8 +12,8 @@ from tests.unit.commands import invoke, one_line, table_of
 from tests.unit.shared import for_each
 
 import laconic
-from laconic.report.partition_picture import LEFT, LEVELS, MOST_CLIENTS, MOST_KINDS, across, picture
-from laconic.tasks import find
+from laconic.tools.report.partition_picture import LEFT, LEVELS, MOST_CLIENTS, MOST_KINDS, across, picture
+from laconic.tools.tasks import find
 
 SVG = "{http://www.w3.org/2000/svg}"
 LABELS = torch.arange(1000) % 5

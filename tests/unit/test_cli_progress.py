@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 from tests.unit.shared import for_each
 
-from laconic.cli.interrupts import SIGNALS, Interrupts
-from laconic.cli.progress import Progress
-from laconic.cli.session import sent_before
-from laconic.cli.settings import Settings
-from laconic.report.ledger import read_events
+from laconic.tools.cli.interrupts import SIGNALS, Interrupts
+from laconic.tools.cli.progress import Progress
+from laconic.tools.cli.session import sent_before
+from laconic.tools.cli.settings import Settings
+from laconic.tools.report.ledger import read_events
 
 from .test_report_summary import write_run
 
@@ -47,7 +47,7 @@ def test_time_left_counts_tests_and_sent_goes_on(tmp_path: Path, monkeypatch: py
         resume=False,
     )  # fmt: skip
     told, now = io.StringIO(), [0.0]
-    monkeypatch.setattr("laconic.cli.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("laconic.tools.cli.progress.time.monotonic", lambda: now[0])
     with Progress(Console(file=told, width=200), settings) as progress:
         progress.begin("dense()", 0, sent_mb=5.0)
         for step in range(1, 41):

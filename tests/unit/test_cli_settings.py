@@ -13,18 +13,18 @@ from tests.unit.commands import invoke
 from tests.unit.shared import for_each, refuses
 
 import laconic
-import laconic.cli.doctor  # whose name is also a command
-from laconic.cli.cautions import cautions
-from laconic.cli.entries import entries
-from laconic.cli.methods import LISTED
-from laconic.cli.presets import PRESETS
-from laconic.cli.run import torchrun_arguments
-from laconic.cli.settings import Settings
+import laconic.tools.cli.doctor  # whose name is also a command
 from laconic.core.errors import StateError
 from laconic.exchange.method import lift
 from laconic.strategies.distribute import strategy_or_method
+from laconic.tools.cli.cautions import cautions
+from laconic.tools.cli.entries import entries
+from laconic.tools.cli.methods import LISTED
+from laconic.tools.cli.presets import PRESETS
+from laconic.tools.cli.run import torchrun_arguments
+from laconic.tools.cli.settings import Settings
 
-doctor = sys.modules["laconic.cli.doctor"]
+doctor = sys.modules["laconic.tools.cli.doctor"]
 
 
 REQUESTS = """\

@@ -11,8 +11,8 @@ from tests.unit.commands import invoke, one_line, table_of
 from tests.unit.shared import for_each
 
 import laconic
-from laconic.report.arrows import CENTRE, MIDDLE, RADIUS, Arc, bezier, place
-from laconic.report.topology_picture import MANY, picture
+from laconic.tools.report.arrows import CENTRE, MIDDLE, RADIUS, Arc, bezier, place
+from laconic.tools.report.topology_picture import MANY, picture
 
 from .test_topologies import SPECS
 

@@ -6,8 +6,8 @@ from typing import NoReturn
 
 from typer.testing import CliRunner
 
-from laconic.cli import demo
-from laconic.cli.main import app
+from laconic.tools.cli import demo
+from laconic.tools.cli.main import app
 
 
 class Replaced(Exception):

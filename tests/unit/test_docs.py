@@ -9,7 +9,7 @@ from tests.unit.shared import for_each
 from torch.distributed.run import parse_args
 
 import laconic
-from laconic.cli.run import torchrun_arguments
+from laconic.tools.cli.run import torchrun_arguments
 
 
 @for_each("page", PAGES)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from laconic.cli import doctor
 from laconic.kernels import dispatch
+from laconic.tools.cli import doctor
 
 
 @pytest.fixture

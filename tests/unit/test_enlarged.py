@@ -10,13 +10,13 @@ import torch
 from tests.unit.shared import for_each, refuses
 from torch import nn
 
-from laconic.cli.settings import Settings
 from laconic.core.errors import SpecError
-from laconic.tasks import find
-from laconic.tasks.enlarged import Enlarged
-from laconic.tasks.precision import Precision
-from laconic.tasks.shard import Shard
-from laconic.tasks.task import cross_entropy
+from laconic.tools.cli.settings import Settings
+from laconic.tools.tasks import find
+from laconic.tools.tasks.enlarged import Enlarged
+from laconic.tools.tasks.precision import Precision
+from laconic.tools.tasks.shard import Shard
+from laconic.tools.tasks.task import cross_entropy
 
 N, BATCH = 48, 3
 

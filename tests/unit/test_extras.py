@@ -13,9 +13,9 @@ from tests.unit.shared import for_each, refuses
 from typer.testing import CliRunner
 
 import laconic
-from laconic.cli.main import app
 from laconic.core.errors import ExtraError
-from laconic.tasks.cifar_files import decode_jpegs
+from laconic.tools.cli.main import app
+from laconic.tools.tasks.cifar_files import decode_jpegs
 
 TRAIN = ("plotly", "tensorboard", "sklearn", "PIL")
 WITHOUT_ANY = f"""
@@ -30,7 +30,7 @@ class Without:
         return None if name.partition(".")[0] in {TRAIN!r} else self.finder.find_spec(name, path, target)
 
 sys.meta_path[:] = map(Without, sys.meta_path)
-from laconic.cli.main import app
+from laconic.tools.cli.main import app
 
 for command in (
     ["--help"],

@@ -11,9 +11,9 @@ import pytest
 from tests.unit.commands import invoke
 from tests.unit.shared import for_each
 
-from laconic.cli.files import default_name
-from laconic.report.ledger import CONFIG, EVENTS
-from laconic.report.summary import SUMMARY
+from laconic.tools.cli.files import default_name
+from laconic.tools.report.ledger import CONFIG, EVENTS
+from laconic.tools.report.summary import SUMMARY
 
 SMALL = ["--clients", "6", "--per-round", "3", "--rounds", "4", "--local-steps", "2", "--eval-every", "2"]
 

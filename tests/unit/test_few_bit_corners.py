@@ -19,7 +19,7 @@ from laconic.lowbit import admm, binarise, convert, load_packed, load_tables, pa
 from laconic.lowbit.levels import places
 from laconic.optim import QCMDAdaGrad, QRDAAdaGrad
 from laconic.sparsity import rigl, swat
-from laconic.tasks.transforms import PACKED, Transforms, attached
+from laconic.tools.tasks.transforms import PACKED, Transforms, attached
 
 
 def layers(*, norm: bool = False) -> nn.Sequential:

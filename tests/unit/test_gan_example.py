@@ -13,7 +13,7 @@ from tests.unit.shared import for_each
 
 import laconic
 from laconic.core.errors import DataError
-from laconic.tasks.mnist import load
+from laconic.tools.tasks.mnist import load
 
 FILE = Path(__file__).parents[2] / "examples" / "gan.py"
 

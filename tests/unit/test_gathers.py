@@ -7,10 +7,10 @@ import warnings
 import pytest
 from tests.unit.shared import for_each
 
-from laconic.cli.entries import figures
 from laconic.core.layout import Layout
 from laconic.exchange.gathers import message_bytes, warn_of_gathers
 from laconic.exchange.method import Method, lift
+from laconic.tools.cli.entries import figures
 
 MODEL = Layout.of([("first.weight", (500, 1000)), ("first.bias", (500,)), ("last.weight", (1000, 500))])
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from laconic.cli.lab import stages_on_hosts
-from laconic.cli.main import app
 from laconic.core.errors import LabError, SpecError
-from laconic.lab import PROFILES, Lab, Link, Profile, keeping, profile, wiring
-from laconic.lab.inside import relay
-from laconic.lab.inside.relay import Relay
-from laconic.tasks.place import Hosts
+from laconic.tools.cli.lab import stages_on_hosts
+from laconic.tools.cli.main import app
+from laconic.tools.lab import PROFILES, Lab, Link, Profile, keeping, profile, wiring
+from laconic.tools.lab.inside import relay
+from laconic.tools.lab.inside.relay import Relay
+from laconic.tools.tasks.place import Hosts
 
 FRAME = b"\x02\x00\x00\x00\x00\x01" + b"\x02\x00\x00\x00\x00\x02" + bytes(50)  # to host 0, from host 1
 TO_ALL = b"\xff" * 6 + FRAME[6:]

@@ -26,7 +26,7 @@ from laconic.lowbit import (
     RangeNorm,
     convert,
 )
-from laconic.tasks import TASKS, find
+from laconic.tools.tasks import TASKS, find
 
 
 class Residual(nn.Module):

@@ -19,14 +19,14 @@ from tests.unit.shared import for_each
 from torch import Tensor
 from typer.testing import CliRunner
 
-from laconic.cli.entries import FEW, GROUPS, MANY, entries, figures
-from laconic.cli.main import app
-from laconic.cli.methods import HEADS, STATUS, cells
 from laconic.core.layout import Layout
 from laconic.core.spec import Status, find, names
 from laconic.core.tensor_codec import TensorCodec
 from laconic.exchange.method import Method, Route, everything, lift
 from laconic.reducers.gather import Gather
+from laconic.tools.cli.entries import FEW, GROUPS, MANY, entries, figures
+from laconic.tools.cli.main import app
+from laconic.tools.cli.methods import HEADS, STATUS, cells
 
 AGAIN = "measure again: python -m benchmarks.methods, then make docs"
 GRADIENT = stored()

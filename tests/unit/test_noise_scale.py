@@ -18,7 +18,7 @@ from laconic.exchange.method import lift
 from laconic.exchange.no_optimiser import MOMENTUM_SGD
 from laconic.exchange.noise_scale import EVERY, Noise, NoiseScale
 from laconic.recipes import Accumulation
-from laconic.report.noise import advice, noise_section, read_noise
+from laconic.tools.report.noise import advice, noise_section, read_noise
 
 LAYOUT = Layout.of([("weight", (4, 50)), ("bias", (100,))])
 TRUE = torch.linspace(-0.1, 0.2, LAYOUT.numel)  # the gradient; each rank adds noise of sigma 1

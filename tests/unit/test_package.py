@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 import laconic
-from laconic.cli.main import app
-from laconic.cli.presets import PRESETS
 from laconic.core import framing
 from laconic.core.spec import find
+from laconic.tools.cli.main import app
+from laconic.tools.cli.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
 PROJECT = (ROOT / "pyproject.toml").read_text()

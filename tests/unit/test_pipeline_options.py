@@ -7,13 +7,13 @@ import torch
 from tests.unit.shared import for_each, refuses
 from typer.testing import CliRunner
 
-from laconic.cli.main import app
-from laconic.cli.pipelining import PipelineOptions
 from laconic.core.errors import SpecError
 from laconic.pipeline.compress import FORWARD, _plan
-from laconic.tasks import find
-from laconic.tasks.settings import Pipeline
-from laconic.tasks.shakespeare import GPT, wide_windows
+from laconic.tools.cli.main import app
+from laconic.tools.cli.pipelining import PipelineOptions
+from laconic.tools.tasks import find
+from laconic.tools.tasks.settings import Pipeline
+from laconic.tools.tasks.shakespeare import GPT, wide_windows
 
 COMBINED = "--{} and --stages cannot be combined"
 WRONG = [

@@ -10,16 +10,16 @@ import pytest
 from tests.unit.shared import for_each, refuses
 from typer.testing import CliRunner
 
-from laconic.cli.main import app
 from laconic.core.errors import SpecError
 from laconic.pipeline.crossing import crossing
-from laconic.plan.boundary import Visited, rehearse_crossing
-from laconic.plan.growth import Growth
-from laconic.plan.network import Network
-from laconic.plan.pipeline import Crossed, StageWork, pipeline_step
-from laconic.plan.pipelines import Cut, forecast
-from laconic.plan.rehearsal import Rehearsed, Traffic
-from laconic.plan.schedules import bubble, order
+from laconic.tools.cli.main import app
+from laconic.tools.plan.boundary import Visited, rehearse_crossing
+from laconic.tools.plan.growth import Growth
+from laconic.tools.plan.network import Network
+from laconic.tools.plan.pipeline import Crossed, StageWork, pipeline_step
+from laconic.tools.plan.pipelines import Cut, forecast
+from laconic.tools.plan.rehearsal import Rehearsed, Traffic
+from laconic.tools.plan.schedules import bubble, order
 
 FREE = Network(1e30, 0.0)
 
@@ -142,7 +142,7 @@ def test_a_large_micro_batch_is_rehearsed_by_some_samples(monkeypatch) -> None:
         return [visit.up for visit in rehearse_crossing(crossing("ac_sgd()"), (8, 4, 128))]
 
     whole = up()
-    monkeypatch.setattr("laconic.plan.boundary.MAX_ELEMENTS", 2 * 4 * 128)
+    monkeypatch.setattr("laconic.tools.plan.boundary.MAX_ELEMENTS", 2 * 4 * 128)
     assert up() == whole
 
 

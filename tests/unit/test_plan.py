@@ -11,22 +11,31 @@ from tests.laws.table import specs
 from tests.unit.shared import for_each, refuses
 from typer.testing import CliRunner
 
-from laconic.cli.main import app
-from laconic.cli.plan import layout_of
 from laconic.core import units
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.exchange.method import lift
-from laconic.plan.forecast import choice, forecasts
-from laconic.plan.growth import Growth
-from laconic.plan.network import Network
-from laconic.plan.rehearsal import Played, Rehearsed, Traffic, costliest, excerpt, play, rehearse, steadily
-from laconic.plan.stage import Gradients
-from laconic.plan.step import Work, buckets, time_line
-from laconic.plan.strategy_rehearsal import rehearse_strategies
-from laconic.report.plan_picture import picture
 from laconic.strategies.strategy import Strategy
+from laconic.tools.cli.main import app
+from laconic.tools.cli.plan import layout_of
+from laconic.tools.plan.forecast import choice, forecasts
+from laconic.tools.plan.growth import Growth
+from laconic.tools.plan.network import Network
+from laconic.tools.plan.rehearsal import (
+    Played,
+    Rehearsed,
+    Traffic,
+    costliest,
+    excerpt,
+    play,
+    rehearse,
+    steadily,
+)
+from laconic.tools.plan.stage import Gradients
+from laconic.tools.plan.step import Work, buckets, time_line
+from laconic.tools.plan.strategy_rehearsal import rehearse_strategies
+from laconic.tools.report.plan_picture import picture
 
 NOTHING, ONCE = Growth((0, 0, 0, 0)), Growth((0, 0, 0, 1))
 SMALL = Layout.of((f"layer{i}.weight", (128, 256)) for i in range(6))
@@ -234,7 +243,7 @@ def test_a_picture_shows_the_first_and_the_fastest():
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_any_work(tmp_path, monkeypatch):
-    monkeypatch.setattr("laconic.cli.plan.rehearse_all", None)
+    monkeypatch.setattr("laconic.tools.cli.plan.rehearse_all", None)
     words = "--params 1M --workers 2 --link 1gbit --backward 1ms --out"
     svg = "must end in .svg"
     for out, why in {"a/p.svg": "there is no folder", "p.png": svg, ".": svg}.items():

@@ -10,13 +10,13 @@ from tests.unit.shared import for_each, refuses
 from torch import nn
 from typer.testing import CliRunner
 
-from laconic.cli import doctor
-from laconic.cli.main import app
 from laconic.core.errors import SpecError
 from laconic.strategies.distribute import strategy_or_method
-from laconic.tasks import find
-from laconic.tasks.precision import Precision, check_device, check_strategy, normal
-from laconic.tasks.task import Recipe
+from laconic.tools.cli import doctor
+from laconic.tools.cli.main import app
+from laconic.tools.tasks import find
+from laconic.tools.tasks.precision import Precision, check_device, check_strategy, normal
+from laconic.tools.tasks.task import Recipe
 
 TEXT = {"train_x": torch.zeros(4, 64, dtype=torch.uint8), "train_y": torch.zeros(4, 64, dtype=torch.uint8)}
 

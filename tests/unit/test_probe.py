@@ -11,15 +11,15 @@ from tests.unit.shared import refuses
 from torch import nn
 from typer.testing import CliRunner
 
-from laconic.cli.main import app
 from laconic.comm.loopback import Loopback
 from laconic.core.errors import AttachError, StateError
-from laconic.plan import beside, probe
-from laconic.plan.growth import Growth
-from laconic.plan.network import Network
-from laconic.plan.probe import Pair, Probe, _ready
-from laconic.plan.rehearsal import Rehearsed, Traffic
-from laconic.plan.step import Work
+from laconic.tools.cli.main import app
+from laconic.tools.plan import beside, probe
+from laconic.tools.plan.growth import Growth
+from laconic.tools.plan.network import Network
+from laconic.tools.plan.probe import Pair, Probe, _ready
+from laconic.tools.plan.rehearsal import Rehearsed, Traffic
+from laconic.tools.plan.step import Work
 
 
 class Slow(Loopback):

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from tests.unit.shared import refuses
 
-from laconic.cli import session
-from laconic.cli.session import finished, on_record
 from laconic.core.errors import StateError
-from laconic.report import Ledger, publish
-from laconic.report.curves import trailing_mean
-from laconic.report.figure import Figure
-from laconic.report.ledger import EVENTS, read_events
-from laconic.tasks import checkpoint
-from laconic.tasks.settings import Event, TrainingSettings
+from laconic.tools.cli import session
+from laconic.tools.cli.session import finished, on_record
+from laconic.tools.report import Ledger, publish
+from laconic.tools.report.curves import trailing_mean
+from laconic.tools.report.figure import Figure
+from laconic.tools.report.ledger import EVENTS, read_events
+from laconic.tools.tasks import checkpoint
+from laconic.tools.tasks.settings import Event, TrainingSettings
 
 from .test_cli_failures import train
 from .test_report_summary import CONFIG, step_event, test_event, write_run

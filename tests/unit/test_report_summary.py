@@ -15,14 +15,14 @@ import pytest
 from rich.console import Console
 from tests.unit.shared import for_each
 
-from laconic.cli.tables import print_summary
-from laconic.report import Ledger, publish
-from laconic.report.curves import Curve
-from laconic.report.figure import Figure
-from laconic.report.ledger import EVENTS, read_events
-from laconic.report.picture import PANEL_HEIGHT, TOP, axis, panel
-from laconic.report.series import read_run
-from laconic.report.summary import Row
+from laconic.tools.cli.tables import print_summary
+from laconic.tools.report import Ledger, publish
+from laconic.tools.report.curves import Curve
+from laconic.tools.report.figure import Figure
+from laconic.tools.report.ledger import EVENTS, read_events
+from laconic.tools.report.picture import PANEL_HEIGHT, TOP, axis, panel
+from laconic.tools.report.series import read_run
+from laconic.tools.report.summary import Row
 
 CONFIG = {
     **{"name": "test", "title": "a <made up> run", "task": "digits"},

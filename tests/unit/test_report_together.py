@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from laconic.report import Ledger, publish
-from laconic.report.curves import consensus_by_step
-from laconic.report.notes import Notes, read_notes
-from laconic.report.series import read_run
-from laconic.report.together import together
+from laconic.tools.report import Ledger, publish
+from laconic.tools.report.curves import consensus_by_step
+from laconic.tools.report.notes import Notes, read_notes
+from laconic.tools.report.series import read_run
+from laconic.tools.report.together import together
 
 from .test_report_summary import CONFIG, step_event, test_event, write_run
 

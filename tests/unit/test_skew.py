@@ -13,8 +13,8 @@ from torch import Tensor
 
 from laconic.core.errors import SpecError
 from laconic.data.partition.dirichlet import Dirichlet
-from laconic.tasks import TASKS, find
-from laconic.tasks.skew import SkewedShard
+from laconic.tools.tasks import TASKS, find
+from laconic.tools.tasks.skew import SkewedShard
 
 LABELS = torch.arange(4000) * 7 % 10  # 400 of each
 

@@ -13,7 +13,7 @@ from torch.nn.utils import prune
 from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.sparsity import SparseConv2d, SparseLinear, export, nbytes
 from laconic.sparsity.sparse_weight import SparseWeight
-from laconic.tasks.cifar10 import resnet20
+from laconic.tools.tasks.cifar10 import resnet20
 
 
 def thinned(model: nn.Module, density: float, seed: int = 0) -> nn.Module:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 import laconic
 from laconic.core.errors import DataError, SpecError
-from laconic.tasks import TASKS, find
-from laconic.tasks.shakespeare import WINDOW, speakers, windows
+from laconic.tools.tasks import TASKS, find
+from laconic.tools.tasks.shakespeare import WINDOW, speakers, windows
 
 
 def text_of(*speeches: tuple[str, int]) -> Tensor:

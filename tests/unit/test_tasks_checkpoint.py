@@ -12,7 +12,7 @@ import torch
 from tests.unit.shared import refuses
 
 from laconic.core.errors import StateError
-from laconic.tasks import checkpoint
+from laconic.tools.tasks import checkpoint
 
 
 def state(rank: int, step: int) -> dict[str, Any]:

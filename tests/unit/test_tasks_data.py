@@ -17,11 +17,11 @@ from PIL import Image
 from tests.unit.shared import for_each, refuses
 
 from laconic.core.errors import DataError, SpecError
-from laconic.tasks import TASKS, find
-from laconic.tasks.cifar10 import crop_and_flip
-from laconic.tasks.loading import mapped, prepare
-from laconic.tasks.source import VARIABLE
-from laconic.tasks.task import PARTS
+from laconic.tools.tasks import TASKS, find
+from laconic.tools.tasks.cifar10 import crop_and_flip
+from laconic.tools.tasks.loading import mapped, prepare
+from laconic.tools.tasks.source import VARIABLE
+from laconic.tools.tasks.task import PARTS
 
 SIZES = {"train": 10, "test": 4}
 

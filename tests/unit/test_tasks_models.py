@@ -6,9 +6,9 @@ import pytest
 import torch
 from tests.unit.shared import for_each, same
 
-from laconic.tasks import TASKS, find
-from laconic.tasks.shard import Shard
-from laconic.tasks.task import cross_entropy, right_answers
+from laconic.tools.tasks import TASKS, find
+from laconic.tools.tasks.shard import Shard
+from laconic.tools.tasks.task import cross_entropy, right_answers
 
 SHAPES = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "cifar10": (3, 32, 32), "shakespeare": (64,)}
 MODELS = [(task.name, model) for task in TASKS.values() for model in task.models]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from laconic.tasks.transforms import Transforms
+from laconic.tools.tasks.transforms import Transforms
 from laconic.transforms.transform import TransformHandle
 
 

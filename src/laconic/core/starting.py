@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 INTERRUPTED = 130  # exit code, the same as that of shells
-MAIN, WORKER = "laconic.cli.main", "laconic.cli.worker"  # as `python -m` runs them
+MAIN, WORKER = "laconic.tools.cli.main", "laconic.tools.cli.worker"  # as `python -m` runs them
 LAUNCHER = "LACONIC_LAUNCHER"  # environment variable of workers: the launcher's process
 
 
@@ -22,7 +22,7 @@ def commanded(argv: list[str], original: list[str]) -> bool:
 
     >>> commanded(["/bin/laconic", "doctor"], []), commanded(["train.py"], ["python", "train.py"])
     (True, False)
-    >>> commanded(["-m", "doctor"], ["python", "-m", "laconic.cli.main", "doctor"])
+    >>> commanded(["-m", "doctor"], ["python", "-m", "laconic.tools.cli.main", "doctor"])
     True
     >>> commanded(["-m"], ["python", "-mpackage.train"]), commanded([], [])
     (False, False)
@@ -33,8 +33,8 @@ def commanded(argv: list[str], original: list[str]) -> bool:
 
 
 def serving(original: list[str]) -> bool:
-    """Whether this process is the server that forks the command's workers, see `laconic.tasks.launcher`."""
-    return any("multiprocessing.forkserver" in word and "laconic.tasks." in word for word in original)
+    """Return whether this process is the fork server of `laconic.tools.tasks.launcher`."""
+    return any("multiprocessing.forkserver" in word and "laconic.tools.tasks." in word for word in original)
 
 
 def started() -> None:

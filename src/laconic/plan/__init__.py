@@ -1,1 +1,0 @@
-"""Forecasts the cost of a step before it runs: links, a method's messages, overlap with backward."""

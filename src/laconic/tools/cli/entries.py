@@ -1,0 +1,215 @@
+"""A catalogue entry for every name that can follow --with: what it sends, its paper, its measured figures.
+
+The figures come from `measured.json` beside this file. `python -m benchmarks.methods` writes it: it runs
+every registered name on one stored gradient of a small trained network.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from laconic.activations import Coding
+from laconic.admm import BlockAdmm
+from laconic.codecs.dense import Dense
+from laconic.comm.wire_model import all_reduce_bytes
+from laconic.core.codec import Codec
+from laconic.core.layout import Layout
+from laconic.core.selector import IndexCoding, Selector
+from laconic.core.spec import Spec, find, names
+from laconic.data.partition import Partition
+from laconic.exchange.method import Method, Paper, Route
+from laconic.federated.samplings import Sampling
+from laconic.federated.schemes import Scheme
+from laconic.feedback import Feedback
+from laconic.lowbit.training import LowBitTraining
+from laconic.methods import catalogue
+from laconic.pipeline.coding import PipelineCoding
+from laconic.reducers import Reducer
+from laconic.reducers.sum import Sum
+from laconic.replicator.deployment import Deployment
+from laconic.sparsity import Sparsifier
+from laconic.sparsity.swat import SwatTraining
+from laconic.strategies.distribute import strategy_or_method
+from laconic.strategies.gossip.topologies import Topology
+from laconic.strategies.strategy import Strategy
+from laconic.tools.plan.growth import Growth
+
+FIGURES = "measured.json"
+CLOSE = 0.02  # how near a formula comes to what was counted in each of GROUPS
+GROUPS = (2, 4, 8, 16)  # workers among whom bytes were counted
+FEW, MANY = 4, 16  # of these, the ones that are shown
+SHOWN = 2  # specs per name: the bare call and the first example, or the first two examples
+MATRICES = Layout.of((name, (1000, 1000)) for name in ("first.weight", "middle.weight", "last.weight"))
+KINDS = {"paper": Paper, "strategy": Strategy, "selector": Selector, "codec": Codec, "reducer": Reducer}
+TITLES = {
+    "paper": "Methods",
+    "strategy": "Strategies: who talks to whom, and when; they exchange parameters, not gradients",
+    "selector": "Selectors: which entries of a gradient to send",
+    "codec": "Codecs: a gradient to bytes and back",
+    "reducer": "Reducers: each rank's gradient to the mean",
+}
+PIECES: dict[str, type[Spec]] = {
+    "Index codings: how the positions of selected entries are sent": IndexCoding,
+    "Feedback: what was not sent now is sent later": Feedback,
+    "Topologies: who talks to whom in gossip": Topology,
+    "Partitions: which examples belong to which client": Partition,
+    "Federated schemes: what goes up and down between clients and a server": Scheme,
+    "Samplings: which clients take part in a round": Sampling,
+    "Activation codings: what waits for backward": Coding,
+    "Pipeline codings: what crosses between stages": PipelineCoding,
+    "Low-bit trainings: models whose weights end in a few bits": LowBitTraining,
+    "Sparsifiers: the weights in use": Sparsifier,
+    "Sparse computing: a share of the weights is used, and a share of the inputs saved": SwatTraining,
+    "Block trainings: a model whose blocks train in parallel": BlockAdmm,
+    "Deployments: locations of a script's replicas": Deployment,
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures of one spec on the stored gradient, of matrices only. Errors are |C(x) - x|^2 / |x|^2.
+
+    Attributes:
+        bits: Payload per worker and step, in bits per parameter: each message counted once.
+        sent: Bits per parameter that the busiest worker puts on the wire in a step, in each of GROUPS: every
+            copy of a message, without packet headers.
+        error: Mean over keys; None if no single codec makes the error.
+        bias: Error of the mean over keys; None like `error`.
+        bound: Largest error that the declared omegas allow (the declared absolute errors if `absolute`).
+        absolute: Whether `bound` comes from absolute errors.
+    """
+
+    bits: float
+    sent: tuple[float, ...]
+    error: float | None
+    bias: float | None
+    bound: float | None
+    absolute: bool
+
+    def sent_at(self, size: int) -> float:
+        """`sent` among `size` workers, one of GROUPS."""
+        return self.sent[GROUPS.index(size)]
+
+    def smaller(self, size: int) -> float:
+        """How many times less than a dense all-reduce among `size` workers, one of GROUPS."""
+        return all_reduce_bytes(32.0, size) / self.sent_at(size)
+
+    @property
+    def growth(self) -> Growth:
+        """`sent` for any number of workers."""
+        return Growth.fit(dict(zip(GROUPS, self.sent, strict=True)), CLOSE)
+
+
+@dataclass(frozen=True)
+class CatalogueEntry:
+    """One spec of a registered name. `max_bits`: bound of the payload, in bits per parameter of MATRICES.
+
+    A strategy's bits depend on the group and its graph, so it has no figures.
+    """
+
+    name: str
+    spec: str
+    kind: str
+    sends: str
+    paper: str
+    status: str
+    needs: str
+    unbiased: bool | None
+    max_bits: float | None
+    measured: Measured | None
+
+
+def entries() -> list[CatalogueEntry]:
+    """Entries of methods, then of strategies, then of the parts that become methods; each with an example."""
+    found = [_entry(name, make, spec) for name, make in catalogue().items() for spec in examples(name, make)]
+    order = list(KINDS)
+    return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))
+
+
+def pieces() -> dict[str, dict[str, str]]:
+    """Names that can only stand inside another spec: their headlines, by title and name."""
+    makers = {name: find(name) for name in names()}
+    return {
+        title: {
+            name: headline(make)
+            for name, make in makers.items()
+            if isinstance(make, type) and issubclass(make, kind)
+        }
+        for title, kind in PIECES.items()
+    }
+
+
+def examples(name: str, make: Callable[..., Any]) -> list[str]:
+    """At most SHOWN calls of this name: first without arguments, if it needs none, then the class's examples.
+
+    >>> examples("topk", catalogue()["topk"])
+    ['topk(density=0.01)', 'topk(density=0.3)']
+    """
+    parameters = inspect.signature(make).parameters.values()
+    bare = all(parameter.default is not inspect.Parameter.empty for parameter in parameters)
+    found: list[str] = [repr(strategy_or_method(f"{name}()"))] if bare else []
+    for call in getattr(make, "examples", ()):
+        if len(found) < SHOWN and (spec := repr(strategy_or_method(call))) not in found:
+            found.append(spec)
+    return found
+
+
+@lru_cache(maxsize=1)
+def measurements() -> dict[str, Any]:
+    """The content of `measured.json`: how it was measured, and figures by spec."""
+    found: dict[str, Any] = json.loads((files("laconic.tools.cli") / FIGURES).read_text(encoding="utf-8"))
+    return found
+
+
+@lru_cache(maxsize=1)
+def figures() -> dict[str, Measured]:
+    """All measured figures, by spec."""
+    return {
+        spec: Measured(**{**row, "sent": tuple(row["sent"])})
+        for spec, row in measurements()["figures"].items()
+    }
+
+
+def headline(make: Callable[..., Any]) -> str:
+    """The first line of its module's docstring, without the name.
+
+    >>> headline(find("ring"))
+    "each rank with its two neighbours (D-PSGD's graph, Lian et al. 2017, arXiv:1705.09056)"
+    """
+    first = (sys.modules[make.__module__].__doc__ or "").strip().split("\n")[0]
+    sentence = re.split(r"\. (?=[A-Z])", first.partition(": ")[2] or first)[0]
+    return sentence if sentence.endswith("...") else sentence.removesuffix(".")
+
+
+def codec_of(route: Route) -> Codec | None:
+    """The codec that causes this route's error: `dense()` for an exact sum, None if no single codec does."""
+    if isinstance(route.reducer, Sum) and route.reducer.feedback_codec() is None:
+        return Dense()
+    return route.reducer.feedback_codec()
+
+
+def _entry(name: str, make: Callable[..., Any], spec: str) -> CatalogueEntry:
+    bases = inspect.getmro(make) if inspect.isclass(make) else (type(make),)
+    made = strategy_or_method(spec)
+    method = made if isinstance(made, Method) else None
+    codecs = [None] if method is None else [codec_of(route) for route in method.routes]
+    return CatalogueEntry(
+        name=name,
+        spec=spec,
+        kind=next(kind for kind, base in KINDS.items() if base in bases),
+        sends=make.sends if isinstance(make, Paper) else headline(make),
+        paper=getattr(make, "paper", "-"),
+        status=getattr(make, "status", "-"),
+        needs="" if method is None else ", ".join(rule.wants for rule in method.rules),
+        unbiased=None if None in codecs else all(codec.unbiased for codec in codecs if codec is not None),
+        max_bits=None if method is None else 8 * method.nbytes(MATRICES) / MATRICES.numel,
+        measured=figures().get(spec),
+    )

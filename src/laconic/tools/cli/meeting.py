@@ -1,0 +1,55 @@
+"""Notice at the start of a run on several machines, while torch waits for them; Ctrl-C ends the wait.
+
+torch waits for the other machines outside Python, where no signal handler runs before the wait is over. A
+thread reads the byte that a signal writes, and ends the process if its main thread does not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from laconic.core.starting import INTERRUPTED, say_interrupted
+from laconic.tools.cli.console import errors
+
+GRACE_S = 1.0  # for the main thread to end
+
+
+@contextmanager
+def meeting(given: Any) -> Iterator[None]:
+    """Print a notice while torchrun's agent runs with these parsed arguments, and let Ctrl-C end the wait."""
+    if given.nnodes in ("1", "1:1"):
+        yield
+        return
+    place = given.rdzv_endpoint or f"{given.master_addr}:{given.master_port}"
+    errors().print(
+        f"laconic: waiting for {given.nnodes} machines at {place}; Ctrl-C ends the wait",
+        style="dim",
+        markup=False,
+    )
+    writes, reads = socket.socketpair()
+    writes.setblocking(False)
+    before = signal.set_wakeup_fd(writes.fileno(), warn_on_full_buffer=False)
+    ended = threading.Event()
+    threading.Thread(target=_watch, args=(reads, ended), name="laconic-meeting", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        signal.set_wakeup_fd(before)
+        writes.close()
+
+
+def _watch(reads: socket.socket, ended: threading.Event) -> None:
+    with reads:
+        while came := reads.recv(1):
+            if came[0] != signal.SIGINT or ended.wait(GRACE_S):
+                continue
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # the agent has no workers yet
+                say_interrupted()
+                os._exit(INTERRUPTED)

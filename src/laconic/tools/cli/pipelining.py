@@ -1,0 +1,141 @@
+"""Options of `laconic train` for a pipeline of stages, checked together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import torch
+
+from laconic.core import arguments
+from laconic.core.errors import SpecError
+from laconic.exchange.method import Method
+from laconic.strategies.distribute import strategy_or_method
+from laconic.tools.cli.fits import check_fit, normal
+from laconic.tools.tasks.blockwise import is_blockwise
+from laconic.tools.tasks.enlarged import Enlarged
+from laconic.tools.tasks.settings import Pipeline
+from laconic.tools.tasks.task import Recipe, Task
+
+if TYPE_CHECKING:
+    from laconic.tools.cli.settings import Settings
+
+SCHEDULES = ("1f1b", "gpipe")
+PER_STAGE = 2  # micro-batches, by default
+ALONE = (  # options not supported for a model in stages or blocks
+    *(
+        "bits",
+        "skew",
+        "patience",
+        "activations",
+        "precision",
+        "lowbit",
+        "sparsity",
+        "recipe",
+        "copies",
+        "micro_batch_size",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """Options as given; None: not given."""
+
+    stages: int | None = None
+    replicas: int | None = None
+    between: str | None = None  # --replicas-with
+    micro_batches: int | None = None
+    schedule: str | None = None
+
+    def pipeline(self, workers: int | None, batch: int) -> Pipeline | None:
+        """Return the pipeline, or None without --stages. Raises `SpecError` if the numbers do not fit."""
+        if self.stages is None:
+            self._check_nothing_else()
+            return None
+        arguments.whole("--stages", self.stages, 2, hint="without --stages every worker has the whole model")
+        replicas = self._replicas(workers)
+        if self.between is not None and replicas == 1:
+            raise SpecError(
+                "--replicas-with needs --replicas of 2 or more: one replica exchanges no gradients of weights"
+            )
+        schedule = SCHEDULES[0] if self.schedule is None else self.schedule
+        if schedule not in SCHEDULES:
+            raise SpecError(f"--schedule must be {' or '.join(SCHEDULES)}, got {schedule!r}")
+        between = normal(self.between or "dense()")
+        return Pipeline(self.stages, replicas, self._micro_batches(batch, schedule), schedule, between)
+
+    def _check_nothing_else(self) -> None:
+        given = {
+            "--replicas": self.replicas,
+            "--replicas-with": self.between,
+            "--micro-batches": self.micro_batches,
+            "--schedule": self.schedule,
+        }
+        for option, value in given.items():
+            if value is not None:
+                raise SpecError(f"{option} is for a pipeline: add --stages, such as --stages 2")
+
+    def _replicas(self, workers: int | None) -> int:
+        assert self.stages is not None
+        if self.replicas is not None:
+            arguments.whole("--replicas", self.replicas, 1)
+        if workers is None:
+            return self.replicas or 1
+        needed = self.stages * (self.replicas or max(1, workers // self.stages))
+        if workers != needed:
+            of = f" and --replicas {self.replicas}" if self.replicas else ""
+            raise SpecError(
+                f"--stages {self.stages}{of} needs {needed} workers, one a stage of each replica, got"
+                f" --workers {workers}: give --workers {needed}, or remove --workers"
+            )
+        return workers // self.stages
+
+    def _micro_batches(self, batch: int, schedule: str) -> int:
+        assert self.stages is not None
+        parts = [n for n in range(1, batch + 1) if batch % n == 0]
+        if schedule == "1f1b":
+            parts = [n for n in parts if n >= self.stages]
+            if not parts:
+                raise SpecError(
+                    f"1f1b needs a micro-batch a stage or more, and --batch {batch} cannot be cut into"
+                    f" {self.stages}: give a larger --batch, or --schedule gpipe"
+                )
+        if self.micro_batches is None:
+            return max((n for n in parts if n <= PER_STAGE * self.stages), default=parts[0])
+        if self.micro_batches not in parts:
+            raise SpecError(
+                f"--micro-batches must divide --batch {batch}, and be as many as stages or more for 1f1b, got"
+                f" {self.micro_batches}: give {', '.join(map(str, parts))}"
+            )
+        return self.micro_batches
+
+
+def check_cut(pipeline: Pipeline, task: Task, model: str, recipe: Recipe) -> None:
+    """Raise `SpecError` if the model has fewer layers than stages, or the replicas' method does not fit."""
+    if recipe.cut is None:
+        can = [name for name, other in task.models.items() if other.cut is not None]
+        hint = f"use --model {' or '.join(can)}" if can else "use the task shakespeare, whose GPTs can"
+        raise SpecError(f"--stages: {task.name}'s model {model} cannot be cut into stages; {hint}")
+    with torch.device("meta"):
+        whole = recipe.build()
+    recipe.cut(whole, 0, pipeline.stages)
+    if pipeline.replicas > 1:
+        check_fit(pipeline.between, pipeline.replicas, recipe, Enlarged())
+
+
+def check_alone(settings: Settings, what: str = "--stages") -> None:
+    """Raise `SpecError` for an option that cannot be combined with a divided model."""
+    defaults = {each.name: each.default for each in fields(settings)}
+    for name in ALONE:
+        if getattr(settings, name) != defaults[name]:
+            option = name.replace("_", "-")
+            raise SpecError(f"--{option} and {what} cannot be combined: give one of the two")
+
+
+def warm_at(pipeline: Pipeline | None, specs: tuple[str, ...]) -> dict[str, int]:
+    """Return, for each method, the first step after its warm-up."""
+    if pipeline is None:
+        return {spec: strategy_or_method(spec).warm_at for spec in specs if not is_blockwise(spec)}
+    between = strategy_or_method(pipeline.between)
+    return {pipeline.between: between.warm_at} if isinstance(between, Method) else {}

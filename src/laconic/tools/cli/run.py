@@ -1,0 +1,137 @@
+"""`laconic run`: run a script on several workers through torch.distributed.run, with all of its flags."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from laconic.core.errors import SpecError
+from laconic.core.starting import LAUNCHER, WORKER
+from laconic.tools.cli.console import errors
+from laconic.tools.cli.meeting import meeting
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+FAILED = 1  # exit code if a worker was killed; else the first failed worker's exit code
+PASS_THROUGH = {
+    "ignore_unknown_options": True,
+    "allow_interspersed_args": False,
+    "allow_extra_args": True,
+}
+MEETING = ("--rdzv", "--master", "--node", "--nnodes", "--standalone")  # flags that say where workers meet
+
+
+def run(
+    arguments: Annotated[list[str], typer.Argument(metavar="SCRIPT [FLAGS...] [-- ARGS...]")],
+) -> None:
+    """Run SCRIPT on several workers: `laconic run train.py --nproc-per-node 2 --max-restarts 3 -- --lr 0.1`.
+
+    FLAGS are those of torchrun. They may also precede SCRIPT, as for torchrun; then everything after SCRIPT
+    belongs to SCRIPT. On a single machine, workers find each other without any flag.
+    """
+    script = Path(arguments[0])
+    runs = (script / "__main__.py").exists() if script.is_dir() else script.exists()
+    if not arguments[0].startswith("-") and not runs:
+        raise SpecError(f"there is no script {arguments[0]!r} in {Path.cwd()}; give its path")
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import config_from_args, parse_args  # slow to import, so only here
+    from torch.distributed.run import run as start
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, without its long warning
+    logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL)
+    os.environ[LAUNCHER] = str(os.getpid())
+    given = checked(torchrun_arguments(arguments), parse_args, config_from_args)
+    if int(given.max_restarts):  # else restarted workers find the old addresses in the shared store
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    named = given.training_script
+    if not given.no_python:
+        given.training_script_args = [*(["-m"] if given.module else []), named, *given.training_script_args]
+        given.training_script, given.module = WORKER, True
+    logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
+    try:
+        with meeting(given):
+            start(given)  # type: ignore[no-untyped-call]
+    except SignalException as error:
+        if error.sigval is signal.Signals.SIGINT:
+            raise KeyboardInterrupt from None
+        raise typer.Exit(128 + error.sigval) from None
+    except ChildFailedError as error:
+        errors().print(
+            f"laconic: {reason(named, *error.get_first_failure())}", style="bold red", markup=False
+        )
+        raise typer.Exit(max(FAILED, error.get_first_failure()[1].exitcode)) from None
+
+
+def checked(words: list[str], parse: Callable[..., Any], configure: Callable[..., Any]) -> Any:
+    """Parse torchrun's arguments. Raises `SpecError` with the last line of its error message.
+
+    Numbers that torchrun accepts, but its agent later asserts against, are rejected here.
+    """
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            given = parse(words)
+            check_numbers(given, configure)
+    except SystemExit as end:
+        if not end.code:  # --help
+            raise
+        why = (said.getvalue().strip().splitlines() or ["wrong arguments"])[-1].rpartition("error: ")[2]
+    except SpecError:
+        raise
+    except ValueError as error:
+        why = str(error)
+    else:
+        return given
+    raise SpecError(f"torchrun: {why}; `laconic run --help` shows the order, `torchrun --help` its flags")
+
+
+def check_numbers(given: Any, configure: Callable[..., Any]) -> None:
+    """Raise `SpecError` for impossible numbers of nodes, workers or restarts."""
+    if int(given.max_restarts) < 0:
+        raise SpecError(f"--max-restarts must be 0 (none) or more, got {given.max_restarts}")
+    fewest, _, most = given.nnodes.partition(":")
+    if not 0 < int(fewest) <= int(most or fewest):
+        raise SpecError(f"--nnodes must be 1 or more, or a range such as 1:4, got {given.nnodes}")
+    config, *_ = configure(given)
+    if config.nproc_per_node < 1:
+        raise SpecError(f"--nproc-per-node must be 1 or more, got {given.nproc_per_node}")
+
+
+def reason(script: str, rank: int, failure: ProcessFailure) -> str:
+    """Return why the first worker failed, in one line."""
+    record: Any = failure.message  # torch's type says str
+    if isinstance(record, dict):
+        message = str(record["message"]).partition(": ")[2]
+        return message if message.startswith(f"rank {rank}") else f"rank {rank}: {message}"
+    if failure.exitcode < 0:
+        return f"rank {rank}: {script} was killed by {failure.signal_name()}"
+    return f"rank {rank}: {script} ended with exit code {failure.exitcode}; its output is above"
+
+
+def torchrun_arguments(arguments: list[str]) -> list[str]:
+    """Put flags and script, in either order, into torchrun's order.
+
+    >>> torchrun_arguments(["train.py", "--nproc-per-node", "2", "--", "--lr", "1"])
+    ['--standalone', '--nproc-per-node', '2', 'train.py', '--lr', '1']
+    >>> torchrun_arguments(["--nproc-per-node", "2", "train.py", "--lr", "1"])
+    ['--standalone', '--nproc-per-node', '2', 'train.py', '--lr', '1']
+    """
+    if arguments[0] == "--":
+        raise SpecError("laconic run needs a script: laconic run train.py --nproc-per-node 2 -- --lr 0.1")
+    if arguments[0].startswith("-"):
+        flags, rest = [], arguments
+    else:
+        cut = arguments.index("--") if "--" in arguments else len(arguments)
+        flags, rest = arguments[1:cut], [arguments[0], *arguments[cut + 1 :]]
+    alone = not any(argument.replace("_", "-").startswith(MEETING) for argument in arguments)
+    return [*(["--standalone"] if alone else []), *flags, *rest]

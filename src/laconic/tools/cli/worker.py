@@ -1,0 +1,67 @@
+"""Program that `laconic run` starts on each worker: runs the user's script as Python itself would.
+
+Errors that Laconic raises on purpose are passed to the launcher, which shows them once for all workers. Any
+other error keeps its traceback, from the script's first line on.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from laconic.core.errors import LaconicError
+from laconic.core.starting import INTERRUPTED, LAUNCHER, started
+from laconic.tools.lab import linux
+
+OWN = (__file__, "<frozen runpy>", runpy.__file__)  # files with frames of ours, not the script's
+HOME = Path(__file__).parent
+
+
+def main() -> None:
+    """Run `SCRIPT ARGS...` or `-m MODULE ARGS...` from the command line."""
+    started()
+    end_with_launcher()
+    sys.excepthook = report
+    sys.argv = sys.argv[1:]
+    if sys.argv[0] == "-m":
+        sys.argv = sys.argv[1:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def end_with_launcher() -> None:
+    """End if the launcher has ended; on Linux, end by SIGTERM when it does.
+
+    A launcher interrupted while it starts workers does not know them yet, and cannot end them.
+    """
+    if sys.platform == "linux":
+        linux.die_with_parent(signal.SIGTERM)
+    if os.getppid() != int(os.environ[LAUNCHER]):
+        os._exit(INTERRUPTED)
+
+
+def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Report an uncaught error: a `LaconicError` to the launcher, any other on standard error."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in OWN:
+        trace = trace.tb_next
+    place = traceback.extract_tb(trace)[:1]
+    if isinstance(error, KeyboardInterrupt) and place and Path(place[0].filename).is_relative_to(HOME):
+        return  # of a command of ours, while it begins: the launcher says so
+    if isinstance(error, LaconicError):
+        where = f" ({place[0].filename}, line {place[0].lineno})" if place else ""
+        get_error_handler().record_exception(type(error)(f"{error}{where}"))
+    else:
+        traceback.print_exception(kind, error, trace)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Runs a command in a namespace of a lab, and ends like the command.
+
+    enter KEEPER NUMBER COMMAND...      KEEPER: process number of the keeper's inner process, outside the lab
+
+The command dies with this process; everything that it has started dies with the lab. It leads its own
+session, which gets this process's SIGINT, SIGTERM and SIGHUP, as from a terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import NoReturn
+
+from laconic.tools.lab import linux
+from laconic.tools.lab.inside.keeper import FIRST
+
+NOT_FOUND = 127  # as in shells
+PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main(keeper: str, number: int, command: list[str]) -> NoReturn:
+    """Enter, run, wait."""
+    folder = os.getcwd()  # noqa: PTH109
+    step_in(keeper, number)
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)  # until the command has started
+    child = os.fork()
+    if child == 0:
+        become(number, folder, command)
+    for passed in PASSED:
+        signal.signal(passed, lambda number, frame: os.killpg(child, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def step_in(keeper: str, number: int) -> None:
+    """Enter the keeper's namespaces; that of processes holds for children."""
+    home = f"/proc/{keeper}"
+    if not os.path.samefile(f"{home}/ns/user", "/proc/self/ns/user"):  # noqa: PTH121
+        linux.enter(f"{home}/ns/user", linux.NEWUSER)
+    linux.enter(f"{home}/fd/{FIRST + number}", linux.NEWNET)
+    linux.enter(f"{home}/ns/pid", linux.NEWPID)
+    linux.enter(f"{home}/ns/mnt", linux.NEWNS)
+
+
+def become(number: int, folder: str, command: list[str]) -> NoReturn:
+    """Become the command, on a host with its own name, whose /sys shows its own interfaces."""
+    linux.die_with_parent()
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED)
+    os.chdir(folder)
+    linux.unshare(linux.NEWNS | linux.NEWUTS)
+    socket.sethostname(f"host{number}")
+    with suppress(OSError):  # a container may forbid it: /sys then shows the container's interfaces
+        linux.mount("sysfs", "/sys")
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"laconic lab: {command[0]}: {error.strerror}", file=sys.stderr)
+        os._exit(NOT_FOUND)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

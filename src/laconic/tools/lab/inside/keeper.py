@@ -1,0 +1,159 @@
+"""The process that holds a lab's namespaces.
+
+    keeper COUNT OWNER      COUNT network namespaces, until process OWNER or standard input ends
+
+Namespaces have no names: they are open files of one process, which is process 1 of its own process namespace.
+When that process ends for any reason, the kernel kills everything that runs in the lab and removes the
+namespaces, interfaces and mounts, so no cleanup is needed.
+
+Without root's rights it becomes root in a new user namespace, if the kernel allows that. It reads requests,
+one JSON list per line, and answers each with a list: see `answer`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, NoReturn
+
+from laconic.tools.lab import linux
+
+FIRST = 10  # namespace k is file FIRST + k of the keeper, which is process 1 inside
+IN_SERVICE_S = 10.0
+BURY_S = 0.5  # between checks for orphans that have ended
+
+
+def main(count: int, owner: int) -> None:
+    """Start the process that holds the namespaces, and end it with its owner."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner handles Ctrl-C
+    gain_rights()
+    linux.unshare(linux.NEWNS | linux.NEWPID)
+    child = os.fork()
+    if child == 0:
+        keep(count)
+    say({"process": child})
+    try:
+        watched = [os.pidfd_open(owner), os.pidfd_open(child)]
+        select.select(watched, [], [])
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def gain_rights() -> None:
+    """Become root, at least of a user namespace."""
+    user, group = os.geteuid(), os.getegid()
+    try:
+        linux.unshare(linux.NEWNET)
+    except PermissionError:
+        linux.unshare(linux.NEWUSER | linux.NEWNET)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+            write(f"/proc/self/{name}", text)
+
+
+def keep(count: int) -> NoReturn:
+    """Make the namespaces, report that, and serve requests until the owner has gone."""
+    linux.die_with_parent()
+    linux.mount("none", "/", linux.PRIVATE)
+    linux.mount("proc", "/proc")
+    for number in range(count):
+        linux.unshare(linux.NEWNET)
+        here = os.open("/proc/self/ns/net", os.O_RDONLY)
+        os.dup2(here, FIRST + number, inheritable=False)
+        os.close(here)
+    say({"ready": True})
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    lines = b""
+    while True:
+        if poll.poll(1000 * BURY_S):
+            received = os.read(0, 1 << 16)
+            if not received:
+                os._exit(0)
+            lines += received
+            *whole, lines = lines.split(b"\n")
+            for line in whole:
+                say([answer(request) for request in json.loads(line)])
+        bury()
+
+
+def answer(request: dict[str, Any]) -> Any:
+    """Do one thing in one namespace.
+
+    "run": a command with "input"; answers [return code, output, errors]. "write": writes "text" to a file.
+    "counts": answers the bytes sent and received by an interface. "bare": turns an interface's offloads off.
+    "names": sets the text of /etc/hosts. "running": answers whether an interface came into service in time.
+    """
+    linux.enter(f"/proc/self/fd/{FIRST + request['in']}", linux.NEWNET)
+    if "run" in request:
+        done = subprocess.run(
+            request["run"], input=request.get("input", ""), capture_output=True, text=True, check=False
+        )
+        return [done.returncode, done.stdout, done.stderr]
+    if "counts" in request:
+        return linux.interface_bytes(request["counts"])
+    if "bare" in request:
+        return linux.offloads_off(request["bare"])
+    if "running" in request:
+        return in_service(request["running"])
+    if "names" in request:
+        return show("/etc/hosts", request["names"])
+    return write(request["write"], request["text"])
+
+
+def bury() -> None:
+    """Reap the lab's orphans, whose parent is process 1."""
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return
+        except ChildProcessError:
+            return
+
+
+def write(path: str, text: str) -> None:
+    """Write a setting of the kernel, if the kernel has it."""
+    if os.path.exists(path):  # noqa: PTH110  # pathlib takes 10 ms to import
+        with open(path, "w") as file:  # noqa: PTH123
+            file.write(text)
+
+
+def in_service(interface: str) -> bool:
+    """Wait until a new interface can send; the kernel takes a while."""
+    deadline = time.monotonic() + IN_SERVICE_S
+    while not linux.running(interface):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def show(path: str, text: str) -> None:
+    """Replace a file's text inside the lab alone, by mounting an unnamed file over it."""
+    handle, beside = tempfile.mkstemp(prefix="laconic-lab-")
+    os.write(handle, text.encode())
+    os.fchmod(handle, 0o644)
+    os.close(handle)
+    try:
+        linux.mount(beside, path, linux.BIND)
+    finally:
+        os.unlink(beside)  # noqa: PTH108
+
+
+def say(message: Any) -> None:
+    """Write one line for the owner."""
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]))
+    except OSError as error:
+        say({"refused": error.strerror or str(error)})

@@ -1,0 +1,5 @@
+"""Forecasts the cost of a step before it runs: links, a method's messages, overlap with backward."""
+
+from laconic.tools.plan.script import probe_script as probe_script
+
+__all__ = ["probe_script"]

@@ -1,0 +1,42 @@
+"""Loss of test accuracy of methods, as measured: the second half of the advice of a plan.
+
+`python -m benchmarks.losses` writes the figures to `losses.json` from the trainings of docs/accuracy.md:
+points of test accuracy below dense training with the same optimiser, mean over seeds. Small models and short
+trainings are hard on methods that delay entries.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from importlib.resources import files
+
+FIGURES = "losses.json"
+WARM_UP = re.compile(r"(?:, )?warmup_steps=\d+")  # its length hardly affects the loss after it
+
+
+def points_lost(spec: str) -> float | None:
+    """Points of accuracy that this spec loses, on the task where it loses most; None: not measured.
+
+    >>> points_lost("dense()"), points_lost("topk(density=0.5)")
+    (0.0, None)
+    >>> points_lost("dgc(density=0.01)") == points_lost("dgc(density=0.01, warmup_steps=100)")
+    True
+    """
+    return _losses().get(without_warm_up(spec))
+
+
+def without_warm_up(spec: str) -> str:
+    """Return a spec without the length of its warm-up.
+
+    >>> without_warm_up("dgc(warmup_steps=100)"), without_warm_up("dgc(density=0.01, warmup_steps=100)")
+    ('dgc()', 'dgc(density=0.01)')
+    """
+    return WARM_UP.sub("", spec)
+
+
+@lru_cache(maxsize=1)
+def _losses() -> dict[str, float]:
+    found = json.loads((files("laconic.tools.plan") / FIGURES).read_text(encoding="utf-8"))["lost"]
+    return {without_warm_up(spec): max(0.0, *tasks.values()) for spec, tasks in found.items()}

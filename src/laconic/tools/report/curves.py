@@ -1,0 +1,111 @@
+"""Curves for plots: a few hundred points, each a mean over seeds with its standard error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from laconic.tools.report.figure import MB
+from laconic.tools.report.series import Array, MethodSeries
+
+POINTS = 240
+SMOOTHED = 50  # a point is the mean over the last 50th of all steps
+ROUNDING = 1e-6  # relative distance below which ranks differ by rounding only
+
+
+@dataclass(frozen=True)
+class Curve:
+    """y over x, with standard error (0 for one seed)."""
+
+    x: Array
+    y: Array
+    error: Array
+
+    @property
+    def low(self) -> Array:
+        """Lower edge of the error band."""
+        return self.y - self.error
+
+    @property
+    def high(self) -> Array:
+        """Upper edge of the error band."""
+        return self.y + self.error
+
+
+def loss_by_step(method: MethodSeries) -> Curve:
+    """Training loss, averaged over the latest steps."""
+    return _binned(method, np.arange(1, method.common + 1, dtype=np.float64))
+
+
+def loss_by_megabyte(method: MethodSeries) -> Curve:
+    """Training loss by the MB that a worker has put on the wire so far; starts with the first byte sent."""
+    curve = _binned(method, np.cumsum(method.over_seeds("network_sent").mean(axis=0)) / MB)
+    sent = curve.x > 0
+    return Curve(curve.x[sent], curve.y[sent], curve.error[sent])
+
+
+def accuracy_by_step(method: MethodSeries) -> Curve:
+    """Test accuracy in percent, at the evaluations that all seeds have done."""
+    common = min(len(seed.eval_steps) for seed in method.seeds)
+    values = np.stack([100 * seed.accuracy[:common] for seed in method.seeds])
+    return Curve(method.seeds[0].eval_steps[:common], values.mean(axis=0), _error(values))
+
+
+def consensus_by_step(method: MethodSeries) -> Curve | None:
+    """Distance of ranks from their average, in percent of its norm; nan just after an averaging.
+
+    None for a method that keeps ranks equal.
+    """
+    common = min(len(seed.eval_steps) for seed in method.seeds)
+    values = np.stack([seed.consensus[:common] for seed in method.seeds])
+    apart = (values > ROUNDING).all(axis=0)
+    if not apart.any():
+        return None
+    shown = np.where(apart, 100 * values, np.nan)
+    return Curve(method.seeds[0].eval_steps[:common], shown.mean(axis=0), _error(shown))
+
+
+def scale_by_step(method: MethodSeries) -> Curve | None:
+    """Return the loss scale of each step, mean over seeds; None without a GradScaler."""
+    if not all(len(seed.loss_scale) == len(seed.steps) for seed in method.seeds):
+        return None
+    values = np.stack([seed.loss_scale[: method.common] for seed in method.seeds])
+    edges = np.unique(np.linspace(0, values.shape[1] - 1, min(POINTS, values.shape[1])).astype(int))
+    return Curve(edges + 1.0, values.mean(axis=0)[edges], _error(values)[edges])
+
+
+def _binned(method: MethodSeries, x: Array) -> Curve:
+    losses = trailing_mean(method.over_seeds("loss"), max(1, method.common // SMOOTHED))
+    edges = np.unique(np.linspace(0, losses.shape[1], min(POINTS, losses.shape[1]) + 1).astype(int))
+    means = np.stack([losses[:, start:end].mean(axis=1) for start, end in pairwise(edges)], axis=1)
+    return Curve(x[edges[1:] - 1], means.mean(axis=0), _error(means))
+
+
+def trailing_mean(values: Array, width: int) -> Array:
+    """Return means over the last `width` columns, or fewer at the start: (seeds, steps) to the same shape.
+
+    Values that are not finite leave a gap in every mean that includes them.
+
+    >>> trailing_mean(np.array([[1.0, 3.0, 5.0]]), 2).tolist()
+    [[1.0, 2.0, 4.0]]
+    >>> trailing_mean(np.array([[np.inf, 3.0, 5.0, 7.0]]), 2).tolist()
+    [[nan, nan, 4.0, 6.0]]
+    """
+    finite = np.isfinite(values)
+    total, missing = (
+        np.cumsum(np.pad(each, ((0, 0), (1, 0))), axis=1) for each in (np.where(finite, values, 0.0), ~finite)
+    )
+    ends = np.arange(1, values.shape[1] + 1)
+    starts = np.maximum(0, ends - width)
+    means: Array = (total[:, ends] - total[:, starts]) / (ends - starts)
+    means[missing[:, ends] > missing[:, starts]] = np.nan
+    return means
+
+
+def _error(values: Array) -> Array:
+    if len(values) < 2:
+        return np.zeros(values.shape[1])
+    spread: Array = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+    return spread

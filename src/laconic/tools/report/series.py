@@ -1,0 +1,168 @@
+"""A run's events as arrays: one series per seed, averaged over ranks."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laconic.tools.report.ledger import CONFIG, read_events
+from laconic.tools.report.noise import NoiseSeries, read_noise
+from laconic.tools.report.notes import Notes, read_notes
+from laconic.tools.report.side_by_side import BlockSeries, read_blocks
+
+Array = NDArray[np.float64]
+PER_STEP = (
+    "loss",
+    "payload_sent",
+    "network_sent",
+    "dense",
+    "step_s",
+    "forward_s",
+    "backward_s",
+    "update_s",
+    "encode_s",
+    "communicate_s",
+    "decode_s",
+)
+WIRE = ("activations_sent", "gradients_sent", "replicas_sent")  # parts of network_sent, in a pipeline
+WAITED = ("waited_s",)  # of a pipeline's step: for messages of other stages
+
+
+@dataclass(frozen=True)
+class SeedSeries:
+    """One training: arrays over its steps and evaluations. Bytes and seconds are per worker and step."""
+
+    seed: int
+    steps: Array
+    values: dict[str, Array]
+    eval_steps: Array
+    accuracy: Array
+    test_loss: Array
+    zeros: Array  # share of the weights that are exactly zero
+    optimiser: str  # its name and peak learning rate; "" if there is no start event
+    consensus: Array  # at each evaluation, distance of ranks from their average, relative to its norm
+    residual: Array  # at each evaluation, a low-bit training's distance from few bits; 0 for float32
+    flips: Array  # at each evaluation, share of few-bit weights' signs that changed since the one before
+    notes: Notes
+    kept: Array  # at each evaluation, bytes that a worker keeps for backward: coded, or inputs under SWAT
+    kept_dense: Array  # the same, uncoded
+    counted: Array  # in a lab, bytes that each host's interface has sent, including headers
+    noise: NoiseSeries  # of the gradient, in batches of a worker
+    loss_scale: Array = field(default_factory=lambda: np.zeros(0))  # of each step; empty without a scaler
+    skipped: int = 0  # steps that a scaler skipped
+    blocks: BlockSeries | None = None  # where blocks train side by side
+    density: Array = field(default_factory=lambda: np.zeros(0))  # of each new masks: share of weights in use
+    changed: Array = field(default_factory=lambda: np.zeros(0))  # share of these that the update brought
+
+    def __getitem__(self, name: str) -> Array:
+        return self.values[name]
+
+
+@dataclass(frozen=True)
+class MethodSeries:
+    """One method's trainings, by seed."""
+
+    spec: str
+    seeds: tuple[SeedSeries, ...]
+
+    @property
+    def common(self) -> int:
+        """Steps that every seed has done."""
+        return min((len(seed.steps) for seed in self.seeds), default=0)
+
+    def over_seeds(self, name: str) -> Array:
+        """Return a quantity, (seeds, steps), for the steps that all seeds have done."""
+        return np.stack([seed[name][: self.common] for seed in self.seeds])
+
+
+@dataclass(frozen=True)
+class Run:
+    """The content of a run's folder."""
+
+    config: dict[str, Any]
+    methods: tuple[MethodSeries, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every method and seed reached its last step."""
+        steps, seeds = self.config["steps"], self.config["seeds"]
+        return len(self.methods) == len(self.config["methods"]) and all(
+            len(method.seeds) == seeds and method.common == steps for method in self.methods
+        )
+
+
+def read_run(folder: Path) -> Run:
+    """Return the run in this folder, with methods in its own order, without those that did no step."""
+    config = json.loads((folder / CONFIG).read_text())
+    grouped: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+    for event in read_events(folder):
+        grouped[event["method"], event["seed"]].append(event)
+    methods = []
+    for spec in config["methods"]:
+        found = sorted(seed for method, seed in grouped if method == spec)
+        seeds = [seed_series(seed, grouped[spec, seed]) for seed in found]
+        seeds = [seed for seed in seeds if len(seed.steps)]
+        if seeds:
+            methods.append(MethodSeries(spec, tuple(seeds)))
+    return Run(config, tuple(methods))
+
+
+def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
+    """Return the series of one training, from all ranks' events in any order."""
+    steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    evals: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    optimiser = ""
+    counted: list[int] = []
+    masks: dict[int, dict[str, Any]] = {}
+    for event in events:
+        if event["kind"] == "start":
+            optimiser = f"{event['optimiser']} {event['lr']:g}"
+        elif event["kind"] == "interface":
+            counted.append(event["sent"])
+        elif event["kind"] == "masks":
+            masks[event["step"]] = event
+        elif event["kind"] in ("step", "eval"):
+            (steps if event["kind"] == "step" else evals)[event["step"]].append(event)
+    done, measured = sorted(steps), sorted(evals)
+    scales = [steps[step][0].get("loss_scale") for step in done]
+    answers = [sum(event["answers"] for event in evals[step]) for step in measured]
+    right = [sum(event["right"] for event in evals[step]) for step in measured]
+    losses = [sum(event["loss_sum"] for event in evals[step]) for step in measured]
+    return SeedSeries(
+        seed=seed,
+        steps=np.array(done, dtype=np.float64),
+        values={
+            name: np.array([_mean(name, steps[step]) for step in done])
+            for name in (*PER_STEP, *WIRE, *WAITED)
+        },
+        eval_steps=np.array(measured, dtype=np.float64),
+        accuracy=np.array(right, dtype=np.float64) / np.array(answers, dtype=np.float64),
+        test_loss=np.array(losses, dtype=np.float64) / np.array(answers, dtype=np.float64),
+        zeros=np.array([evals[step][0].get("zeros", 0.0) for step in measured], dtype=np.float64),
+        optimiser=optimiser,
+        consensus=np.array([evals[step][0].get("consensus", 0.0) for step in measured], dtype=np.float64),
+        residual=np.array([evals[step][0].get("residual", 0.0) for step in measured], dtype=np.float64),
+        flips=np.array([evals[step][0].get("flips", 0.0) for step in measured], dtype=np.float64),
+        kept=np.array([_mean("kept", evals[step]) for step in measured], dtype=np.float64),
+        kept_dense=np.array([_mean("kept_dense", evals[step]) for step in measured], dtype=np.float64),
+        notes=read_notes(event for step in done for event in steps[step]),
+        counted=np.array(counted, dtype=np.float64),
+        noise=read_noise(steps),
+        loss_scale=np.array([scale for scale in scales if scale is not None], dtype=np.float64),
+        skipped=sum(any(event.get("skipped") for event in steps[step]) for step in done),
+        blocks=read_blocks(steps),
+        density=np.array([masks[step]["density"] for step in sorted(masks)], dtype=np.float64),
+        changed=np.array([masks[step]["changed"] for step in sorted(masks)], dtype=np.float64),
+    )
+
+
+def _mean(name: str, events: list[dict[str, Any]]) -> float:
+    """Mean over the ranks that know this quantity; 0 if none does."""
+    known = [event[name] for event in events if event.get(name) is not None]
+    return float(np.mean(known)) if known else 0.0

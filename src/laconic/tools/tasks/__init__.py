@@ -1,0 +1,7 @@
+"""Built-in training tasks: real data, small models, everything a function of (seed, rank, step)."""
+
+from laconic.tools.tasks.catalogue import TASKS as TASKS
+from laconic.tools.tasks.catalogue import find as find
+from laconic.tools.tasks.task import Task as Task
+
+__all__ = ["TASKS", "Task", "find"]

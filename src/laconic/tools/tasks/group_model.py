@@ -1,0 +1,42 @@
+"""The model of a group: built alike on every rank, with rank 0's buffers for a test, saved at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from laconic.core.errors import AttachError
+from laconic.lowbit import convert
+from laconic.tools.tasks.task import Recipe
+
+MODEL = "model.pt"  # in the training's folder: the group's model after the last step
+
+
+def built(recipe: Recipe, bits: int | None, seed: int = 0) -> nn.Module:
+    """The model, in float32 or with layers of `bits` bits. `seed`: for their rounding, differs by rank.
+
+    Raises `AttachError`, naming --bits, if the model cannot be converted.
+    """
+    model = recipe.build()
+    if bits is None:
+        return model
+    try:
+        return convert(model, bits, seed=seed)
+    except AttachError as error:
+        raise AttachError(f"--bits {bits} does not work with this model: {error}") from error
+
+
+def share_buffers(model: nn.Module) -> None:
+    """Copy rank 0's buffers to every rank."""
+    for buffer in model.buffers():
+        dist.broadcast(buffer, 0)
+
+
+def save_model(folder: Path, model: nn.Module) -> None:
+    """Write the group's model atomically."""
+    temporary = folder / f".{MODEL}"
+    torch.save({name: part.clone() for name, part in model.state_dict().items()}, temporary)
+    temporary.replace(folder / MODEL)

@@ -1,0 +1,167 @@
+"""A task among clients in Flower's simulation engine: each client trains in a process of Ray.
+
+The engine runs in a process of its own, as it and Ray leave threads behind and talk much:
+
+    this process   settings on stdin ->  the engine's   -> events, a line of JSON each, through a pipe
+                                                        -> what Flower and Ray say, to a file
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from laconic.core.errors import LaconicError
+from laconic.core.extras import INSTALL_FEDERATED, require
+from laconic.data.partition import Deal
+from laconic.federated.form import Tensors as Model
+from laconic.federated.rounds import Outcome
+from laconic.federated.samplings.constant import Constant
+from laconic.federated.schemes import scheme_of
+from laconic.tools.tasks.catalogue import find
+from laconic.tools.tasks.federation import Federation, deal, local_training, told_of
+from laconic.tools.tasks.task import Tensors
+
+COMMAND = "from laconic.tools.tasks.on_flower import main; main()"
+STOP_S = 20.0  # for Ray to end its processes
+TAIL = 3  # lines of the log that an error shows
+
+
+class EngineFailed(LaconicError):
+    """The process of the engine ended before the last round."""
+
+
+def check_engine() -> None:
+    """Raise `ExtraError` where Flower or Ray is not installed."""
+    for module in ("flwr", "ray"):
+        require(module, "Flower's simulation engine", INSTALL_FEDERATED)
+
+
+def federate_on_flower(settings: Federation, data: Path | None, log: Path) -> Iterator[dict[str, Any]]:
+    """Train, and tell of each round as `tasks.federation.federate` does.
+
+    It differs in two points: clients get the first model by message, which the bytes of their first round
+    show; and a client without examples counts as failed.
+
+    Args:
+        settings: Of the training.
+        data: The folder of the data set, which each process reads; None: $LACONIC_DATA.
+        log: What Flower and Ray say goes to the end of this file.
+
+    Raises:
+        ExtraError: Flower or Ray is not installed.
+        EngineFailed: The engine ended before the last round; the message ends with the log's last lines.
+    """
+    check_engine()
+    reads, writes = os.pipe()
+    told = 0
+    with (
+        os.fdopen(reads, encoding="utf-8") as events,
+        tempfile.TemporaryDirectory() as folder,
+        log.open("ab") as said,
+    ):
+        began = said.tell()
+        try:
+            engine = subprocess.Popen(
+                [sys.executable, "-c", COMMAND, str(writes), folder],
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                pass_fds=(writes,),
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the engine
+            )
+        finally:
+            os.close(writes)
+        try:
+            assert engine.stdin is not None, "it was asked for"
+            given = {"settings": asdict(settings), "data": None if data is None else str(data)}
+            with suppress(BrokenPipeError), engine.stdin as stdin:  # it has ended: the log says why
+                stdin.write(json.dumps(given).encode())
+            for line in events:
+                yield json.loads(line)
+                told += 1
+            with suppress(subprocess.TimeoutExpired):  # Ray may be slow to end, and all has been told
+                engine.wait(STOP_S)
+        finally:
+            _stop(engine)
+    if told < settings.rounds:
+        ends = "\n".join(log.read_bytes()[began:].decode(errors="replace").strip().splitlines()[-TAIL:])
+        raise EngineFailed(
+            f"Flower's engine ended with exit code {engine.returncode} after {told} of {settings.rounds}"
+            f" rounds; {log} ends with:\n{ends}"
+        )
+
+
+def _stop(engine: subprocess.Popen[bytes]) -> None:
+    """End the engine and what it has started, which are in a session of its own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if engine.poll() is not None:
+            return
+        os.killpg(engine.pid, number)
+        try:
+            engine.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """What a client does in a round. It goes to Ray's processes by pickle; each reads the data once."""
+
+    settings: Federation
+    data: Path | None
+
+    def __call__(self, client: int, model: Model, number: int) -> tuple[Model, int]:
+        tensors, net, shares = _read(self.settings, self.data)
+        task = find(self.settings.task)
+        return local_training(self.settings, task, tensors, net, shares, client, model, number)
+
+
+@cache
+def _read(settings: Federation, data: Path | None) -> tuple[Tensors, nn.Module, Deal]:
+    torch.set_num_threads(1)
+    task = find(settings.task)
+    tensors = task.load(data)
+    torch.manual_seed(settings.seed)  # the same first model as in one process
+    return tensors, task.recipe(settings.model).build(), deal(settings, tensors)
+
+
+def main() -> None:
+    """The engine's process: settings from stdin, events to the pipe of the first argument."""
+    from laconic.federated.flower.engine import simulate
+
+    given = json.load(sys.stdin)
+    settings = Federation(**given["settings"])
+    data = None if given["data"] is None else Path(given["data"])
+    scheme = scheme_of(settings.spec)
+    tensors, net, _ = _read(settings, data)
+    with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as events:
+
+        def tell(outcome: Outcome) -> None:
+            event = told_of(settings, find(settings.task), tensors, net, outcome)
+            print(json.dumps(event), file=events, flush=True)
+
+        simulate(
+            {name: value.detach().clone() for name, value in net.state_dict().items()},
+            LocalTraining(settings, data),
+            scheme,
+            tell,
+            Path(sys.argv[2]),
+            clients=settings.clients,
+            sampling=scheme.sampling or Constant(settings.per_round / settings.clients),
+            rounds=settings.rounds,
+            seed=settings.seed,
+        )

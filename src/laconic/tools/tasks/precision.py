@@ -1,0 +1,125 @@
+"""Mixed precision of one training: autocast, and for float16 a GradScaler whose finding all ranks share.
+
+Micikevicius et al. 2018, arXiv:1710.03740 [recalled]. Parameters stay in float32, so they are their own
+master copy. bfloat16 has float32's range and needs no loss scaling. The order within a step:
+
+    scale the loss -> backward -> unscale -> memory, codec, mean -> scale the mean -> unscale, step or skip
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.core.errors import NonFiniteError, SpecError
+from laconic.strategies.strategy import Strategy
+from laconic.tools.tasks.task import Task, Tensors, cross_entropy
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+NAMES = ("fp32", *DTYPES)
+LEAST_SCALE = 2.0**-10  # 26 halvings of the first scale: no overflow asks for so many
+
+
+class Precision:
+    """A precision at work on one rank. `name`: None is float32, else "bf16" or "fp16"."""
+
+    def __init__(self, name: str | None, device: str = "cpu") -> None:
+        self._device = device
+        self._dtype = DTYPES.get(name or "")
+        self.scaler = torch.amp.GradScaler(device) if self._dtype == torch.float16 else None
+        self.skipped = False  # whether the last step was
+
+    def autocast(self) -> torch.autocast:
+        """The context of forward and loss."""
+        return torch.autocast(self._device, self._dtype, enabled=self._dtype is not None)
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward of the scaled loss."""
+        torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
+
+    def step(self, optimizer: Optimizer) -> None:
+        """The optimiser's step, or none where a rank's gradients overflowed.
+
+        Raises `NonFiniteError` where the scale has fallen so low that it was no overflow.
+        """
+        if self.scaler is None:
+            optimizer.step()
+            return
+        before = self.scaler.get_scale()
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        scale = self.scaler.get_scale()
+        self.skipped = scale < before
+        if scale < LEAST_SCALE:
+            raise NonFiniteError(
+                f"the loss scale has fallen to {scale:g}, below {LEAST_SCALE:g}: no scale makes gradients"
+                " finite"
+            )
+
+    def told(self, before: float | None) -> dict[str, Any]:
+        """What a step's event says of it. `before`: the scale that the step had."""
+        return {} if before is None else {"loss_scale": before, "skipped": self.skipped}
+
+    @property
+    def scale(self) -> float | None:
+        """The present loss scale; None without one."""
+        return None if self.scaler is None else self.scaler.get_scale()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scaler's state; empty without one."""
+        return {} if self.scaler is None else self.scaler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the same scale, and the same count of steps to the next one."""
+        if self.scaler is not None:
+            self.scaler.load_state_dict(dict(state))
+
+
+def normal(name: str | None) -> str | None:
+    """A precision's name, None for float32. Raises `SpecError` if it is unknown.
+
+    >>> normal("fp32"), normal("bf16")
+    (None, 'bf16')
+    """
+    if name is not None and name not in NAMES:
+        raise SpecError(f"--precision must be one of {', '.join(NAMES)}, got {name!r}")
+    return None if name == "fp32" else name
+
+
+def check_strategy(name: str | None, strategy: object, patience_s: float | None) -> None:
+    """Raise `SpecError` where float16 cannot be: ranks that do not wait cannot share one scaler."""
+    if name != "fp16" or not isinstance(strategy, Strategy):
+        return
+    why = None
+    if strategy.clocked:
+        why = f"{strategy!r} lets workers step at their own pace"
+    elif patience_s is not None:
+        why = "--patience lets workers be lost"
+    if why is not None:
+        raise SpecError(
+            f"--precision fp16 shares the finding of Inf among all workers at every step, and {why}: use"
+            " --precision bf16, which needs no loss scaling"
+        )
+
+
+def check_device(name: str | None, task: Task, model: str | None, tensors: Tensors) -> None:
+    """Raise `SpecError` unless this machine can train the model in this precision: two examples are tried."""
+    if name is None:
+        return
+    precision, net = Precision(name), task.recipe(model).build()
+    x, y = task.inputs(tensors["train_x"][:2], None), tensors["train_y"][:2]
+    try:
+        with precision.autocast():
+            loss = cross_entropy(net(x), y)
+        precision.backward(loss)
+    except (RuntimeError, NotImplementedError) as error:
+        other = "bf16" if name == "fp16" else "fp32"
+        which = f"{task.name}'s model {model or next(iter(task.models))}"
+        raise SpecError(
+            f"--precision {name}: this machine's CPU cannot train {which} in it"
+            f" ({str(error).split('. ')[0]}); use --precision {other}, or another --model"
+        ) from error

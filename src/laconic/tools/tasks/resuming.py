@@ -1,0 +1,62 @@
+"""What one rank's part of a checkpoint holds, and how a training goes on from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from laconic.core.errors import StateError
+from laconic.strategies.distributed_optimizer import DistributedOptimizer
+from laconic.tools.tasks.precision import Precision
+from laconic.tools.tasks.settings import TrainingSettings
+from laconic.tools.tasks.transforms import Transforms
+
+
+def captured(
+    settings: TrainingSettings,
+    step: int,
+    model: nn.Module,
+    optimizer: DistributedOptimizer,
+    precision: Precision,
+    transforms: Transforms,
+) -> dict[str, Any]:
+    """All that this rank needs to resume after `step` steps. Collective."""
+    memory = optimizer.state_dict()  # first: it receives pending messages into the model
+    return {
+        "settings": settings.signature,
+        "step": step,
+        "model": model.state_dict(),
+        "optimizer": memory,
+        "precision": precision.state_dict(),
+        **transforms.state_dict(),
+    }
+
+
+def restore(
+    settings: TrainingSettings,
+    state: dict[str, Any],
+    model: nn.Module,
+    optimizer: DistributedOptimizer,
+    precision: Precision,
+    transforms: Transforms,
+) -> int:
+    """Restore a captured state; returns the number of steps done. Raises `StateError` if settings differ."""
+    done = check_same(settings, state)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    precision.load_state_dict(state.get("precision", {}))
+    transforms.load_state_dict(state)
+    return done
+
+
+def check_same(settings: TrainingSettings, state: dict[str, Any]) -> int:
+    """The number of steps that a state has done. Raises `StateError` if it is of other settings."""
+    for name, value in settings.signature.items():
+        if state["settings"].get(name) != value:
+            raise StateError(
+                f"{settings.resume_from} was trained with {name}={state['settings'].get(name)!r}, not"
+                f" {value!r}; give the same settings, or another --name"
+            )
+    done: int = state["step"]
+    return done

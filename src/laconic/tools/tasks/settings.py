@@ -1,0 +1,113 @@
+"""The settings of one training: one method with one seed. Also the type of the events that it emits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from laconic.exchange.method import Method
+from laconic.strategies.strategy import Strategy
+from laconic.tools.tasks.enlarged import Enlarged
+
+Event = dict[str, Any]
+Emit = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The model is cut into stages, one a worker: rank `stage + stages * replica` has one."""
+
+    stages: int
+    replicas: int
+    micro_batches: int  # that a replica's batch is cut into
+    schedule: str  # "1f1b" or "gpipe"
+    between: str  # the method that the replicas' gradients go through
+
+    def __str__(self) -> str:
+        """In words.
+
+        >>> print(Pipeline(2, 2, 4, "1f1b", "cgx()"))
+        2 stages, 4 micro-batches, 1f1b, 2 replicas with cgx()
+        """
+        replicas = f", {self.replicas} replicas with {self.between}" if self.replicas > 1 else ""
+        return f"{self.stages} stages, {self.micro_batches} micro-batches, {self.schedule}{replicas}"
+
+    @property
+    def workers(self) -> int:
+        """Processes."""
+        return self.stages * self.replicas
+
+    def stage(self, rank: int) -> int:
+        """The stage of a rank.
+
+        >>> pipeline = Pipeline(2, 2, 4, "1f1b", "dense()")
+        >>> [(pipeline.replica(rank), pipeline.stage(rank)) for rank in range(4)]
+        [(0, 0), (0, 1), (1, 0), (1, 1)]
+        """
+        return rank % self.stages
+
+    def replica(self, rank: int) -> int:
+        """The replica of a rank."""
+        return rank // self.stages
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """One training. Sent to every worker."""
+
+    task: str
+    model: str | None
+    spec: str
+    seed: int
+    workers: int
+    steps: int
+    batch: int
+    lr: float | None  # None: the default of the model and the optimiser
+    eval_every: int
+    checkpoint_every: int
+    data: Path  # file of the prepared tensors, see `loading.py`
+    folder: Path  # for checkpoints
+    threads: int
+    resume_from: Path | None = None
+    patience_s: float | None = None  # how long a strategy waits for a silent worker; None: a loss ends it
+    quorum: int | None = None  # the fewest workers that a strategy goes on with; None: one
+    restarts: int = 0  # how many killed workers are restarted, in total
+    bits: int | None = None  # of the layers, see `lowbit`; None: float32
+    precision: str | None = None  # bf16 or fp16, see `precision.py`; None: float32
+    lowbit: str | None = None  # spec of a low-bit training; None: float32
+    sparsity: str | None = None  # a sparsifier, see `laconic.sparsity`; None: all weights are in use
+    skew: float | None = None  # alpha of the shards, see `skew.py`; None: all draw from all examples
+    enlarged: Enlarged = field(default_factory=Enlarged)  # recipe, copies and micro-batches
+    pipeline: Pipeline | None = None  # None: every worker has the whole model
+    activations: str | None = None  # spec of `laconic.activations.compress`; None: backward keeps all
+
+    def patience_of(self, spec: Strategy | Method) -> float | None:
+        """The `patience_s` for `distribute`: None for a method, which needs every worker."""
+        return self.patience_s if isinstance(spec, Strategy) else None
+
+    def quorum_of(self, spec: Strategy | Method) -> int | None:
+        """The `quorum` for `distribute`: None for a method, which needs every worker."""
+        return self.quorum if isinstance(spec, Strategy) else None
+
+    @property
+    def signature(self) -> Event:
+        """What must be equal for another training to load this one's checkpoints."""
+        return {
+            "task": self.task,
+            "model": self.model,
+            "spec": self.spec,
+            "seed": self.seed,
+            "steps": self.steps,
+            "batch": self.batch,
+            "lr": self.lr,
+            "skew": self.skew,
+            "bits": self.bits,
+            "precision": self.precision,
+            **asdict(self.enlarged),
+            "lowbit": self.lowbit,
+            "pipeline": None if self.pipeline is None else asdict(self.pipeline),
+            "activations": self.activations,
+            "sparsity": self.sparsity,
+        }

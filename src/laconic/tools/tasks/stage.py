@@ -1,0 +1,207 @@
+"""One stage of a pipeline at work: torch's schedule, with what it takes in seconds and sends in bytes.
+
+A replica of the model is a pipeline: its stages pass activations forward and gradients backward, micro-batch
+by micro-batch. Equal stages of all replicas exchange the gradients of their parameters by a method.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+
+from laconic.core.errors import NonFiniteError
+from laconic.exchange.stats import Stats
+from laconic.pipeline import Handle, compress
+from laconic.pipeline.crossing import Crossing
+from laconic.strategies.distribute import distribute, strategy_or_method
+from laconic.strategies.distributed_optimizer import DistributedOptimizer
+from laconic.strategies.gradients import all_finite, gradients
+from laconic.tools.tasks.measured_stage import MeasuredStage, Passed
+from laconic.tools.tasks.settings import Pipeline
+from laconic.tools.tasks.task import Recipe, cross_entropy
+
+SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+
+
+class StageAtWork:
+    """This rank's stage of this rank's replica, ready to train. Made by all ranks of the default group.
+
+    Args:
+        pipeline: How ranks are stages.
+        recipe: Its model is cut.
+        whole: The model, equal on all ranks; this rank trains its own stage of it.
+        example: A batch of the model's inputs.
+        crossing: What crosses from stage to stage.
+        samples: How many examples a replica has at most, with ids from 0.
+        lr: Peak learning rate; None: the default.
+        seed: Of random rounding.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        recipe: Recipe,
+        whole: nn.Module,
+        example: Tensor,
+        *,
+        crossing: Crossing,
+        samples: int,
+        lr: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        assert recipe.cut is not None
+        rank, cut = dist.get_rank(), recipe.cut
+        self.pipeline, self.whole = pipeline, whole
+        self.number = pipeline.stage(rank)
+        self.first, self.last = self.number == 0, self.number == pipeline.stages - 1
+        self.own = cut(whole, self.number, pipeline.stages)
+        self._parameters = [[*cut(whole, i, pipeline.stages).parameters()] for i in range(pipeline.stages)]
+        self._line, across = groups(pipeline, rank)
+        method = strategy_or_method(pipeline.between)
+        optimizer = recipe.optimizer(self.own, lr, method if across is not None else None)
+        computed: nn.Module = self.own
+        self.optimizer: torch.optim.Optimizer = optimizer
+        if across is not None:
+            computed, self.optimizer = distribute(self.own, optimizer, method, group=across, seed=seed)
+        micro = shapes(whole, recipe, pipeline, example)
+        self.stage = MeasuredStage(
+            computed,
+            self.number,
+            pipeline.stages,
+            torch.device("cpu"),
+            input_args=micro[self.number],
+            output_args=micro[self.number + 1],
+            group=self._line,
+        )
+        # the gradient is that of the batch's mean loss before the method sees it, so schedules do not scale
+        self.schedule = SCHEDULES[pipeline.schedule](
+            self.stage, pipeline.micro_batches, loss_fn=self._loss, scale_grads=False
+        )
+        self.handle: Handle | None = None
+        if not crossing.dense:
+            self.handle = compress(
+                self.schedule,
+                forward=crossing.forward,
+                backward=crossing.backward,
+                samples=samples if crossing.remembers else None,
+                seed=seed,
+                group=dist.group.WORLD,
+            )
+            handle = self.handle
+            self.stage.decoding = lambda: handle.stats().decode_s
+
+    def step(self, x: Tensor, y: Tensor, samples: Tensor) -> float | None:
+        """Forward and backward of a batch; returns its mean loss on the last stage.
+
+        Args:
+            x: This replica's inputs, (batch, ...).
+            y: Their targets.
+            samples: Their ids, int64 (batch,).
+        """
+        losses: list[Tensor] = []
+        if self.handle is not None:
+            self.handle.samples = samples
+        if self.first:
+            self.schedule.step(x)
+        elif self.last:
+            self.schedule.step(target=y, losses=losses, return_outputs=False)
+        else:
+            self.schedule.step()
+        return torch.stack(losses).detach().sum().item() if self.last else None
+
+    def update(self) -> None:
+        """The optimiser's step. Raises `NonFiniteError` if a gradient is not finite."""
+        if not isinstance(self.optimizer, DistributedOptimizer) and not all_finite(gradients(self.optimizer)):
+            raise NonFiniteError("a gradient is NaN or infinite")
+        self.optimizer.step()
+
+    def passed(self) -> Passed:
+        """Seconds and messages of this stage so far."""
+        stage = self.stage
+        up, down = stage.dense("activations"), stage.dense("gradients")
+        if self.handle is None:
+            return Passed(stage.forward_s, stage.backward_s, 0.0, 0.0, up, down, up, down)
+        coded = self.handle.stats()
+        return Passed(
+            stage.forward_s,
+            stage.backward_s,
+            coded.encode_s,
+            coded.decode_s,
+            replace(up, sent_bytes=coded.forward_sent, received_bytes=coded.forward_received),
+            replace(down, sent_bytes=coded.backward_sent, received_bytes=coded.backward_received),
+            up,
+            down,
+        )
+
+    def replicas(self) -> Stats:
+        """What the exchange among replicas has cost so far."""
+        if isinstance(self.optimizer, DistributedOptimizer):
+            return self.optimizer.stats()
+        return Stats(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+
+    def averaged(self) -> AbstractContextManager[float]:
+        """Inside, the stage is the replicas' average; yields their distance from it."""
+        if isinstance(self.optimizer, DistributedOptimizer):
+            return self.optimizer.averaged()
+        return nullcontext(0.0)
+
+    def gather(self) -> None:
+        """Load the other stages' parameters into `whole`. Called by all ranks."""
+        start = self.pipeline.replica(dist.get_rank()) * self.pipeline.stages
+        for stage, parameters in enumerate(self._parameters):
+            for parameter in parameters:
+                dist.broadcast(parameter.data, start + stage, group=self._line)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The stage's parameters, its optimiser's state, and that of the exchange among replicas."""
+        optimizer = self.optimizer.state_dict()  # first: it receives pending messages into the model
+        coded = {} if self.handle is None else {"crossing": self.handle.state_dict()}
+        return {"model": self.own.state_dict(), "optimizer": optimizer} | coded
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self.own.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.handle is not None:
+            self.handle.load_state_dict(state["crossing"])
+
+    def _loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        began = time.perf_counter()
+        loss = cross_entropy(logits, y) / self.pipeline.micro_batches
+        self.stage.forward_s += time.perf_counter() - began
+        return loss
+
+
+def groups(pipeline: Pipeline, rank: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
+    """The group of this rank's pipeline, and of equal stages of all replicas, if there are several.
+
+    Called by all ranks, as every rank takes part in making every group.
+    """
+    stages, replicas = range(pipeline.stages), range(pipeline.replicas)
+    lines = [dist.new_group([stage + pipeline.stages * r for stage in stages]) for r in replicas]
+    line: dist.ProcessGroup = lines[pipeline.replica(rank)]
+    if pipeline.replicas == 1:
+        return line, None
+    across = [dist.new_group([stage + pipeline.stages * r for r in replicas]) for stage in stages]
+    return line, across[pipeline.stage(rank)]
+
+
+def shapes(whole: nn.Module, recipe: Recipe, pipeline: Pipeline, example: Tensor) -> list[Tensor]:
+    """A micro-batch as it enters each stage, and as it leaves the last, on the meta device."""
+    assert recipe.cut is not None
+    model = deepcopy(whole).to("meta")
+    found = [example[: len(example) // pipeline.micro_batches].to("meta")]
+    with torch.no_grad():
+        for stage in range(pipeline.stages):
+            out = recipe.cut(model, stage, pipeline.stages)(found[-1])
+            found.append(out.requires_grad_())  # so that its gradient is sent back
+    return found

@@ -1,0 +1,43 @@
+"""What the steps of every training loop have alike: which are tested, what they cost, how they diverge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from laconic.core.errors import NonFiniteError
+from laconic.exchange.stats import Stats
+from laconic.tools.tasks.settings import TrainingSettings
+
+COUNTED = ("payload_sent", "payload_received", "network_sent", "network_received", "dense")
+TIMED = ("encode_s", "communicate_s", "decode_s")
+
+
+def due(settings: TrainingSettings, done: int) -> bool:
+    """Whether the model is tested after so many steps."""
+    return done == settings.steps or bool(settings.eval_every and done % settings.eval_every == 0)
+
+
+def spent(before: Stats, now: Stats, with_noise: bool = True) -> dict[str, Any]:
+    """Bytes, and seconds in each phase of the exchange, between two readings; and the gradient's noise."""
+    between = {name: getattr(now, name) - getattr(before, name) for name in COUNTED + TIMED}
+    phases = {name: total - before.phases.get(name, 0) for name, total in now.phases.items()}
+    measured = now.noise if with_noise and now.noise != before.noise else None
+    noise = {} if measured is None else {"noise": [measured.variance, measured.signal, measured.share]}
+    return between | {"phases": phases} | noise
+
+
+@contextmanager
+def explained(optimizer: torch.optim.Optimizer, step: int, what: str = "gradients") -> Iterator[None]:
+    """Around the optimiser's step: if gradients, or `what`, are not finite, raises an error with --lr."""
+    try:
+        yield
+    except NonFiniteError as error:
+        rate = max(float(group["lr"]) for group in optimizer.param_groups)
+        raise NonFiniteError(
+            f"training has diverged: the {what} of step {step} are not finite, at a learning rate of"
+            f" {rate:g}; give a lower --lr"
+        ) from error
