@@ -174,7 +174,7 @@ def test_a_replica_that_died_comes_back(found: Found) -> None:
     assert one["size"] == two["size"] == 2
     assert torch.equal(one["flat"], two["flat"])
     assert 1 <= two["stats"]["steps"] < LONG - 6
-    assert one["loss"] < 0.5
+    assert one["loss"] < 1.2  # untrained: 1.70
 
 
 def example_ends_with_one_model(said: str, *ends: dict[str, Tensor]) -> None:
