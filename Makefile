@@ -41,20 +41,21 @@ check: setup  ## what the linters and the types say
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
 
-# Ranks wait for each other much of the time, so three workers keep two cores busy. Files run in their order.
-WORKERS ?= 3
+# Ranks wait for each other much of the time, so four workers keep two cores busy. Files run in their order.
+# With more than one thread each, the workers would spin while they wait for a core.
+WORKERS ?= 4
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 LEAN     := -q -m "not soak and not nightly"
 FAST     := tests/laws tests/golden tests/unit/test_architecture.py
 
 test-fast: setup  ## in 90 s: laws of codecs, feedback and the exchange in one process, and the architecture
-	$(BIN)/python -m pytest $(LEAN) $(PARALLEL) $(FAST)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(LEAN) $(PARALLEL) $(FAST)
 
 test: check  ## in 8 minutes: all that a change needs, with Flower and other trainers
 	$(MAKE) --no-print-directory -j1 -k test-main test-federated test-integrations
 
 test-main: setup
-	$(BIN)/python -m pytest $(LEAN) $(PARALLEL)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(LEAN) $(PARALLEL)
 
 # Each of these environments gets its turn: side by side, commands that tests start ran out of time on two cores.
 # Flower's pins contradict constraints.txt. Its tests need no kernels, so nothing is compiled again.
@@ -117,7 +118,7 @@ soak: setup  ## the repeated laws in full: crashes, Ctrl-C, fuzz with AddressSan
 # A different slice of the repeated laws each day.
 DAY := $(shell expr $$(date +%j) % 64 + 1)
 nightly: test  ## in some hours: full products, a slice of the repeated laws, Triton, both ends of torch's range, mutants
-	$(BIN)/python -m pytest -q -m nightly $(PARALLEL)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m nightly $(PARALLEL)
 	OMP_NUM_THREADS=1 $(OTHERS)/bin/python -m pytest -q -m nightly tests/integrations
 	$(BIN)/python -m pytest -q -m soak --repeats 1 --part $(DAY)/64
 	$(BIN)/python -m tests.native.fuzz --sanitize --count 100000
