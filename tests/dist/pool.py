@@ -322,5 +322,5 @@ def _serve(connection: Connection, stacks: str, environment: dict[str, str]) -> 
 
 
 def _gloo_threads() -> int:
-    """Count the threads of groups that are still referenced, each of which wakes up a hundred times a second."""
+    """Count the threads of groups that are left, each of which wakes up a hundred times a second."""
     return sum("gloo" in name.read_text() for name in Path("/proc/self/task").glob("*/comm"))
