@@ -11,6 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from typer.testing import CliRunner
+
+from laconic.tools.cli.main import app
+
 ROOT = Path(__file__).parents[2]
 LACONIC = (sys.executable, "-m", "laconic.tools.cli.main")
 LIMIT_S = 400
@@ -52,10 +56,23 @@ def laconic(*words: Any, **options: Any) -> Ended:
     return run(*LACONIC, *words, **options)
 
 
+def inside(*words: Any) -> Ended:
+    """Run the command `laconic` in this process, which has imported torch, and fork its workers."""
+    done = CliRunner().invoke(app, [*map(str, words)])
+    return Ended(done.exit_code, done.stdout, done.stderr)
+
+
+DIGITS = ("train", "digits", "--workers", "2", "--batch", "8", "--out")  # the smallest of the tasks
+
+
 def train(folder: Path, *words: Any, **options: Any) -> subprocess.Popen[str]:
-    """Start `laconic train digits` on two workers, the smallest of the tasks."""
-    command = (*LACONIC, "train", "digits", "--workers", "2", "--batch", "8", "--out", folder)
-    return start(*command, *words, **options)
+    """Start `laconic train digits` on two workers."""
+    return start(*LACONIC, *DIGITS, folder, *words, **options)
+
+
+def trained(folder: Path, *words: Any) -> Ended:
+    """Run `laconic train digits` on two workers from its start to its end, in this process."""
+    return inside(*DIGITS, folder, *words)
 
 
 def interrupt(process: subprocess.Popen[str]) -> Ended:

@@ -14,7 +14,7 @@ from laconic.core.errors import NonFiniteError, PeerError, StateError
 from laconic.tools.report.time_line import at_once
 from laconic.tools.tasks.blockwise import train_blocks
 from laconic.tools.tasks.group_model import MODEL
-from tests.dist.commands import laconic
+from tests.dist.commands import inside
 from tests.dist.plans import BATCH, STEPS, events_of, noise_plan, told
 from tests.unit.block_world import SAMPLES, data, flat, stepped, trained, trainer
 
@@ -159,7 +159,7 @@ def test_a_resumed_training_does_the_same_bits(pool, plan, spec):
 
 def test_the_command_trains_blocks_from_end_to_end(tmp_path):
     given = ("--model", "mlp", "--workers", 3, "--with", ONLINE, "--steps", 40, "--name", "run")
-    done = laconic("train", "digits", *given, "--out", tmp_path)
+    done = inside("train", "digits", *given, "--out", tmp_path)
     assert done.code == 0, done.errors
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     (blocks,) = summary["rows"]

@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from laconic.tools.report.ledger import EVENTS, read_events
-from tests.dist.commands import descendants, finish, group_is_gone, interrupt, mentions, soon, train, wait_for
+from tests.dist.commands import (
+    descendants,
+    finish,
+    group_is_gone,
+    interrupt,
+    mentions,
+    soon,
+    train,
+    trained,
+    wait_for,
+)
 
 THIRD_PARTY = """
 from laconic.reducers.sum import Sum
@@ -48,7 +58,7 @@ def test_a_run_writes_all_that_it_promises(tmp_path: Path) -> None:
     arguments = ["--steps", "6", "--with", "dgc(density=0.01)", "--against", "dense()", "--name", "run"]
     arguments += ["--with", "lsgd()"]  # a strategy, which asks each rank for its machine
     specs = ("dense()", "dgc(density=0.01)", "lsgd()")
-    code, output, complaints = finish(train(tmp_path, *arguments))
+    code, output, complaints = trained(tmp_path, *arguments)
     folder = tmp_path / "run"
     assert code == 0, complaints
     assert str(folder / "report.html") in output.replace("\n", "")
@@ -118,8 +128,8 @@ def test_a_crash_shows_that_workers_traceback(tmp_path: Path) -> None:
 
 
 def test_a_training_that_diverges_is_one_line_with_the_way_out(tmp_path: Path) -> None:
-    code, output, complaints = finish(
-        train(tmp_path, "--steps", "40", "--lr", "1e20", "--with", "dgc(density=0.01)", "--name", "run")
+    code, output, complaints = trained(
+        tmp_path, "--steps", "40", "--lr", "1e20", "--with", "dgc(density=0.01)", "--name", "run"
     )
     assert code == 1
     (line,) = [line for line in complaints.splitlines() if "ProcessGroup" not in line]

@@ -10,7 +10,7 @@ import pytest
 
 from laconic.tools.report.ledger import read_events
 from laconic.tools.tasks import checkpoint
-from tests.dist.commands import finish, train, wait_for
+from tests.dist.commands import finish, train, trained, wait_for
 from tests.dist.runs import same
 
 
@@ -22,7 +22,7 @@ def losses(folder: Path, seed: int) -> dict[tuple[int, int], float]:
 def test_a_resumed_run_ends_with_the_same_bits_and_never_from_a_damaged_part(tmp_path: Path) -> None:
     arguments = ["--steps", "24", "--eval-every", "12", "--checkpoint-every", "4", "--seeds", "2"]
     arguments += ["--with", "dgc(density=0.05)"]
-    code, _, complaints = finish(train(tmp_path, *arguments, "--name", "whole"))
+    code, _, complaints = trained(tmp_path, *arguments, "--name", "whole")
     assert code == 0, complaints
 
     process = train(tmp_path, *arguments, "--name", "cut")
@@ -37,13 +37,13 @@ def test_a_resumed_run_ends_with_the_same_bits_and_never_from_a_damaged_part(tmp
     part = place / "rank1.pt"
     whole = part.read_bytes()
     part.write_bytes(whole[:-100])
-    code, _, complaints = finish(train(tmp_path, *arguments, "--name", "cut", "--resume"))
+    code, _, complaints = trained(tmp_path, *arguments, "--name", "cut", "--resume")
     assert code == 1
     assert f"{place.name}/rank1.pt is damaged" in complaints and "remove" in complaints
     assert "Traceback" not in complaints
 
     part.write_bytes(whole)
-    code, output, complaints = finish(train(tmp_path, *arguments, "--name", "cut", "--resume"))
+    code, output, complaints = trained(tmp_path, *arguments, "--name", "cut", "--resume")
     assert code == 0, complaints
     plain = output.replace("\n", "")
     assert "seed 0: already done" in plain and "seed 1: resumes from" in plain
@@ -77,7 +77,7 @@ def test_a_resumed_run_ends_with_the_same_bits_and_never_from_a_damaged_part(tmp
 )
 def test_what_trains_along_goes_on_after_a_kill(more: list[str], tmp_path: Path) -> None:
     arguments = ["--steps", "60", "--eval-every", "60", "--checkpoint-every", "5", *more]
-    code, _, complaints = finish(train(tmp_path, *arguments, "--name", "whole"))
+    code, _, complaints = trained(tmp_path, *arguments, "--name", "whole")
     assert code == 0, complaints
     (place,) = (tmp_path / "whole").glob("*/seed0")
     killed = train(tmp_path, *arguments, "--name", "cut")
@@ -85,7 +85,7 @@ def test_what_trains_along_goes_on_after_a_kill(more: list[str], tmp_path: Path)
     wait_for(lambda: checkpoint.latest(seed0), killed)
     os.kill(killed.pid, signal.SIGKILL)
     finish(killed)
-    code, output, complaints = finish(train(tmp_path, *arguments, "--name", "cut", "--resume"))
+    code, output, complaints = trained(tmp_path, *arguments, "--name", "cut", "--resume")
     assert code == 0, complaints
     assert "resumes from" in output.replace("\n", "")
     for rank in range(2):
