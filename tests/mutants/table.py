@@ -186,11 +186,11 @@ MUTANTS = (
     ),
     Mutant(
         "activations-stale",
-        "activations/twins.py",
+        "activations/shared_encodings.py",
         "int(saved.untyped_storage()._cdata), int(saved._version), int(saved.storage_offset())",
         "int(saved.untyped_storage()._cdata), 0, int(saved.storage_offset())",
         "a tensor that was changed in place is taken for its old self",
-        ("tests/unit/test_activations_twins*", "tests/unit/test_activations*"),
+        ("tests/unit/test_activations_sharing*", "tests/unit/test_activations*"),
     ),
     Mutant(
         "admm-dual-sign",

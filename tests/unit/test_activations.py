@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import laconic
-from laconic.activations.windows import Places, Windows
+from laconic.activations.pool_indices import PoolIndices, Windows
 from laconic.core.errors import AttachError, NonFiniteError, SpecError
 from laconic.tools.tasks.cifar10 import resnet20
 
@@ -124,7 +124,7 @@ def layer_of(conv: nn.Conv2d, x: Tensor, g: Tensor) -> float:
     layer = Layer("", conv.weight, Comet(), lambda weight: None)
     layer.begin(x)
     geometry = tuple(zip(conv.stride, conv.padding, conv.dilation, strict=True))
-    layer.see_products(g, terms(x.shape, g.shape, conv.weight.shape, geometry), x.shape[0], layer.support)
+    layer.record_products(g, terms(x.shape, g.shape, conv.weight.shape, geometry), x.shape[0], layer.support)
     return layer.spread
 
 
@@ -269,7 +269,7 @@ def test_channels_last_comes_back_as_it_was() -> None:
 def test_places_in_windows_are_exact(options: tuple[object, ...]) -> None:
     x = torch.randn(2, 3, 17, 19, generator=torch.Generator().manual_seed(0))
     indices = F.max_pool2d(x, *options[:2], *options[2:], return_indices=True)[1]  # type: ignore[call-overload]
-    kept = Places.of(indices, Windows.of(x, *options))
+    kept = PoolIndices.of(indices, Windows.of(x, *options))
     assert torch.equal(kept.unpack(), indices)
     assert kept.nbytes <= indices.numel() // 2
 
@@ -306,14 +306,14 @@ def test_activations_that_are_not_finite_are_refused_by_layer(bad: float) -> Non
         model(torch.ones(3, 4))
 
 
-def test_what_cannot_go_together_is_refused() -> None:
+def test_refuse_wrong_specs_and_models() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(SpecError, match=r"activations take comet\(...\) or blocks\(...\), got topk"):
         laconic.activations.compress(model, "topk(density=0.1)")
     refuses(SpecError, "share must be", laconic.activations.compress, model, "comet(share=0)")
     with pytest.raises(AttachError, match="compiled"):
         laconic.activations.compress(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
-    refuses(AttachError, "no weight", lambda: laconic.activations.compress(nn.ReLU()))
+    refuses(AttachError, "no trainable weight", lambda: laconic.activations.compress(nn.ReLU()))
     with (
         laconic.activations.compress(model),
         pytest.raises(AttachError, match="compressed already"),

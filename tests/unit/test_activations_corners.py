@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import laconic
 from laconic.activations import compress, measure
-from laconic.activations.kept import Order, TwoValued
-from laconic.activations.ledger import Watch
+from laconic.activations.ledger import StorageRef
+from laconic.activations.saved import BitMask, MemoryOrder
 
 
 def net() -> nn.Sequential:
@@ -131,12 +131,12 @@ def test_measuring_in_the_middle_of_an_accumulation_leaves_all_as_it_is() -> Non
 
 def test_large_float16_inputs_do_not_decode_to_inf() -> None:
     x = torch.tensor([65504.0, -65504.0, 1.0], dtype=torch.float16)
-    assert torch.equal(Order.of(x).shaped(x.float() * torch.tensor([1.001, 1.001, 1.0])), x)
+    assert torch.equal(MemoryOrder.of(x).shaped(x.float() * torch.tensor([1.001, 1.001, 1.0])), x)
 
 
 def test_the_mask_of_a_relu_whose_output_is_nan_is_as_torch_has_it() -> None:
     x = torch.tensor([math.nan, -1.0, 0.0, 2.0])
-    mask = TwoValued.of(torch.relu(x), x.new_ones(())).unpack()
+    mask = BitMask.of(torch.relu(x), x.new_ones(())).unpack()
     assert mask.tolist() == [1.0, 0.0, 0.0, 1.0]
 
 
@@ -145,7 +145,7 @@ def test_a_forward_without_a_backward_leaves_nothing(function: type[nn.Module]) 
     """Softmax, tanh and sigmoid save their own output: kept with its graph, it would hold itself for ever."""
     act = function(dim=-1) if function is nn.Softmax else function()
     model, outputs = nn.Sequential(nn.Linear(8, 16), act, nn.Linear(16, 4)), []
-    act.register_forward_hook(lambda module, given, out: outputs.append(Watch(out.untyped_storage())))
+    act.register_forward_hook(lambda module, given, out: outputs.append(StorageRef(out.untyped_storage())))
     for _ in range(3):
         with laconic.activations.compress(model):
             out = model(torch.ones(4, 8))

@@ -67,12 +67,15 @@ def without(name: str) -> dict[str, Any]:
 @for_each(
     "state, told",
     [
-        ({}, r"this is no state of activations: it has no 'key'.*: load what `state_dict\(\)` .* gave"),
-        ({"coding": "", "key": 1, "layers": [1, 2]}, "'layers' are of type list, not by the parameter's"),
-        ({"coding": "", "key": "a", "layers": {}}, "its 'key' is 'a', no number"),
+        ({}, r"this is not a state of activations: it has no 'key'.*: load the `state_dict\(\)` of"),
+        (
+            {"coding": "", "key": 1, "layers": [1, 2]},
+            "'layers' are of type list, not a dict by parameter name",
+        ),
+        ({"coding": "", "key": "a", "layers": {}}, "its 'key' is 'a', not an integer"),
         ([], "it is of type list"),
         (state_of(nn.Linear(4, 2)), "another model: it has 'weight', 'bias'"),
-        (state_of(net(16)), r"another model: '0.weight' is \(16, 4\) there and \(8, 4\) here"),
+        (state_of(net(16)), r"another model: '0.weight' is \(16, 4\) in the state and \(8, 4\) here"),
         (without("rms"), "damaged: '2.weight' has no 'rms'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Less memory for what backward needs: inputs of layers as coded bytes, masks as bits."""
+"""Compressed activations: layer inputs are saved for backward as encoded bytes and masks as bits."""
 
 from laconic.activations.coding import Coding as Coding
 from laconic.activations.compress import compress as compress

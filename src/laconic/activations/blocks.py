@@ -1,4 +1,4 @@
-"""Fixed bits: activations in a few bits between the extremes of their block, as ActNN and GACT keep them."""
+"""Activations in a fixed number of bits, linear between the extremes of their block (ActNN, GACT)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from laconic.core.spec import Status
 
 @dataclass(frozen=True, repr=False)
 class Blocks(CodedActivations):
-    """Each block of 256 elements as its range and `bits` an element, rounded at random without bias.
+    """Range and `bits` bits per element for each block of 256 elements, with unbiased stochastic rounding.
 
-    32 / (bits + 0.25) times smaller whatever the values; ReLUs keep a mask of one bit beside it. The cheap
-    baseline: the same bits for every layer, where ActNN and GACT choose them by sensitivity.
+    32 / (bits + 0.25) times smaller for any values; each ReLU saves a mask of one bit per element as well.
+    Every layer gets the same bits; ActNN and GACT choose them by sensitivity.
     """
 
     paper: ClassVar[str] = "Chen et al. 2021, arXiv:2104.14129"
@@ -39,7 +39,7 @@ class Blocks(CodedActivations):
 
     @property
     def form(self) -> kernels.MinMaxForm:
-        """Of one tensor."""
+        """Format of one tensor."""
         return kernels.MinMaxForm((self.bits,), block=256, rounding="stochastic")
 
     def encode(self, x: Tensor, bound: float, signs: bool, key: int) -> Tensor:

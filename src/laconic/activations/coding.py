@@ -1,4 +1,4 @@
-"""Coding: an activation to bytes and back, within a bound that each layer is given."""
+"""Base of the codings: an activation to bytes and back, within an error bound per layer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Norms = Literal["bounded", "exact"]
 
 
 class Coding(Spec):
-    """Base of the codings, without their handle. `norms`: whether inputs of batch norms are coded too."""
+    """Base of the codings. `norms`: whether inputs of batch norms are encoded as well."""
 
-    adaptive: ClassVar[bool]  # whether it asks each layer for a bound
+    adaptive: ClassVar[bool]  # whether each layer has its own bound
     every: int = 0
     share: float = 0.01
     mode: Literal["law", "paper"] = "law"
@@ -23,7 +23,7 @@ class Coding(Spec):
 
     @abstractmethod
     def encode(self, x: Tensor, bound: float, signs: bool, key: int) -> Tensor:
-        """Return wire uint8 (m,) of x float32 (n,). `signs`: with exact zeros and signs, if it can."""
+        """Return wire uint8 (m,) of x float32 (n,). `signs`: keep zeros and signs exact if supported."""
 
     @abstractmethod
     def decode(self, wire: Tensor, n: int) -> Tensor:
@@ -32,4 +32,4 @@ class Coding(Spec):
     @property
     @abstractmethod
     def keeps_signs(self) -> bool:
-        """Whether `signs=True` is honoured, so that a ReLU needs no mask beside its output."""
+        """Whether `signs=True` is supported; a ReLU then needs no mask."""

@@ -1,4 +1,4 @@
-"""COMET: activations within a bound that keeps the weight gradient's error small (Jin et al. 2021)."""
+"""COMET: activations within an error bound derived from the momentum (Jin et al. 2021)."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from laconic.core.spec import Status
 
 @dataclass(frozen=True, repr=False)
 class Comet(CodedActivations):
-    """Error-bounded inputs of layers, with sigma of the weight gradient's error <= share * mean |momentum|.
+    """Error-bounded layer inputs: sigma of the weight gradient's error <= share * mean |momentum|.
 
         law     sigma = rms(g) sqrt(n R) eb / sqrt(3)        ours, from independent errors uniform in +-eb
         paper   sigma = 0.32 mean|g| sqrt(N R) eb            the paper's, with N the batch size
 
-    g: gradient of the layer's output; n: terms of a weight's gradient, N * height * width; R: share of the
-    input that is not zero. Of a layer that is called several times in a step, and of micro-batches, sigma^2
-    is the sum over all calls whose gradients add up. Statistics are taken in steps 0, 3, 10 and 30, while
-    momentum grows, and every `every` steps.
+    g: gradient of the layer's output; n: terms of a weight's gradient, N * height * width; R: fraction of
+    nonzero inputs. For a layer called several times per step and for micro-batches, sigma^2 is summed over
+    the calls. Statistics are measured in steps 0, 3, 10 and 30, while momentum grows, and every `every`
+    steps.
 
-    Both laws take errors for independent. Values are rounded to nearest, so equal values err alike: where a
-    feature has one value in many of the n terms, sigma is above that of the law, up to sqrt(3 n) times, and
-    the error is the same in each step. With 8 of 32 features constant over 1,024 examples it is 13 times what
-    `share` asks for: take a smaller share there. Zeros are exact.
+    Both laws assume independent errors. Values are rounded to nearest, so equal values have equal errors: if
+    a feature has one value in many of the n terms, sigma exceeds the law by up to sqrt(3 n) times in every
+    step (13 times with 8 of 32 features constant over 1,024 examples). Use a smaller share there. Zeros are
+    exact.
 
-    Reconstruction: the public code keeps a constant bound and saves no memory. The kernel is ours, without
-    prediction. Inputs of batch norms are our addition (`norms="exact"` leaves them): the same law for their
-    scale's gradient. The gradient of their input errs by about `share` of that of their output, on average
-    over channels: by more in a channel whose gradient follows its input.
+    Reconstruction: the public code has a constant bound and saves no memory. The kernel is ours, without
+    prediction. Encoding inputs of batch norms is our addition (off with `norms="exact"`), with the same law
+    for the gradient of their scale. The gradient of their input has a relative error of about `share` on
+    average over channels, more in a channel whose gradient correlates with its input.
     """
 
     paper: ClassVar[str] = "Jin et al. 2021, arXiv:2111.09562"

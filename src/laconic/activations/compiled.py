@@ -1,4 +1,4 @@
-"""Where torch.compile is at work: its graphs save what they fuse, and no layer's input is there to code."""
+"""Checks for torch.compile: a compiled graph saves fused tensors, so no layer input can be encoded."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from laconic.core.errors import AttachError
 
 
-def inside() -> bool:
-    """Whether this runs in a compiled function: as it is traced, or in a part that runs as it is."""
+def is_compiling() -> bool:
+    """Return whether this runs in a compiled function: while tracing, or after a graph break."""
     return torch.compiler.is_compiling() or callable(get_eval_frame_callback())
 
 
-def refuse(what: str) -> AttachError:
-    """The error for what is compiled."""
+def compiled_error(what: str) -> AttachError:
     return AttachError(
-        f"{what} compiled, and a compiled graph saves what it fuses: compress the activations of the model"
-        " as it is, or train the compiled one without"
+        f"{what} compiled, and a compiled graph saves fused tensors: compress the activations of the model"
+        " that is not compiled, or train the compiled model without"
     )
 
 
@@ -27,4 +26,4 @@ def check(model: nn.Module) -> None:
     for name, module in model.named_modules():
         compiled = getattr(module, "_compiled_call_impl", None) is not None
         if compiled or isinstance(module, torch._dynamo.OptimizedModule):
-            raise refuse(f"{name or 'the model'} is")
+            raise compiled_error(f"{name or 'the model'} is")

@@ -1,4 +1,4 @@
-"""`compress`: train with less memory for what backward needs."""
+"""`compress`: train with less memory for saved activations."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from laconic.activations import compiled
-from laconic.activations.calls import FLOATS
 from laconic.activations.coding import Coding
 from laconic.activations.session import Session
+from laconic.activations.torch_call import FLOATS
 from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
 from laconic.transforms.transform import DEFAULT_RUN, Option, Run, Transform
@@ -26,41 +26,41 @@ class CodedActivations(Coding, Transform):
 
 
 def compress(model: nn.Module, spec: str | Coding = "comet()", optimizer: Optimizer | None = None) -> Session:
-    """Keep inputs of layers as coded bytes from forward to backward, within a `with` block.
+    """Save layer inputs as encoded bytes from forward to backward, within a `with` block.
 
         with laconic.activations.compress(model, "comet(share=0.01)", optimizer):
             for x, y in loader:
-                ...  # forward, backward, step: as ever
+                ...  # forward, backward, step as usual
 
-    | saved by | kept as |
+    | saved by | stored as |
     |---|---|
-    | convolutions and linear layers | input coded: it reaches the weight's gradient alone |
-    | batch norms in training | input coded; `norms="exact"` leaves it |
-    | ReLU | nothing beside a coded output, else its mask as a bit an element: exact |
-    | max pooling in two dimensions | place in the window: exact |
-    | dropout | its mask as a bit an element: exact |
-    | anything else | itself |
+    | convolutions and linear layers | encoded input; only the weight's gradient sees the error |
+    | batch norms in training | encoded input; exact with `norms="exact"` |
+    | ReLU | nothing if a layer encodes its output, else a mask of one bit per element: exact |
+    | max pooling in two dimensions | position in the window: exact |
+    | dropout | mask of one bit per element: exact |
+    | anything else | the tensor |
 
-    A tensor that two layers keep is coded once. Works under autocast, and beside
-    `torch.utils.checkpoint`, whose regions keep nothing to code.
+    A tensor saved by two layers is encoded once. Works under autocast and with `torch.utils.checkpoint`,
+    whose regions save nothing that can be encoded.
 
-    Not seen, and so kept as it is, is what these save: `nn.MultiheadAttention`, which calls its linear layers
-    where no call is seen (of an `nn.TransformerEncoderLayer` the feed-forward part alone is coded); layers of
-    float64; layers whose weights are computed (parametrised, or gathered by FSDP2); graphs that torch.jit or
-    torch.export made. A block in which backward keeps something, and no layer's input is coded, warns.
+    Tensors saved by these stay uncompressed: `nn.MultiheadAttention` (in `nn.TransformerEncoderLayer` only
+    the feed-forward part is encoded), float64 layers, layers with computed weights (parametrised, or gathered
+    by FSDP2), and graphs of torch.jit or torch.export. A block that saves tensors without encoding any layer
+    input warns.
 
     Args:
-        model: its layers are known by their weights.
+        model: Layers are recognised by their weights.
         spec: `comet(...)` or `blocks(...)`.
-        optimizer: whose momentum says how much error the gradients bear; the gradient itself without one.
-            With a GradScaler leave it out, as gradients are scaled there and momentum is not.
+        optimizer: Its momentum sets the error bound; without it, the gradient does. Omit it with a
+            GradScaler, which scales gradients but not momentum.
 
     Raises:
-        SpecError: for another spec.
-        AttachError: for a compiled model, or one that has no convolution or linear layer to train, in float32
-            or 16 bits. In a forward pass: for a layer of the model that runs in a compiled function. As a
-            block begins: in a compiled function, or in another block.
-        NonFiniteError: in a forward pass in which a layer's input holds NaN or Inf; it names the layer.
+        SpecError: For another spec.
+        AttachError: For a compiled model, or a model without a trainable convolution or linear layer in
+            float32, bfloat16 or float16. In a forward pass: a layer runs in a compiled function. On entering
+            the block: inside a compiled function or another block.
+        NonFiniteError: In a forward pass, if a layer's input has NaN or Inf; names the layer.
     """
     coding = parse(spec) if isinstance(spec, str) else spec
     if not isinstance(coding, Coding):
@@ -68,10 +68,10 @@ def compress(model: nn.Module, spec: str | Coding = "comet()", optimizer: Optimi
     compiled.check(model)
     weights = [weight for weight in model.parameters() if weight.dim() > 1 and weight.requires_grad]
     if not weights:
-        raise AttachError("the model has no weight of a convolution or linear layer to train")
+        raise AttachError("the model has no trainable weight of a convolution or linear layer")
     if not any(weight.dtype in FLOATS for weight in weights):
         raise AttachError(
-            f"the model's weights are {weights[0].dtype}, and activations are coded from float32, bfloat16"
-            " and float16: convert the model, or train it without"
+            f"the model's weights are {weights[0].dtype}, but activations must be float32, bfloat16 or"
+            " float16: convert the model, or train it without compressed activations"
         )
     return Session(model, coding, optimizer)

@@ -1,4 +1,4 @@
-"""One layer's statistics, and the bound on its input's error that follows from them."""
+"""Statistics of one layer, and the error bound of its input."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from laconic.activations.coding import Coding
 from laconic.kernels.error_bound import LEAST, MOST
 
-EARLY = (0, 3, 10, 30)  # steps: momentum grows in them
-COARSEST = 0.5  # of the input's rms: beyond that errors are no noise any more
+EARLY_STEPS = (0, 3, 10, 30)  # momentum grows in these steps
+MAX_RELATIVE_BOUND = 0.5  # relative to the input's rms; larger errors do not behave like noise
 A = 0.32  # the paper's factor
 STATE = ("calls", "spread", "limit", "rms", "support", "mean_grad", "bound", "_fresh")
 Geometry = tuple[tuple[int, int, int], ...]  # stride, padding, dilation of each dimension
@@ -22,55 +22,54 @@ Momentum = Callable[[Tensor], Tensor | None]
 
 
 class Layer:
-    """A convolution, linear layer or batch norm, known by its weight. `name`: of that parameter.
+    """Convolution, linear layer or batch norm, identified by its weight. `name`: the weight's name.
 
-    `calls` counts steps: all calls whose gradients add up are one, of a layer that is used several times and
-    of micro-batches. A step ends with the optimiser's, or when the weight changes or its gradient is cleared.
+    `calls` counts steps: all calls with accumulated gradients (a reused layer, micro-batches) count once. A
+    step ends when the optimiser steps, the weight changes or its gradient is cleared.
     """
 
     def __init__(self, name: str, weight: nn.Parameter, coding: Coding, momentum: Momentum) -> None:
         self.name, self.weight, self.coding, self.momentum = name, weight, coding, momentum
         self.calls = 0
         self.spread = math.nan  # sigma of the weight gradient's error for a bound of 1
-        self.limit = math.inf  # of a batch norm: share of it is the most of bound * mean |grad| of its scale
+        self.limit = math.inf  # batch norm: bound * mean |grad of the scale| must be at most share * limit
         self.rms = 0.0
         self.support = 1.0
         self.mean_grad = math.nan
         self.bound: float | None = None
         self._fresh = False
         self._version: int | None = None  # of the weight, in this step
-        self._went_back = self._due = False  # in this step
-        self._squares = 0.0  # of the spreads of this step's calls
+        self._in_backward = self._due = False  # in this step
+        self._squares = 0.0  # sum of squared spreads over this step's calls
         self._removable: RemovableHandle | None = None
 
     @property
     def label(self) -> str:
-        """The module's name, or the parameter's where it is not the module's `weight`."""
+        """Name of the module, or of the parameter if that is not called `weight`."""
         module, _, name = self.name.rpartition(".")
         return module if name == "weight" else self.name
 
     def state(self) -> dict[str, Any]:
-        """All that it has learned, as numbers."""
         return {name: getattr(self, name) for name in STATE}
 
-    def load(self, state: Mapping[str, Any], alike: bool) -> None:
-        """Go on where `state` was taken; with a coding that is not `alike`, bounds are solved anew."""
+    def load(self, state: Mapping[str, Any], same_coding: bool) -> None:
+        """Restore `state`; solve the bound again unless the state has the same coding."""
         for name in STATE:
             setattr(self, name, state[name])
         self._version = None
-        if not alike:
+        if not same_coding:
             self.calls, self._fresh = 0, math.isfinite(self.spread)
 
     def stepped(self) -> None:
-        """The optimiser has stepped: fused ones leave the weight's version as it is."""
+        """Note an optimiser step: fused optimisers do not change the weight's version."""
         if self.weight.grad is not None:
             self._version = None
 
     def begin(self, x: Tensor) -> bool:
-        """One more call with this input; whether its statistics are due."""
+        """Count a call with this input; return whether its statistics are due."""
         if not x.numel():
             return False
-        cleared = self._went_back and self.weight.grad is None
+        cleared = self._in_backward and self.weight.grad is None
         if self._version != self.weight._version or cleared:
             self._begin_step()
         if self._due:
@@ -80,38 +79,36 @@ class Layer:
         return self._due
 
     def _begin_step(self) -> None:
-        self._version, self._went_back = self.weight._version, False
-        self._due = self.calls in EARLY or self.calls % self.coding.every == 0
+        self._version, self._in_backward = self.weight._version, False
+        self._due = self.calls in EARLY_STEPS or self.calls % self.coding.every == 0
         self.calls += 1
         if self._fresh:
             self._fresh = False
             self.bound = self.solve()
         if self._due:
-            self._forget()
+            self._reset_squares()
             self.rms = 0.0
 
-    def _forget(self) -> None:
-        """What calls have added to a gradient that is no more."""
+    def _reset_squares(self) -> None:
         self._squares, self.limit = 0.0, math.inf
 
-    def goes_back(self) -> None:
-        """Its input is read in backward."""
-        self._went_back = True
+    def mark_backward(self) -> None:
+        self._in_backward = True
 
     def solve(self) -> float | None:
-        """The bound of the last statistics, or None where they say nothing."""
+        """Return the bound of the last statistics, or None if they do not determine one."""
         held = self.momentum(self.weight)
         scale = self.mean_grad if held is None else float(held.abs().mean())
         bound = self.coding.share * scale / self.spread if self.spread > 0 else math.nan
         if self.mean_grad > 0:
-            bound = min(bound, self.coding.share * self.limit / self.mean_grad, COARSEST * self.rms)
+            bound = min(bound, self.coding.share * self.limit / self.mean_grad, MAX_RELATIVE_BOUND * self.rms)
         return min(max(bound, LEAST), MOST) if bound > 0 and math.isfinite(bound) else None
 
     def current(self, x: Tensor) -> float:
-        """The bound to keep x with. Before there are statistics: of a gradient that is all noise.
+        """Return the bound for x. Before the first statistics, assume that the gradient is pure noise.
 
-        Terms that cancel by chance leave mean |grad| = 0.8 rms(g) rms(x) sqrt(n); batch norms make it less,
-        so with 0.5 of it the law gives share * 0.5 * sqrt(3) * rms(x) / sqrt(R).
+        Random terms give mean |grad| = 0.8 rms(g) rms(x) sqrt(n), batch norms less: a factor of 0.5 gives
+        share * 0.5 * sqrt(3) * rms(x) / sqrt(R).
         """
         if self.bound is not None:
             return self.bound
@@ -119,21 +116,21 @@ class Layer:
         return min(max(guess, LEAST), MOST) if math.isfinite(guess) else LEAST
 
     def watch(self, out: Tensor, saw: Callable[[Tensor], None]) -> None:
-        """Take the statistics of this step's backward: `saw` the output's gradient, then the weight's."""
+        """Measure this step's backward: pass the output's gradient to `saw`, then read the weight's."""
 
         def begun(grad: Tensor) -> None:
             if self._removable is None and self.weight.grad is None:
-                self._forget()
+                self._reset_squares()
             saw(grad)
             self.mean_grad = math.nan
             if self._removable is None:
                 hook = self.weight.register_post_accumulate_grad_hook
-                self._removable = hook(self._see_weight)  # type: ignore[no-untyped-call]
+                self._removable = hook(self._record_weight)  # type: ignore[no-untyped-call]
 
         out.register_hook(begun)  # type: ignore[no-untyped-call]
 
-    def _see_weight(self, weight: Tensor) -> None:
-        """Once a backward, after the output's gradient; nothing stays on the weight until the next."""
+    def _record_weight(self, weight: Tensor) -> None:
+        """Record the weight's gradient once per backward, then remove the hook from the weight."""
         if weight.grad is not None:
             self.mean_grad = float(weight.grad.abs().mean())
             self._fresh = True
@@ -141,19 +138,19 @@ class Layer:
             self._removable.remove()
             self._removable = None
 
-    def see_products(self, grad: Tensor, terms: float, batch: int, support: float) -> None:
-        """The law of sums of products: of a convolution or linear layer with this output gradient."""
+    def record_products(self, grad: Tensor, terms: float, batch: int, support: float) -> None:
+        """Add the error of a convolution or linear layer with this output gradient."""
         g = grad.detach().float()
         if self.coding.mode == "law":
             self._add(float(g.square().mean().sqrt()) * math.sqrt(terms * support / 3))
         else:
             self._add(A * float(g.abs().mean()) * math.sqrt(batch * support))
 
-    def see_norm(self, grad: Tensor, inverse: float) -> None:
-        """The law of a batch norm's scale, whose gradient sums g * (x - mean) * inverse over n elements.
+    def record_norm(self, grad: Tensor, inverse: float) -> None:
+        """Add the error of a batch norm's scale, with the gradient sum of g * (x - mean) * inverse over n.
 
-        Its input's gradient errs, relative to rms(g), by correlation * inverse * eb / sqrt(3), where the
-        correlation of g with the normalised input is the scale's gradient over n rms(g).
+        The relative error of its input's gradient is correlation * inverse * eb / sqrt(3), where the
+        correlation of g with the normalised input is the scale's gradient / (n rms(g)).
         """
         g = grad.detach().float()
         n, rms = g.numel() / g.shape[1], float(g.square().mean().sqrt())
@@ -161,13 +158,13 @@ class Layer:
         self.limit = min(self.limit, math.sqrt(3) * n * rms / inverse)
 
     def _add(self, spread: float) -> None:
-        """One call's error: those of several, which are independent, add up in squares."""
+        """Add the error of one call; errors of several calls are independent."""
         self._squares += spread**2
         self.spread = math.sqrt(self._squares)
 
 
 def terms(x: torch.Size, out: torch.Size, weight: torch.Size, geometry: Geometry | None) -> float:
-    """How many products a weight's gradient sums, on average: those with padding do not count."""
+    """Return the mean number of products in an entry of a weight's gradient, without those on padding."""
     if geometry is None:  # a linear layer
         return out.numel() / out[-1]
     total = float(out[0])

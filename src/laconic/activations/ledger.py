@@ -1,4 +1,4 @@
-"""Bytes kept for backward, dense and as they are, by what keeps them."""
+"""Bytes saved for backward by layer, dense and compressed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-Watch: Any = reductions.StorageWeakRef  # tells whether a storage lives, and keeps its address from others
+StorageRef: Any = reductions.StorageWeakRef  # shows whether a storage is alive; its address is not reused
 
 
 class Ledger:
-    """Counts each storage once, as memory does."""
+    """Bytes by label. Each storage counts once."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[int]] = {}
@@ -19,21 +19,20 @@ class Ledger:
         self._exact: dict[int, Any] = {}
 
     def add(self, label: str, saved: Tensor, kept: int | None) -> None:
-        """A saved tensor, and the bytes that stand for it; None where it is itself."""
+        """Add a saved tensor and its stored bytes, None if it is stored unchanged."""
         row = self.rows.setdefault(label, [0, 0])
         row[0] += _once(saved, self._dense)
         row[1] += _once(saved, self._exact) if kept is None else kept
 
-    def settle(self, label: str, nbytes: int) -> None:
-        """Bytes of what was decided later."""
+    def resolve(self, label: str, nbytes: int) -> None:
         self.rows.setdefault(label, [0, 0])[1] += nbytes
 
 
 def _once(saved: Tensor, seen: dict[int, Any]) -> int:
-    """Bytes of the storage, or 0 if it was counted and still lives."""
+    """Return the bytes of the storage, or 0 if it was counted and is still alive."""
     storage = saved.untyped_storage()
-    weak = Watch(storage)
+    weak = StorageRef(storage)
     if weak.cdata in seen and not seen[weak.cdata].expired():
         return 0
-    seen[weak.cdata] = weak  # while this is held, no other storage has the address
+    seen[weak.cdata] = weak  # no other storage gets the address while this reference exists
     return storage.nbytes()

@@ -1,4 +1,4 @@
-"""`measure`: bytes that a model keeps for backward, layer by layer, dense and compressed."""
+"""`measure`: bytes that a model saves for backward, by layer, dense and compressed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from laconic.activations.coding import Coding
 from laconic.activations.compress import compress
 from laconic.activations.ledger import Ledger
-from laconic.activations.session import Session, opened
+from laconic.activations.session import Session, is_open
 from laconic.core.errors import AttachError
 
 WIDE, HIGH = 360, 16  # pixels of the longest bar, and of a row
@@ -20,7 +20,7 @@ WIDE, HIGH = 360, 16  # pixels of the longest bar, and of a row
 
 @dataclass(frozen=True)
 class Row:
-    """What one layer, or one function after it, keeps. Bytes."""
+    """Bytes saved by one layer, or by one function after it."""
 
     name: str
     dense: int
@@ -29,7 +29,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes kept for backward by one forward pass. Each storage counts once, and parameters not at all."""
+    """Bytes saved for backward by one forward pass. Each storage counts once; parameters do not count."""
 
     spec: str
     rows: tuple[Row, ...]
@@ -41,16 +41,16 @@ class Kept:
 
     @property
     def kept(self) -> int:
-        """Bytes with it."""
+        """Bytes with compression."""
         return sum(row.kept for row in self.rows)
 
     @property
     def ratio(self) -> float:
-        """Times smaller."""
+        """Dense bytes / compressed bytes."""
         return self.dense / max(self.kept, 1)
 
     def table(self) -> str:
-        """A line a row, and the sum."""
+        """Return a text table: one line per row, and the sum."""
         rows = [*self.rows, Row("all", self.dense, self.kept)]
         wide = max(len(row.name) for row in rows)
         lines = [f"{'kept for backward':{wide}}  {'dense, kB':>12}  {'kept, kB':>12}  {'smaller':>8}"]
@@ -60,7 +60,7 @@ class Kept:
         return "\n".join(lines)
 
     def picture(self) -> str:
-        """An SVG: for each row a pale bar of the dense bytes, and a dark one of those kept."""
+        """Return an SVG: per row, a pale bar for the dense bytes and a dark bar for the compressed bytes."""
         most = max((row.dense for row in self.rows), default=1) or 1
         parts = []
         for i, row in enumerate(self.rows):
@@ -71,8 +71,8 @@ class Kept:
                     f' fill="{colour}"/>'
                 )
             parts.append(f'<text x="194" y="{y + 12}" text-anchor="end">{escape(row.name)}</text>')
-            told = f"{row.dense / 1e6:.2f} MB, kept {row.kept / 1e6:.2f}"
-            parts.append(f'<text x="{206 + WIDE * row.dense / most:.1f}" y="{y + 12}">{told}</text>')
+            caption = f"{row.dense / 1e6:.2f} MB, kept {row.kept / 1e6:.2f}"
+            parts.append(f'<text x="{206 + WIDE * row.dense / most:.1f}" y="{y + 12}">{caption}</text>')
         size = f'width="{360 + WIDE}" height="{HIGH * len(self.rows)}"'
         style = 'font-family="sans-serif" font-size="11" fill="#555"'
         return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>{"".join(parts)}</svg>\n'
@@ -81,25 +81,25 @@ class Kept:
 def measure(
     model: nn.Module, batch: Tensor | tuple[Any, ...], spec: str | Coding | Session = "comet()"
 ) -> Kept:
-    """What a forward pass of `model` on `batch` keeps.
+    """Return the bytes that a forward pass of `model` on `batch` saves for backward.
 
-    The model's buffers, the random state and what a session has learned stay as they are.
+    Does not change the model's buffers, the random state or a session's statistics.
 
     Args:
-        model: in the mode that it is in.
-        batch: its argument, or a tuple of them.
-        spec: what `compress` takes, with the bounds of a first step; or its session, with today's bounds.
+        model: In its current mode.
+        batch: Its argument, or a tuple of arguments.
+        spec: As for `compress`, with the bounds of a first step; or a session, with its current bounds.
 
     Raises:
-        AttachError: inside a block of `compress`, as it opens one of its own; else as `compress` does.
+        AttachError: Inside a block of `compress`, or as for `compress`.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     >>> kept = measure(net, torch.ones(32, 64))
     >>> kept.dense, kept.ratio > 4
     (16384, True)
     """
-    if opened():
-        raise AttachError("measure opens a block of its own: call it outside of the block of `compress`")
+    if is_open():
+        raise AttachError("measure opens its own block: call it outside the block of `compress`")
     session = spec if isinstance(spec, Session) else compress(model, spec)
     buffers = [
         (module, name, buffer, None if buffer is None else buffer.clone())

@@ -1,4 +1,4 @@
-"""Compression of what backward needs, within a `with` block: who saves a tensor, and what is kept."""
+"""Session of compressed activations: hooks that pack each saved tensor according to the saving call."""
 
 from __future__ import annotations
 
@@ -15,15 +15,23 @@ from torch import Tensor, UntypedStorage, nn, overrides
 from torch.overrides import TorchFunctionMode
 
 from laconic.activations import compiled, state
-from laconic.activations.calls import Call
 from laconic.activations.coding import Coding
-from laconic.activations.kept import Coded, Exact, Input, Kept, Order, Shape, TwoValued
-from laconic.activations.later import Later
+from laconic.activations.deferred_relu import DeferredRelu
 from laconic.activations.layer import Layer
 from laconic.activations.ledger import Ledger
+from laconic.activations.pool_indices import PoolIndices, Windows
+from laconic.activations.saved import (
+    BitMask,
+    Encoded,
+    EncodedInput,
+    Exact,
+    MemoryOrder,
+    SavedTensor,
+    ShapeOnly,
+)
+from laconic.activations.shared_encodings import Key, SharedEncodings, elements
 from laconic.activations.statistics import statistics
-from laconic.activations.twins import Key, Twins, elements
-from laconic.activations.windows import Places, Windows
+from laconic.activations.torch_call import Call
 from laconic.core.errors import AttachError, NonFiniteError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.step_listeners import after_each_step
@@ -31,13 +39,13 @@ from laconic.core.warning import warn
 from laconic.optim.unwrapping import stepping, unwrap
 from laconic.transforms.transform import StoredInputs, TransformHandle
 
-_sessions: WeakSet[Session] = WeakSet()  # that are told of steps
+_sessions: WeakSet[Session] = WeakSet()  # sessions that observe optimiser steps
 _lock = threading.Lock()  # ranks can be threads
 
 
 @outside_inference_mode("state_dict", "load_state_dict")
 class Session(TorchFunctionMode, TransformHandle):
-    """Coded activations of one model: the result of `compress`. Open it for forward passes."""
+    """Compressed activations of one model, returned by `compress`. Enter it for forward passes."""
 
     def __init__(self, model: nn.Module, coding: Coding, optimizer: torch.optim.Optimizer | None) -> None:
         super().__init__()
@@ -51,41 +59,39 @@ class Session(TorchFunctionMode, TransformHandle):
         }
         self._call: Call | None = None
         self._label = "input"
-        self._later: Later | None = None
-        self._twins = Twins()
+        self._deferred: DeferredRelu | None = None
+        self._shared = SharedEncodings()
         self._key = 0
-        self._kept = self._inputs = 0  # tensors in this block, and inputs of layers among them
-        self._told = False
+        self._kept = self._inputs = 0  # saved tensors in this block, and layer inputs among them
+        self._warned = False
         self._open = False
-        self._own: dict[int, UntypedStorage] = {}  # held, as an address that is free is used again
+        self._own: dict[int, UntypedStorage] = {}  # references, as a freed address would be reused
         self._hooks = ExitStack()
         with _lock:
             _sessions.add(self)
         after_each_step(_after_step)
 
     def bounds(self) -> dict[str, float | None]:
-        """The error bound of each layer that was called; None before its first statistics."""
+        """Return the error bound of each layer called so far; None before its first statistics."""
         return {layer.label: layer.bound for layer in self._layers.values() if layer.calls}
 
     def state_dict(self) -> dict[str, Any]:
-        """What the layers' bounds follow from, the key of the next rounding, and the coding's spec."""
-        return state.of(self._layers.values(), self._key, self.coding)
+        """Return the layers' statistics, the key of the next rounding and the coding's spec."""
+        return state.to_dict(self._layers.values(), self._key, self.coding)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on exactly where `state_dict` was taken, with the same model.
-
-        Under another spec, as with a smaller share, bounds are solved anew from what was learned.
+        """Restore a state of the same model. With a different spec, bounds are solved from its statistics.
 
         Raises:
-            StateError: The state is of a model with other parameters, or damaged. Nothing has changed.
+            StateError: The state is damaged or of a model with different parameters; nothing is changed.
         """
         state.check(saved, self._layers.values())
-        self._key, alike = saved["key"], saved.get("coding") == repr(self.coding)
+        self._key, same_coding = saved["key"], saved.get("coding") == repr(self.coding)
         for layer in self._layers.values():
-            layer.load(saved["layers"][layer.name], alike)
+            layer.load(saved["layers"][layer.name], same_coding)
 
     def stats(self) -> StoredInputs:
-        """Return the bytes in the ledger; 0 without one."""
+        """Return the bytes in the ledger, or 0."""
         rows = [] if self.ledger is None else [*self.ledger.rows.values()]
         return StoredInputs(sum(kept for _, kept in rows), sum(dense for dense, _ in rows))
 
@@ -94,25 +100,25 @@ class Session(TorchFunctionMode, TransformHandle):
         return self
 
     def before_step(self, *, evaluated: bool) -> None:
-        """Count the bytes that the forward pass before an evaluation keeps."""
+        """Count the bytes saved by the forward pass before an evaluation."""
         if evaluated:
             self.ledger = Ledger()
 
     def figures(self) -> dict[str, Any]:
-        """Return the bytes since `before_step`; none if a loss of a rank skipped the evaluated step."""
+        """Return the bytes since `before_step`; none if the evaluated step was skipped."""
         found = {} if self.ledger is None else asdict(self.stats())
         self.ledger = None
         return found
 
     def remove(self) -> None:
-        """Forget the layers: activations are saved as they are from now on."""
+        """Detach from the layers; activations are saved uncompressed from now on."""
         with _lock:
             _sessions.discard(self)
         self._layers = {}
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """A block after which nothing has been learned in it."""
+        """Restore the statistics after a block."""
         before = self._key, {name: vars(layer).copy() for name, layer in self._layers.items()}
         try:
             yield
@@ -122,22 +128,19 @@ class Session(TorchFunctionMode, TransformHandle):
                 vars(self._layers[name]).update(fields)
 
     def __enter__(self) -> Session:
-        if compiled.inside():
-            raise compiled.refuse("the function that opens `compress` is")
-        if opened():
-            raise AttachError("activations are compressed already: leave the inner `compress` out")
+        if compiled.is_compiling():
+            raise compiled.compiled_error("the function that opens `compress` is")
+        if is_open():
+            raise AttachError("activations are compressed already: remove the inner `compress`")
         with _lock:
             if self._open:
-                raise AttachError(
-                    "this session is open in another thread: a session serves one thread at a time, so call"
-                    " compress for each thread"
-                )
+                raise AttachError("this session is open in another thread: call compress once per thread")
             self._open = True
         own = [*self.model.parameters(), *self.model.buffers()]
         self._own = {each._cdata: each for each in (tensor.untyped_storage() for tensor in own)}
         super().__enter__()  # type: ignore[no-untyped-call]
         self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
-        self._kept, self._inputs, self._told = 0, 0, False
+        self._kept, self._inputs, self._warned = 0, 0, False
         return self
 
     def __exit__(
@@ -147,9 +150,9 @@ class Session(TorchFunctionMode, TransformHandle):
         self._own = {}
         self._open = False
         super().__exit__(kind, value, trace)  # type: ignore[no-untyped-call]
-        self._settle()
+        self._resolve()
         if kind is None:
-            self._tell()
+            self._warn_if_nothing_coded()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -161,36 +164,36 @@ class Session(TorchFunctionMode, TransformHandle):
             finally:
                 self._call = outer
         call.layer = self._layer(call)
-        if call.layer is not None and compiled.inside():
-            raise compiled.refuse(f"{call.layer.label or 'the model'} runs in a function that is")
+        if call.layer is not None and compiled.is_compiling():
+            raise compiled.compiled_error(f"{call.layer.label or 'the model'} runs in a function that is")
         due = call.layer is not None and self.coding.adaptive and call.layer.begin(call.input)
-        watched = statistics(call) if due else None
+        recorder = statistics(call) if due else None
         outer, self._call = self._call, call
         try:
             out = func(*args, **kwargs)
         finally:
             self._call = outer
-        if watched is not None and call.layer is not None and isinstance(out, Tensor) and out.requires_grad:
-            call.layer.watch(out, watched(out))
+        if recorder is not None and call.layer is not None and isinstance(out, Tensor) and out.requires_grad:
+            call.layer.watch(out, recorder(out))
         return out
 
-    def _tell(self) -> None:
-        """Warn, once a block, where backward keeps something and no layer's input is coded."""
-        if self._kept and not self._inputs and not self._told:
-            self._told = True
+    def _warn_if_nothing_coded(self) -> None:
+        """Warn once per block if tensors are saved but no layer input is encoded."""
+        if self._kept and not self._inputs and not self._warned:
+            self._warned = True
             warn(
-                "no input of a layer is coded in this block, and what backward needs is kept as it is: layers"
-                " are known by the weights of the model that `compress` was given, and are not seen where"
-                " these are computed (parametrised, FSDP2), in regions of torch.utils.checkpoint, in"
-                " nn.MultiheadAttention and in graphs of torch.jit",
+                "no input of a layer is coded in this block, so saved tensors stay uncompressed: layers are"
+                " recognised by the weights of the model passed to `compress`; layers with computed weights"
+                " (parametrised, FSDP2) and layers in torch.utils.checkpoint, nn.MultiheadAttention and"
+                " torch.jit are not recognised",
             )
 
-    def _unpack(self, kept: Kept) -> Tensor:
-        self._tell()
+    def _unpack(self, kept: SavedTensor) -> Tensor:
+        self._warn_if_nothing_coded()
         return kept.unpack()
 
     def _layer(self, call: Call) -> Layer | None:
-        """The layer whose weight's gradient reads the call's input."""
+        """Return the layer whose weight gradient reads the call's input."""
         weight = call.given.get("weight")
         if not isinstance(weight, nn.Parameter) or not weight.requires_grad:
             return None
@@ -198,38 +201,38 @@ class Session(TorchFunctionMode, TransformHandle):
             return None
         return self._layers.get(id(weight))
 
-    def _pack(self, saved: Tensor) -> Kept:
+    def _pack(self, saved: Tensor) -> SavedTensor:
         plain = type(saved) in (Tensor, nn.Parameter) and saved.layout is torch.strided
         if not plain or self._is_own(saved):
             return Exact.of(saved)
         self._kept += 1
         call, key = self._call, elements(saved)
         role = call.role(saved) if call is not None else ""
-        if self._later is not None and not (role == "input" and self._later.key == key):
-            self._settle()
+        if self._deferred is not None and not (role == "input" and self._deferred.key == key):
+            self._resolve()
         if call is None:
             return self._count(saved, Exact.of(saved), "elsewhere")
         label = self._label = (
             call.layer.label if call.layer else f"{self._label.partition(' ')[0]} > {call.op}"
         )
         if role == "relu":
-            self._later = Later(saved, key, label)
-            return self._count(saved, self._later, label, again=True)
+            self._deferred = DeferredRelu(saved, key, label)
+            return self._count(saved, self._deferred, label, again=True)
         if role == "input" or role == "norm":
             return self._input(saved, call, key)
-        kept: Kept = Exact.of(saved)
+        kept: SavedTensor = Exact.of(saved)
         if role == "mask":
-            kept = TwoValued.of(saved, saved.amax() if saved.dtype is not torch.bool else saved.new_ones(()))
+            kept = BitMask.of(saved, saved.amax() if saved.dtype is not torch.bool else saved.new_ones(()))
         elif role == "shape":
-            kept = Shape.of(saved)
+            kept = ShapeOnly.of(saved)
         elif role == "places":
             given = ("kernel_size", "stride", "padding", "dilation")
             options = {name.removesuffix("_size"): call.given[name] for name in given if name in call.given}
-            kept = Places.of(saved, Windows.of(call.input, **options))
+            kept = PoolIndices.of(saved, Windows.of(call.input, **options))
         return self._count(saved, kept, label)
 
     def _is_own(self, saved: Tensor) -> bool:
-        """Whether it is the model's: known when the block was opened, or the weight of the present call."""
+        """Return whether the tensor belongs to the model or is the weight of the current call."""
         place = saved.untyped_storage()._cdata
         weight = self._call.given.get("weight") if self._call is not None else None
         return place in self._own or (
@@ -238,47 +241,46 @@ class Session(TorchFunctionMode, TransformHandle):
             and weight.untyped_storage()._cdata == place
         )
 
-    def _input(self, saved: Tensor, call: Call, key: Key) -> Kept:
-        """An input of a layer, coded within its bound, or the same tensor as another layer coded it."""
+    def _input(self, saved: Tensor, call: Call, key: Key) -> SavedTensor:
+        """Encode a layer's input within its bound, or reuse the encoding of the same elements."""
         assert call.layer is not None
         self._inputs += 1
         bound = call.layer.current(saved) if self.coding.adaptive else 0.0
-        coded = self._twins.find(key)
+        coded = self._shared.find(key)
         if coded is not None and coded.bound <= bound:
-            kept = Input(coded, Order.of(saved), call.layer)
+            kept = EncodedInput(coded, MemoryOrder.of(saved), call.layer)
             return self._count(saved, kept, call.layer.label, again=True)
-        shared = self._later is not None and self.coding.keeps_signs
+        shared = self._deferred is not None and self.coding.keeps_signs
         self._key += 1
         try:
-            coded = Coded.of(saved, self.coding, bound, shared, self._key)
+            coded = Encoded.of(saved, self.coding, bound, shared, self._key)
         except NonFiniteError as error:
             raise NonFiniteError(f"the input of {call.layer.label or 'the model'}: {error}") from None
-        self._twins.add(key, saved, coded)
-        self._settle(coded if shared else None)
-        return self._count(saved, Input(coded, Order.of(saved), call.layer), call.layer.label)
+        self._shared.add(key, saved, coded)
+        self._resolve(coded if shared else None)
+        return self._count(saved, EncodedInput(coded, MemoryOrder.of(saved), call.layer), call.layer.label)
 
-    def _settle(self, coded: Coded | None = None) -> None:
-        if self._later is not None:
-            nbytes = self._later.settle(coded)
+    def _resolve(self, coded: Encoded | None = None) -> None:
+        if self._deferred is not None:
+            nbytes = self._deferred.resolve(coded)
             if self.ledger is not None:
-                self.ledger.settle(self._later.label, nbytes)
-            self._later = None
+                self.ledger.resolve(self._deferred.label, nbytes)
+            self._deferred = None
 
-    def _count(self, saved: Tensor, kept: Kept, label: str, *, again: bool = False) -> Kept:
-        """Enter a saved tensor in the ledger; `again`: what is kept of it was entered before, or will be."""
+    def _count(self, saved: Tensor, kept: SavedTensor, label: str, *, again: bool = False) -> SavedTensor:
+        """Enter a saved tensor in the ledger; `again`: its stored bytes are entered elsewhere."""
         if self.ledger is not None:
             nbytes = 0 if again else None if isinstance(kept, Exact) else kept.nbytes
             self.ledger.add(label, saved, nbytes)
         return kept
 
     def stepped(self, held: Container[int]) -> None:
-        """An optimiser that holds the parameters with these ids has stepped."""
         for place, layer in self._layers.items():
             if place in held:
                 layer.stepped()
 
     def _momentum(self, weight: Tensor) -> Tensor | None:
-        """What the optimiser has of it, if it is known and has any."""
+        """Return the optimiser's momentum of the weight, or None."""
         state = self._optimizer.state.get(weight, {}) if self._optimizer is not None else {}
         held = state.get("momentum_buffer", state.get("exp_avg"))
         return held if isinstance(held, Tensor) else None
@@ -291,7 +293,6 @@ def _after_step(held: frozenset[int]) -> None:
         session.stepped(held)
 
 
-def opened() -> bool:
-    """Whether a session is open in this thread."""
+def is_open() -> bool:
     modes = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return any(isinstance(mode, Session) for mode in modes)

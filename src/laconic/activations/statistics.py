@@ -1,4 +1,4 @@
-"""Statistics of the gradients that reach a layer's output, from which its bound follows."""
+"""Statistics of the gradient of a layer's output."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from laconic.activations.calls import Call
 from laconic.activations.layer import terms
+from laconic.activations.torch_call import Call
 
-Watched = Callable[[Tensor], None]
+Recorder = Callable[[Tensor], None]
 
 
-def statistics(call: Call) -> Callable[[Tensor], Watched]:
-    """Return a function from the call's output to the one that reads the statistics of its gradient."""
+def statistics(call: Call) -> Callable[[Tensor], Recorder]:
+    """Return a function that maps the call's output to a recorder of its gradient's statistics."""
     layer, x = call.layer, call.input
     assert layer is not None
     if call.products:
         shape, options = _batched(x.shape, layer.weight), call.geometry(layer.weight)
         support = layer.support
 
-        def products(out: Tensor) -> Watched:
+        def products(out: Tensor) -> Recorder:
             count = terms(shape, _batched(out.shape, layer.weight), layer.weight.shape, options)
-            return lambda grad: layer.see_products(grad, count, shape[0], support)
+            return lambda grad: layer.record_products(grad, count, shape[0], support)
 
         return products
     dims = [d for d in range(x.dim()) if d != 1]
     variance = x.detach().float().var(dims, unbiased=False) + call.given.get("eps", 1e-5)
     inverse = float((1 / variance).mean().sqrt())
-    return lambda out: lambda grad: layer.see_norm(grad, inverse)
+    return lambda out: lambda grad: layer.record_norm(grad, inverse)
 
 
 def _batched(shape: torch.Size, weight: Tensor) -> torch.Size:
-    """Return the shape of a layer's input or output, with a batch of 1 if it has none."""
+    """Return the shape of a layer's input or output, with a batch dimension of 1 if it has none."""
     return torch.Size([1] * (weight.dim() - len(shape))) + shape

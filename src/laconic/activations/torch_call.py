@@ -1,4 +1,4 @@
-"""Which call of torch saves a tensor: its name and arguments, and what the tensor is to it."""
+"""The torch function that saves a tensor: its name and arguments, and the role of the tensor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass
 class Call:
-    """One call whose saved tensors we know; `done` once its input was seen."""
+    """A call of a function whose saved tensors have known roles. `done`: its input has been saved."""
 
     op: str
     given: dict[str, Any]
@@ -39,36 +39,35 @@ class Call:
 
     @classmethod
     def of(cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        """The call, or None of any other function."""
+        """Return the call, or None for any other function."""
         op = getattr(func, "__name__", "")
         names = ARGUMENTS.get(op)
         if names is None or (
             op == "batch_norm" and func is not F.batch_norm
-        ):  # torch's own has another order
+        ):  # torch.batch_norm has a different argument order
             return None
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         return cls(op, given) if isinstance(given.get("input"), Tensor) else None
 
     @property
     def input(self) -> Tensor:
-        """The tensor that it works on."""
+        """Input tensor of the call."""
         found: Tensor = self.given["input"]
         return found
 
     @property
     def products(self) -> bool:
-        """Whether its weight's gradient, and it alone, reads the input."""
+        """Whether only the weight's gradient reads the input."""
         return self.op in CONVOLUTIONS or self.op == "linear"
 
     def geometry(self, weight: Tensor) -> Geometry | None:
-        """Stride, padding and dilation of a convolution in each dimension; None for a linear layer."""
+        """Return stride, padding and dilation per dimension of a convolution; None for a linear layer."""
         if self.op == "linear":
             return None
         each = (self.each(name, weight.dim() - 2) for name in ("stride", "padding", "dilation"))
         return tuple(zip(*each, strict=True))
 
     def each(self, name: str, dims: int) -> tuple[int, ...]:
-        """An argument of a convolution, for each dimension."""
         value = self.given.get(name, 0 if name == "padding" else 1)
         if value == "valid":
             return (0,) * dims
@@ -79,7 +78,7 @@ class Call:
         return (value,) * dims if isinstance(value, int) else tuple(value) * (dims // len(value))
 
     def role(self, saved: Tensor) -> str:
-        """What a saved tensor, no parameter, is to this call: its word, or "" where it must stay exact."""
+        """Return the role of a saved tensor that is no parameter, or "" if it must stay exact."""
         float_like = saved.dtype in FLOATS
         if self.op in ("relu", "relu_"):
             return "relu" if float_like else ""
@@ -93,11 +92,11 @@ class Call:
             return ""
         if self.products and self._is_cast_weight(saved):
             return ""
-        self.done = True  # a weight cast by autocast may follow, with as many elements
+        self.done = True  # autocast's cast of the weight may follow, with the same number of elements
         return "input" if self.products else "norm"
 
     def _is_cast_weight(self, saved: Tensor) -> bool:
-        """Whether this is the weight, as autocast has cast it: a product may save that before its input."""
+        """Return whether this is autocast's cast of the weight, which may be saved before the input."""
         weight: Tensor = self.given["weight"].detach()
         if weight.numel() != saved.numel() or weight.dtype == saved.dtype or saved.dim() != weight.dim():
             return False

@@ -1,4 +1,4 @@
-"""What is kept of a saved tensor until backward asks for it: several kinds, each with its way back."""
+"""Stored forms of a tensor saved for backward: several kinds, each with its own `unpack`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from laconic.activations.layer import Layer
 FP16 = torch.finfo(torch.float16).max
 
 
-class Kept(Protocol):
-    """Bytes that wait for backward."""
+class SavedTensor(Protocol):
+    """Tensor saved for backward, in some stored form."""
 
     @property
     def nbytes(self) -> int: ...
@@ -25,27 +25,27 @@ class Kept(Protocol):
 
 
 @dataclass(frozen=True)
-class Order:
-    """Shape, dtype and order in memory of a dense tensor, which comes back as it was."""
+class MemoryOrder:
+    """Shape, dtype and memory order of a dense tensor."""
 
     shape: torch.Size
     dtype: torch.dtype
-    last: bool  # channels last
+    channels_last: bool
 
     @classmethod
-    def of(cls, x: Tensor) -> Order:
+    def of(cls, x: Tensor) -> MemoryOrder:
         last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
         return cls(x.shape, x.dtype, last)
 
     def flat(self, x: Tensor) -> Tensor:
-        """(n,), as the elements lie in memory where that is dense."""
-        return (x.permute(0, 2, 3, 1) if self.last else x).reshape(-1)
+        """Return the elements (n,), in memory order if x is dense."""
+        return (x.permute(0, 2, 3, 1) if self.channels_last else x).reshape(-1)
 
     def shaped(self, x: Tensor) -> Tensor:
-        """And back; what float16 would have as Inf, as an error can make it, as its largest."""
+        """Invert `flat`. Clamps to the range of float16, as an error can push a value beyond it."""
         if self.dtype is torch.float16 and x.dtype is torch.float32:
             x = x.clamp(-FP16, FP16)
-        if not self.last:
+        if not self.channels_last:
             return x.view(self.shape).to(self.dtype)
         n, c, h, w = self.shape
         return x.view(n, h, w, c).permute(0, 3, 1, 2).to(self.dtype)
@@ -53,10 +53,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Exact:
-    """The tensor itself: a parameter as it is, a result as an alias without its history.
-
-    An operation's own output, kept with its history, would hold the operation that holds it: for ever.
-    """
+    """The tensor: a leaf unchanged, a result detached, since its graph would form a reference cycle."""
 
     tensor: Tensor
     version: int
@@ -70,34 +67,34 @@ class Exact:
         return self.tensor.untyped_storage().nbytes()
 
     def unpack(self) -> Tensor:
-        """Raises `RuntimeError` where it was changed since: torch checks only what no hook has packed."""
+        """Return the tensor; raise `RuntimeError` if it was modified in place (torch does not check here)."""
         if self.tensor._version != self.version:
-            raise _changed("a tensor that backward needs", self.tensor.shape)
+            raise _modified_in_place("a tensor that backward needs", self.tensor.shape)
         return self.tensor
 
 
 @dataclass(frozen=True)
-class Stale:
-    """The output of a ReLU that was changed in place before it could be kept."""
+class ModifiedRelu:
+    """Output of a ReLU that was modified in place before it could be stored."""
 
     shape: torch.Size
     nbytes: int = 0
 
     def unpack(self) -> Tensor:
-        """Raises `RuntimeError`, as torch does for a saved tensor that was changed."""
-        raise _changed("the output of a ReLU", self.shape)
+        """Raise `RuntimeError`, as torch does for a modified saved tensor."""
+        raise _modified_in_place("the output of a ReLU", self.shape)
 
 
-def _changed(what: str, shape: torch.Size) -> RuntimeError:
+def _modified_in_place(what: str, shape: torch.Size) -> RuntimeError:
     return RuntimeError(
-        f"{what}, {tuple(shape)}, was changed in place before backward: use an operation that is not in"
-        " place after it"
+        f"{what}, {tuple(shape)}, was changed in place before backward: use an out-of-place operation after"
+        " it"
     )
 
 
 @dataclass(frozen=True)
-class Coded:
-    """The elements of a layer's input, coded within its bound: one for all views that have them in order."""
+class Encoded:
+    """Encoded elements of a layer's input, shared by all views with the same elements in the same order."""
 
     wire: Tensor
     n: int
@@ -105,9 +102,9 @@ class Coded:
     bound: float
 
     @classmethod
-    def of(cls, x: Tensor, coding: Coding, bound: float, signs: bool, key: int) -> Coded:
-        half = 1.0 if x.dtype is torch.float32 else 0.5  # rounding back to 16 bits adds at most as much again
-        flat = Order.of(x).flat(x.detach().resolve_neg()).float().contiguous()
+    def of(cls, x: Tensor, coding: Coding, bound: float, signs: bool, key: int) -> Encoded:
+        half = 1.0 if x.dtype is torch.float32 else 0.5  # rounding to 16 bits adds at most the same error
+        flat = MemoryOrder.of(x).flat(x.detach().resolve_neg()).float().contiguous()
         return cls(coding.encode(flat, half * bound, signs, key), x.numel(), coding, bound)
 
     @property
@@ -116,11 +113,11 @@ class Coded:
 
 
 @dataclass(frozen=True)
-class Input:
-    """An input of a layer: coded elements in its own shape."""
+class EncodedInput:
+    """Input of a layer: encoded elements and their shape."""
 
-    coded: Coded
-    order: Order
+    coded: Encoded
+    order: MemoryOrder
     layer: Layer
 
     @property
@@ -128,37 +125,37 @@ class Input:
         return self.coded.nbytes
 
     def unpack(self) -> Tensor:
-        self.layer.goes_back()
+        self.layer.mark_backward()
         return self.order.shaped(self.coded.coding.decode(self.coded.wire, self.coded.n))
 
 
 @dataclass(frozen=True)
-class Support:
-    """The mask of a ReLU out of its coded output, which a layer keeps anyway."""
+class MaskFromInput:
+    """Mask of a ReLU, read from its output as encoded for the next layer."""
 
-    coded: Coded
-    order: Order
+    coded: Encoded
+    order: MemoryOrder
 
     @property
     def nbytes(self) -> int:
         return 0
 
     def unpack(self) -> Tensor:
-        """1 where the output was not 0, else 0."""
+        """Return 1 where the output was nonzero, else 0."""
         return self.order.shaped(kernels.error_bound_support(self.coded.wire, self.coded.n))
 
 
 @dataclass(frozen=True)
-class TwoValued:
-    """0 or one other value: the mask of a ReLU or of dropout, a bit an element."""
+class BitMask:
+    """Mask of a ReLU or dropout, 0 or one other value: one bit per element."""
 
     bits: Tensor
     value: Tensor
-    order: Order
+    order: MemoryOrder
 
     @classmethod
-    def of(cls, x: Tensor, value: Tensor) -> TwoValued:
-        order = Order.of(x)
+    def of(cls, x: Tensor, value: Tensor) -> BitMask:
+        order = MemoryOrder.of(x)
         return cls(kernels.pack_bits((~(order.flat(x) <= 0)).to(torch.int32), 1), value, order)
 
     @property
@@ -171,15 +168,15 @@ class TwoValued:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A tensor whose values backward does not read, such as the input of max pooling."""
+class ShapeOnly:
+    """Tensor whose values backward does not read, such as the input of max pooling."""
 
-    like: Tensor  # (), of its dtype and device
-    order: Order
+    like: Tensor  # (), with the same dtype and device
+    order: MemoryOrder
 
     @classmethod
-    def of(cls, x: Tensor) -> Shape:
-        return cls(x.new_zeros(()), Order.of(x))
+    def of(cls, x: Tensor) -> ShapeOnly:
+        return cls(x.new_zeros(()), MemoryOrder.of(x))
 
     @property
     def nbytes(self) -> int:

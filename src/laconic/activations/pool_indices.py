@@ -1,4 +1,4 @@
-"""Indices of max pooling: which place of its window each output came from, in 1 to 8 bits in place of 64."""
+"""Indices of max pooling as positions in their windows: 1 to 8 bits instead of 64."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from laconic import kernels
 
 
 def pair(value: Any) -> tuple[int, int]:
-    """One number, alone or in a sequence, or two."""
     numbers = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     return int(numbers[0]), int(numbers[-1])
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a two-dimensional pooling over images of this width."""
+    """Windows of a two-dimensional pooling over images of this width."""
 
     width: int
     kernel: tuple[int, int]
@@ -29,17 +28,16 @@ class Windows:
 
     @classmethod
     def of(cls, x: Tensor, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1) -> Windows:
-        """Of the arguments of `max_pool2d`."""
         stride = kernel if stride is None or stride in ([], ()) else stride
         return cls(x.shape[-1], pair(kernel), pair(stride), pair(padding), pair(dilation))
 
     @property
     def bits(self) -> int:
-        """Of a place."""
+        """Bits per position."""
         return max(1, (self.kernel[0] * self.kernel[1] - 1).bit_length())
 
     def starts(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Row and column where each window begins, (h, 1) and (1, w)."""
+        """Return row (h, 1) and column (1, w) of each window's first element."""
         h, w = like.shape[-2:]
         rows = torch.arange(h, device=like.device, dtype=torch.int64) * self.stride[0] - self.padding[0]
         columns = torch.arange(w, device=like.device, dtype=torch.int64) * self.stride[1] - self.padding[1]
@@ -47,15 +45,15 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Places:
-    """Indices int64 (..., h, w) as places in their windows."""
+class PoolIndices:
+    """Indices int64 (..., h, w), stored as positions in their windows."""
 
     codes: Tensor
     shape: torch.Size
     windows: Windows
 
     @classmethod
-    def of(cls, indices: Tensor, windows: Windows) -> Places:
+    def of(cls, indices: Tensor, windows: Windows) -> PoolIndices:
         rows, columns = windows.starts(indices)
         row = (indices // windows.width - rows) // windows.dilation[0]
         column = (indices % windows.width - columns) // windows.dilation[1]
