@@ -95,7 +95,7 @@ def test_a_block_that_diverges_ends_all_with_a_reason(pool, rank):
     kinds = [kind for kind, _ in said]
     assert "NonFiniteError" in kinds and "" not in kinds
     for kind, text in said:
-        assert ("NaN or Inf" if kind == "NonFiniteError" else "has failed, and says why") in text
+        assert ("NaN or Inf" if kind == "NonFiniteError" else "has failed: see its error") in text
 
 
 def unlabelled():
@@ -113,7 +113,7 @@ def unlabelled():
 
 def test_a_call_that_is_wrong_on_one_rank_ends_all(pool):
     first, second, third = pool.run(3, unlabelled, timeout_s=40.0)
-    assert "rank 2 has the last block: give it y" in third
+    assert "rank 2 has the last block: pass y" in third
     assert "rank 2 has failed" in second and "rank 1 has failed" in first
 
 

@@ -237,7 +237,7 @@ def test_every_byte_is_counted():
 @for_each(
     "rows, ids, words",
     [
-        (ROWS, (), r"needs the ids of a batch's samples: trainer.step\(x, y, samples="),
+        (ROWS, (), r"needs the ids of a batch's samples: call trainer.step\(x, y, samples="),
         (2, ([3, SAMPLES],), rf"must be in 0\.\.{SAMPLES - 1}, got {SAMPLES}"),
         (2, ([3],), "one id for each sample of the batch: 2 samples, 1 ids"),
     ],
@@ -258,9 +258,9 @@ MODELS = {
         (),
         "block 1 of 3, children 0, has only frozen parameters",
     ),
-    "few": (nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 4)), (), "at most 2, the children"),
+    "few": (nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 4)), (), "at most 2, the number of children"),
     "inside": (net(Proximal(torch.sign), nn.ReLU()), ("2", "4"), "child 1 is a Proximal, so it must begin"),
-    "many": (net(*[Proximal(torch.sign)] * 2)[:4], (), "at most 2, the children"),
+    "many": (net(*[Proximal(torch.sign)] * 2)[:4], (), "at most 2, the number of children"),
 }
 
 
@@ -276,9 +276,9 @@ def test_a_model_that_cannot_be_cut_is_refused(case):
 @for_each(
     "text, options, size, kind, message",
     [
-        (ONLINE, {}, 2, AttachError, "needs 3 ranks, got 2"),
+        (ONLINE, {}, 2, AttachError, "one rank per block, 3 ranks, got 2"),
         (ONLINE, {"samples": 5}, 3, StateError, "is for mode='batch'"),
-        ("dense()", {}, 3, AttachError, r"takes block_admm\(\.\.\.\), got dense"),
+        ("dense()", {}, 3, AttachError, r"must be block_admm\(\.\.\.\), got dense"),
         (BATCH, {"samples": None}, 3, StateError, r"samples=len\(dataset\)"),
     ],
 )
@@ -299,7 +299,7 @@ def test_ranks_that_disagree_are_refused():
         ("block_admm(blocks=3, rate=2)", r"rate must be a number in \(0, 2\)"),
         ("block_admm(blocks=3, mode='off')", "mode must be 'online' or 'batch'"),
         ("block_admm(blocks=3, cut=('2',))", "2 names, got"),
-        ("block_admm(blocks=3, keep=sparse(topk(0.1), indices=golomb()))", "one size"),
+        ("block_admm(blocks=3, keep=sparse(topk(0.1), indices=golomb()))", "of fixed size"),
         ("block_admm(blocks=3, targets=sum())", "targets must be a codec"),
     ],
 )
@@ -336,7 +336,7 @@ def test_a_state_that_one_rank_refuses_changes_nothing_on_any():
             with pytest.raises(StateError, match="saved state" if comm.rank == 1 else "rank 1 says"):
                 other.load_state_dict(state if comm.rank == 1 else good)
             assert torch.equal(flat(other.block.layers), before), name
-            kept = other._worker.kept
+            kept = other._worker.rows
             assert other.stats().ticks == 0 and (kept is None or not bool(kept.seen.any()))
         other.load_state_dict(good)
         return flat(other.block.layers), flat(made.block.layers)

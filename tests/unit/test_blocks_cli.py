@@ -18,7 +18,7 @@ REFUSED = {
     "workers": ([*MLP, "2"], "needs --workers 3, got 2"),
     "bits": ([*MLP, "3", "--bits", "8"], r"--bits and --with block_admm\(...\) cannot"),
     "skew": ([*MLP, "3", "--skew", "1"], r"--skew and --with block_admm\(...\) cannot"),
-    "deep": ([*MLP, "9", "--with", "block_admm(blocks=9)"], "at most 3, the children"),
+    "deep": ([*MLP, "9", "--with", "block_admm(blocks=9)"], "at most 3, the number of children"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Block-wise training by ADMM: a model's blocks train at the same time, with no backward pass across them."""
+"""Block-wise training by ADMM: the blocks of a model train concurrently, without a global backward pass."""
 
 from laconic.admm.block_admm import BlockAdmm as BlockAdmm
 from laconic.admm.cutting import cut_into as cut_into

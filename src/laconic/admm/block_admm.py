@@ -1,7 +1,7 @@
-"""Stochastic Block-ADMM: blocks train side by side, each on its own mini-batch sub-problem.
+"""Stochastic Block-ADMM: blocks train concurrently, each on a sub-problem of one mini-batch.
 
-Khorram et al. 2021, arXiv:2105.00339. A reconstruction: only the abstract was at hand, the rest is standard
-ADMM and ours. With f_n the blocks, T_n their parameters, X_n their outputs and U_n scaled duals, by sample:
+Khorram et al. 2021, arXiv:2105.00339. A reconstruction from the abstract and standard ADMM. f_n: blocks,
+T_n: their parameters, X_n: their outputs, U_n: scaled duals per sample.
 
     L = loss(f_N(X_{N-1}; T_N), y) + sum over n < N of beta/2 |X_n - f_n(X_{n-1}; T_n) + U_n|^2,  X_0 input
 
@@ -10,15 +10,13 @@ ADMM and ours. With f_n the blocks, T_n their parameters, X_n their outputs and 
     T_n      <- `steps` steps of an optimiser on the block's own term
     X_n      <- `steps` steps prox(X_n - rate (X_n - f_n + U_n + G / beta)), G the gradient of the next term
 
-Block n + 1 owns X_n and U_n, and sends X_n + U_n, all that block n needs of them. Each mini-batch passes
-the blocks twice, forward as activations and back as targets, and in between they work on others: in each
-tick all blocks train, each on a mini-batch of its own, and no block waits for a whole pass. Back-propagation
-stays inside blocks.
+Block n + 1 owns X_n and U_n and sends X_n + U_n to block n. Each mini-batch passes the blocks twice, forward
+as activations and back as targets. In each tick all blocks train, on different mini-batches, so no block
+waits for a whole pass. Back-propagation stays within a block.
 
-Differences from a text-book ADMM: a block sees a mini-batch's targets 2 (N - n) ticks after its forward pass,
-as blocks work on different ones. Duals follow at the next visit of a sample, with f_n as it is then, and
-X_n first has a step on the penalty alone: a sample is seen once in an epoch, and blocks have moved meanwhile.
-For the same reason `dual` is below 1.
+Differences from textbook ADMM: a block receives a mini-batch's targets 2 (N - n) ticks after its forward
+pass. Duals are updated at the next visit of a sample, with the current f_n, after a step of X_n on the
+penalty alone, because the blocks change during an epoch. For the same reason `dual` is below 1.
 """
 
 from __future__ import annotations
@@ -39,23 +37,23 @@ Mode = Literal["online", "batch"]
 
 @dataclass(frozen=True, repr=False)
 class BlockAdmm(Spec):
-    """Blocks of one model, one on each worker, that train at the same time: no method of `compress`.
+    """Concurrent training of the blocks of one model, one block per rank; not a method of `compress`.
 
-    Wire, for each sample and boundary: f_n forward by `activations`, X_n + U_n back by `targets`: as float32
-    4 bytes an element each, what a pipeline sends; and 8 bytes a message.
+    Wire per sample and boundary: f_n forward by `activations`, X_n + U_n back by `targets` (float32: 4 bytes
+    per element each, as in a pipeline), plus 8 bytes per message.
 
     Args:
-        blocks: How many, 2 or more.
-        beta: The penalty. Smaller: targets are further from what a block gives.
-        steps: Steps of T and X for each mini-batch; the first of both are from the same point.
-        rate: Step of X in units of 1 / beta, in (0, 2); 1 solves the penalty's own part in one step.
-        dual: Step of the duals in mode 'batch', in [0, 1]; 0: none, a penalty method.
-        mode: 'online' forgets X and U after each mini-batch, so duals are always 0; 'batch' stores them by
+        blocks: Number of blocks, at least 2.
+        beta: Penalty. With a smaller penalty, targets are further from the outputs of a block.
+        steps: Steps of T and X per mini-batch; the first steps of both start from the same point.
+        rate: Step of X in units of 1 / beta, in (0, 2); 1 solves the penalty's part in one step.
+        dual: Step of the duals in mode 'batch', in [0, 1]; 0: no duals, a penalty method.
+        mode: 'online' discards X and U after each mini-batch, so duals are always 0; 'batch' stores them by
             sample id.
-        cut: Names of the children that begin the second block and those after; default: by layers.
-        activations: Codec of f_n. With targets, any codec; one that is biased distorts what is sent.
-        targets: Codec of X_n + U_n.
-        keep: Codec of stored X and U, of fixed size.
+        cut: Names of the children that begin the second and later blocks; default: equal numbers of layers.
+        activations: Codec of f_n. A biased codec distorts the values.
+        targets: Codec of X_n + U_n. A biased codec distorts the values.
+        keep: Fixed-size codec of stored X and U.
     """
 
     blocks: int = 2
@@ -96,6 +94,6 @@ class BlockAdmm(Spec):
             arguments.piece(f"block_admm: {name}", getattr(self, name), Codec, "minmax(bits=8)")
         if not self.keep.fixed_size:
             raise SpecError(
-                f"block_admm: keep must be a codec whose wires have one size, such as cast('fp16') or"
-                f" minmax(bits=8), got {self.keep!r}"
+                f"block_admm: keep must be a codec of fixed size, such as cast('fp16') or minmax(bits=8), got"
+                f" {self.keep!r}"
             )

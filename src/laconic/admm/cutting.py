@@ -1,4 +1,4 @@
-"""Cutting a model into blocks: children of a Sequential, each block with parameters of its own."""
+"""`cut_into`: split the children of a Sequential into blocks that share no tensors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from laconic.core.errors import AttachError
 
 @dataclass(frozen=True)
 class Block:
-    """One block. `proximal`: constrains what it is given. The modules are the model's own.
+    """One block of a model. Its modules are those of the model, not copies.
 
     Attributes:
-        names: Its children's names in the model, the proximal operator's among them.
+        names: Names of its children in the model, including the proximal operator.
+        layers: Children after the proximal operator.
+        proximal: Constraint on the block's input.
     """
 
     names: tuple[str, ...]
@@ -27,23 +29,23 @@ class Block:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Parameters and buffers, in one order on all ranks."""
+        """Parameters and buffers, in the same order on all ranks."""
         homes = [self.layers] if self.proximal is None else [self.proximal, self.layers]
         return [each for home in homes for each in (*home.parameters(), *home.buffers())]
 
 
 def cut_into(model: nn.Module, blocks: int, at: Sequence[str] = ()) -> list[Block]:
-    """The blocks of a Sequential. Every `Proximal` begins one.
+    """Return the blocks of a Sequential. Every `Proximal` begins a block.
 
     Args:
-        model: Whose children are cut apart.
-        blocks: How many.
-        at: Names of the children that begin blocks 2 to `blocks`; default: blocks with as many layers that
-            have parameters as the others, or one fewer or more.
+        model: An `nn.Sequential`.
+        blocks: Number of blocks.
+        at: Names of the children that begin blocks 2 to `blocks`; default: equal numbers of layers with
+            parameters, up to one.
 
     Raises:
-        AttachError: It is no Sequential, has no such children or too few, a block has no parameters, the
-            first has only frozen ones, or two blocks share one.
+        AttachError: The model is not a Sequential or has too few children or none of these names, a block has
+            no parameters, the first has only frozen ones, or two blocks share a tensor.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> [block.names for block in cut_into(net, 2)]
@@ -51,11 +53,11 @@ def cut_into(model: nn.Module, blocks: int, at: Sequence[str] = ()) -> list[Bloc
     """
     if not isinstance(model, nn.Sequential):
         raise AttachError(
-            f"blocks are cut between the children of an nn.Sequential, got {type(model).__name__}: write it"
-            " as nn.Sequential(first, second, ...), whose children may be modules of any kind"
+            f"the model must be an nn.Sequential, got {type(model).__name__}: write it as"
+            " nn.Sequential(first, second, ...), whose children may be modules of any kind"
         )
-    names = [*model._modules]  # named_children() leaves out a module that stands there a second time
-    starts = _named(names, blocks, at) if at else _even(model, blocks)
+    names = [*model._modules]  # named_children() omits repeated modules
+    starts = _cut_at_names(names, blocks, at) if at else _cut_evenly(model, blocks)
     edges = [0, *starts, len(names)]
     made = [_block(model, names[start:end]) for start, end in pairwise(edges)]
     for number, block in enumerate(made):
@@ -66,19 +68,18 @@ def cut_into(model: nn.Module, blocks: int, at: Sequence[str] = ()) -> list[Bloc
             )
     if not any(each.requires_grad for each in made[0].layers.parameters()):
         raise AttachError(
-            f"block 1 of {blocks}, children {', '.join(made[0].names)}, has only frozen parameters, and no"
-            " block before it to train: cut later, or apply these layers to the data and leave them out of"
-            " the model"
+            f"block 1 of {blocks}, children {', '.join(made[0].names)}, has only frozen parameters: cut"
+            " later, or apply these layers to the data and remove them from the model"
         )
-    _refuse_shared(model, made)
+    _check_not_shared(model, made)
     return made
 
 
 def shapes(blocks: Sequence[Block], example: Tensor) -> list[torch.Size]:
-    """What a sample is after each block but the last, without the batch dimension.
+    """Return the shape of a sample, without the batch dimension, after each block except the last.
 
     Raises:
-        AttachError: The model does not take the example, or gives something else than one float32 tensor.
+        AttachError: A block does not return one float32 tensor with a row per sample.
     """
     found, x = [], example
     modes = {module: module.training for block in blocks for module in block.layers.modules()}
@@ -89,8 +90,8 @@ def shapes(blocks: Sequence[Block], example: Tensor) -> list[torch.Size]:
                 x = block.layers(x if block.proximal is None else block.proximal(x))
                 if not isinstance(x, Tensor) or x.dtype != torch.float32 or len(x) != len(example):
                     raise AttachError(
-                        f"block {number + 1} must give one float32 tensor with a row for each sample, got"
-                        f" {_described(x)}: cut elsewhere"
+                        f"block {number + 1} must return one float32 tensor with a row per sample, got"
+                        f" {_describe(x)}: cut elsewhere"
                     )
                 found.append(x.shape[1:])
     finally:
@@ -99,8 +100,8 @@ def shapes(blocks: Sequence[Block], example: Tensor) -> list[torch.Size]:
     return found[:-1]
 
 
-def _refuse_shared(model: nn.Module, blocks: Sequence[Block]) -> None:
-    """Raise `AttachError` for a tensor of two blocks, which train apart, each on its own rank."""
+def _check_not_shared(model: nn.Module, blocks: Sequence[Block]) -> None:
+    """Raise `AttachError` if two blocks share a tensor."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     home: dict[Tensor, int] = {}
     for number, block in enumerate(blocks, 1):
@@ -108,35 +109,35 @@ def _refuse_shared(model: nn.Module, blocks: Sequence[Block]) -> None:
             if home.setdefault(each, number) != number:
                 names = " and ".join(name for name, tensor in named if tensor is each)
                 raise AttachError(
-                    f"{names} are one tensor, in blocks {home[each]} and {number}, which train apart: give"
-                    " each its own, or cut so that one block has both"
+                    f"{names} are one tensor, in blocks {home[each]} and {number}: use separate tensors, or"
+                    " cut so that one block has both"
                 )
 
 
-def _named(names: Sequence[str], blocks: int, at: Sequence[str]) -> list[int]:
+def _cut_at_names(names: Sequence[str], blocks: int, at: Sequence[str]) -> list[int]:
     unknown = [name for name in at if name not in names]
     if unknown:
         raise AttachError(
-            f"the model cannot be cut at {unknown[0]!r}: its children are {', '.join(names)}; give the names"
-            f" of {blocks - 1} of them but the first, in order"
+            f"the model cannot be cut at {unknown[0]!r}: its children are {', '.join(names)}; name"
+            f" {blocks - 1} of them in order, without the first"
         )
     found = [names.index(name) for name in at]
     if len(found) != blocks - 1 or found != sorted(set(found)) or found[0] == 0:
         raise AttachError(
-            f"{blocks} blocks are cut at {blocks - 1} children in the model's order, without the first, got"
-            f" {', '.join(at)} of {', '.join(names)}"
+            f"{blocks} blocks need {blocks - 1} names of children in the model's order, without the first,"
+            f" got {', '.join(at)} of {', '.join(names)}"
         )
     return found
 
 
-def _even(model: nn.Sequential, blocks: int) -> list[int]:
-    """Before each Proximal, and then where the longest block has its middle layer with parameters."""
+def _cut_evenly(model: nn.Sequential, blocks: int) -> list[int]:
+    """Cut before each Proximal, then repeatedly in the middle of the longest block."""
     children = [*model]
     trained = [i for i, child in enumerate(children) if [*child.parameters()]]
     if blocks > len(trained):
         raise AttachError(
-            f"blocks must be at most {len(trained)}, the children of this model that have parameters, got"
-            f" {blocks}: give fewer blocks, or a deeper model"
+            f"blocks must be at most {len(trained)}, the number of children with parameters, got {blocks}:"
+            " use fewer blocks or a deeper model"
         )
     forced = [i for i, child in enumerate(children) if isinstance(child, Proximal)]
     if len(forced) > blocks - 1:
@@ -167,5 +168,5 @@ def _block(model: nn.Sequential, names: Sequence[str]) -> Block:
     return Block(tuple(names), nn.Sequential(*layers), first)
 
 
-def _described(x: object) -> str:
+def _describe(x: object) -> str:
     return f"{x.dtype} of {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

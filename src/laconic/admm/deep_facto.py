@@ -1,7 +1,7 @@
-"""DeepFacto: what passes between two blocks is a non-negative matrix of low rank, by multiplicative updates.
+"""DeepFacto: non-negative low-rank factorisation of the activations between two blocks.
 
-Khorram et al. 2021, arXiv:2105.00339. A reconstruction from the abstract: the rules are those of Lee and
-Seung (2001), and the running sums by which the parts follow mini-batches are ours.
+Khorram et al. 2021, arXiv:2105.00339. A reconstruction from the abstract, with the multiplicative updates of
+Lee and Seung (2001). The running sums over mini-batches are ours.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ TINY = 1e-8  # keeps quotients finite
 
 
 class DeepFacto(Proximal):
-    """X = S M with S, M >= 0: each sample's code S (rank,) times parts M (rank, features) that all share.
+    """X = S M with S, M >= 0: a code S (rank,) per sample times shared parts M (rank, features).
 
         V = max(x, 0)                                           rows x features
         S <- S * (V M^T) / (S M M^T + e)                        `updates` times, from equal entries
-        A <- decay A + S^T S,  B <- decay B + S^T V,  M <- M * B / (A M + e)      in training alone
+        A <- decay A + S^T S,  B <- decay B + S^T V,  M <- M * B / (A M + e)      only in training
 
-    Everything stays non-negative, as only non-negative factors multiply it. A layer without parameters that
-    back-propagation cannot train: it begins a block, and its parts are buffers.
+    The layer begins a block. It has no parameters: its parts are buffers, not trained by back-propagation.
 
     Args:
         features: Elements of a sample, the product of its dimensions.
-        rank: How many parts.
-        updates: Of the code, for each batch.
-        decay: How much the running sums of past mini-batches keep, in [0, 1).
-        seed: Of the parts at the start.
-        device: Of the parts, which are float32; default: torch's.
+        rank: Number of parts.
+        updates: Updates of the code per batch.
+        decay: Decay of the running sums per mini-batch, in [0, 1).
+        seed: Seed of the initial parts.
+        device: Device of the parts (float32); default: torch's.
 
     >>> x = torch.rand(5, 8)
     >>> facto = DeepFacto(features=8, rank=3)
@@ -70,34 +69,34 @@ class DeepFacto(Proximal):
 
     @torch.no_grad()
     def code(self, x: Tensor) -> Tensor:
-        """The code of each sample: x (rows, ...) of `features` elements to float32 (rows, rank), >= 0."""
-        return self._coded(self._positive(x))
+        """Return the codes, float32 (rows, rank), >= 0, of x (rows, ...) with `features` elements per row."""
+        return self._encode(self._nonnegative(x))
 
     def error(self, x: Tensor) -> float:
-        """|max(x, 0) - S M| / |max(x, 0)|: what the factorisation loses of these samples."""
-        v = self._positive(x)
-        return float((v - self._coded(v) @ self.parts).norm() / v.norm().clamp(min=TINY))
+        """Return the relative error |max(x, 0) - S M| / |max(x, 0)| of these samples."""
+        v = self._nonnegative(x)
+        return float((v - self._encode(v) @ self.parts).norm() / v.norm().clamp(min=TINY))
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        """S M, of the shape of x."""
+        """Return S M, with the shape of x."""
         return (self.code(x) @ self.parts).view_as(x).to(x.dtype)
 
     @torch.no_grad()
     def learn(self, x: Tensor) -> Tensor:
-        """S M, after the parts have had an update."""
-        v = self._positive(x)
-        code = self._coded(v)
+        """Update the parts and return S M."""
+        v = self._nonnegative(x)
+        code = self._encode(v)
         self.codes.mul_(self.decay).add_(code.T @ code)
         self.products.mul_(self.decay).add_(code.T @ v)
         self.parts.mul_(self.products / (self.codes @ self.parts + TINY))
-        self.parts.clamp_(min=TINY)  # from 0 no product leads back, and a feature may come later
+        self.parts.clamp_(min=TINY)  # a part of 0 could never grow again
         return (code @ self.parts).view_as(x).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"features={self.features}, rank={self.rank}"
 
-    def _positive(self, x: Tensor) -> Tensor:
+    def _nonnegative(self, x: Tensor) -> Tensor:
         flat = x.detach().flatten(1).float()
         if flat.shape[1] != self.features:
             raise AttachError(
@@ -106,8 +105,8 @@ class DeepFacto(Proximal):
             )
         return flat.clamp(min=0)
 
-    def _coded(self, v: Tensor) -> Tensor:
-        """From entries whose products have the mean of v, so that few updates are enough."""
+    def _encode(self, v: Tensor) -> Tensor:
+        """Return the codes; the first ones give products with the mean of v, so few updates are enough."""
         start = v.mean(1, keepdim=True) / (self.parts.mean() * self.rank + TINY)
         code = start.expand(-1, self.rank).clone()
         wanted, gram = v @ self.parts.T, self.parts @ self.parts.T

@@ -1,4 +1,4 @@
-"""Proximal: a layer that a block's output must satisfy, and that needs no gradient."""
+"""Proximal: a constraint on the output of a block, as a layer that needs no gradient."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 
 class Proximal(nn.Module):
-    """A proximal operator at the start of a block: it constrains what the block before it gives.
+    """A proximal operator at the start of a block: a constraint on the output of the previous block.
 
-    A constraint "X in C" has the projection on C as its operator, a penalty h(X) argmin h(Z) + |Z - X|^2 / 2.
-    In training `laconic.admm` applies it to X and never differentiates it, so it may be a step function. In a
-    plain forward pass it is an activation, whose gradient is whatever autograd makes of the operator: with
-    `torch.sign` it is 0, and back-propagation does not train the layers before it.
+    The operator of a constraint "X in C" is the projection on C, that of a penalty h(X) is
+    argmin h(Z) + |Z - X|^2 / 2. `laconic.admm` applies it to X without differentiating it, so it may be a
+    step function. In a plain forward pass it is an activation with the gradient that autograd gives it: 0
+    for `torch.sign`, so back-propagation does not train the layers before it.
 
     Args:
-        operator: float32 (rows, ...) to the same shape; each row by itself.
+        operator: Function of float32 (rows, ...) to the same shape that treats each row independently.
 
     >>> Proximal(torch.sign)(torch.tensor([[-0.3, 0.7]]))
     tensor([[-1.,  1.]])
@@ -30,11 +30,10 @@ class Proximal(nn.Module):
         self.operator = operator
 
     def forward(self, x: Tensor) -> Tensor:
-        """The operator's value: the same shape."""
         return self.operator(x)
 
     @torch.no_grad()
     def learn(self, x: Tensor) -> Tensor:
-        """The operator's value in a step of X; an operator with state of its own learns from it."""
+        """Return the operator's value in a step of X. Operators with state update it."""
         found: Tensor = self(x)
         return found

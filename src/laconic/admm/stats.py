@@ -1,4 +1,4 @@
-"""What a block has done so far: bytes, seconds, residuals, and the spans of its last tick."""
+"""Statistics of a block: bytes, seconds, residuals, and the spans of its last tick."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Messages:
-    """Messages of one kind. `dense_bytes`: what those sent would be as float32."""
+    """Messages of one kind. `dense_bytes`: bytes of the sent messages as float32."""
 
     sent: int = 0
     sent_bytes: int = 0
@@ -16,7 +16,7 @@ class Messages:
     dense_bytes: int = 0
 
     def plus(self, sent: int = 0, received: int = 0, dense: int = 0) -> Messages:
-        """With one more message of this many bytes, if any."""
+        """Return the counts with one more message of this many bytes, if not 0."""
         return Messages(
             self.sent + (sent > 0),
             self.sent_bytes + sent,
@@ -28,7 +28,7 @@ class Messages:
 
 @dataclass(frozen=True)
 class Span:
-    """A piece of work, from `begin` to `end` by `time.perf_counter`, one clock for a machine's processes."""
+    """Work from `begin` to `end` by `time.perf_counter`, which all processes of a machine share."""
 
     work: str  # "forward", or "update": of T, X and U
     begin: float
@@ -40,18 +40,18 @@ class Stats:
     """Cumulative figures of this rank.
 
     Attributes:
-        ticks: Calls of `step`, and those of `finish`.
-        updates: Mini-batches that this block has trained on.
-        activations: Messages to the next block, and from the one before.
-        targets: Messages to the block before, and from the next one.
-        forward_s: Seconds of forward passes for other blocks.
-        update_s: Seconds of the block's own sub-problems.
-        encode_s: Seconds of packing.
-        decode_s: Seconds of unpacking.
-        waited_s: Seconds of sending, and of waiting for neighbours.
-        primal: |X - f| / |f| of the last mini-batch, X what this block is given and f what the block before
-            gives; 0 on the first block.
-        dual: |X - X of the visit before| / |f| of the same; of a first visit, of X after the forward pass.
+        ticks: Calls of `step`, and ticks of `finish`.
+        updates: Mini-batches trained on by this block.
+        activations: Messages to the next block and from the previous one.
+        targets: Messages to the previous block and from the next one.
+        forward_s: Seconds in forward passes for other blocks.
+        update_s: Seconds in the block's sub-problems.
+        encode_s: Seconds encoding.
+        decode_s: Seconds decoding.
+        waited_s: Seconds sending and waiting for neighbours.
+        primal: |X - f| / |f| of the last mini-batch, X the input of this block and f the output of the
+            previous block; 0 on the first block.
+        dual: |X - X of the previous visit| / |f|; on a first visit, relative to X after the forward pass.
         kept_bytes: Bytes of stored X and U, in RAM or on disk; 0 in mode 'online'.
     """
 
@@ -70,7 +70,7 @@ class Stats:
 
     @property
     def ratio(self) -> float:
-        """How many times fewer bytes than float32 this rank has sent; 1 before it has sent any."""
+        """Bytes as float32 / bytes sent by this rank; 1 before the first message."""
         sent = self.activations.sent_bytes + self.targets.sent_bytes
         dense = self.activations.dense_bytes + self.targets.dense_bytes
         return dense / sent if sent else 1.0

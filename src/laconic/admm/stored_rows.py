@@ -1,4 +1,4 @@
-"""Kept: X and U of every sample, for mode 'batch'."""
+"""StoredRows: X and U of every sample, for mode 'batch'."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from laconic.data.memory import InRam, Memory, check_size, free_ram
 from laconic.data.on_disk import OnDisk
 
 
-class Kept:
-    """One row for each sample, [X | U] by a codec of fixed size; in RAM, or in a file of a folder.
+class StoredRows:
+    """One row [X | U] per sample, encoded by a codec of fixed size, in RAM or in a file.
 
     Args:
-        samples: How many, with ids 0..samples - 1.
-        shape: Of a sample's X.
-        codec: Of fixed size.
+        samples: Number of samples, with ids 0..samples - 1.
+        shape: Shape of one sample's X.
+        codec: A codec of fixed size.
         path: The file; None: in RAM.
 
     Raises:
-        StateError, OSError: There is no room.
+        StateError, OSError: Not enough space.
     """
 
     def __init__(self, samples: int, shape: torch.Size, codec: Codec, path: Path | None, seed: int) -> None:
@@ -42,15 +42,15 @@ class Kept:
 
     @property
     def nbytes(self) -> int:
-        """Of all rows, seen or not."""
+        """Bytes of all rows, seen or not."""
         return self.memory.samples * self.memory.nbytes
 
     def prefetch(self, ids: Tensor) -> None:
-        """These are read soon."""
+        """Load these rows in the background."""
         self.memory.prefetch(ids.tolist())
 
     def read(self, ids: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """bool (rows,) which were seen, and X, U (rows, ...) of those on the device of `like`, else zero."""
+        """Return bool (rows,) of seen samples, and X, U (rows, ...) on the device of `like`, 0 if unseen."""
         known = self.seen[ids]
         x, u = torch.zeros_like(like), torch.zeros_like(like)
         for row, sample in enumerate(ids.tolist()):
@@ -61,7 +61,7 @@ class Kept:
         return known.to(like.device), x, u
 
     def write(self, ids: Tensor, x: Tensor, u: Tensor, number: int) -> None:
-        """Keep X and U (rows, ...) of these samples. Raises `OSError` if the disk is full."""
+        """Store X and U (rows, ...) of these samples. Raise `OSError` if the disk is full."""
         for row, sample in enumerate(ids.tolist()):
             key = mix(self._seed, number, sample)
             pair = [self.codec.encode(each[row].contiguous().view(-1), key) for each in (x, u)]
@@ -69,22 +69,25 @@ class Kept:
         self.seen[ids] = True
 
     def state_dict(self) -> dict[str, Tensor]:
-        """bool (samples,), and uint8 (seen samples, bytes of one)."""
+        """Return seen, bool (samples,), and rows, uint8 (seen samples, bytes per sample)."""
         return {"seen": self.seen.clone(), "rows": self.memory.rows(self.seen)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from here. Raises `StateError` as `check`."""
+        """Restore a state. Raise `StateError` as `check` does."""
         self.check(state)
         self.memory.load(state["seen"], state["rows"])
         self.seen.copy_(state["seen"])
 
     def check(self, state: dict[str, Tensor]) -> None:
-        """Raise `StateError` for rows of another size or number."""
+        """Raise `StateError` if the number or the size of the rows differs."""
         if len(state["rows"]) != int(state["seen"].sum()):
-            raise StateError("there is a saved row for each sample that was seen: the state is damaged")
+            raise StateError(
+                f"the state has {len(state['rows'])} rows for {int(state['seen'].sum())} seen samples: it is"
+                " damaged"
+            )
         if state["rows"].shape[1] != self.memory.nbytes or len(state["seen"]) != len(self.seen):
             raise StateError(
-                f"a saved sample fills {state['rows'].shape[1]} bytes, here {self.memory.nbytes}: the model"
+                f"a saved sample has {state['rows'].shape[1]} bytes, but {self.memory.nbytes} here: the model"
                 " has changed"
             )
 

@@ -1,4 +1,4 @@
-"""One block's own sub-problem on one mini-batch: steps of its parameters T, and of X, what it is given."""
+"""Sub-problem of one block on one mini-batch: steps of its parameters T and its input X."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from laconic.admm.block_admm import BlockAdmm
 from laconic.admm.proximal import Proximal
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # outputs and targets to the mean over samples
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> mean over samples
 
 
 @dataclass
@@ -20,12 +20,12 @@ class Visit:
     """One mini-batch at one block, between its forward pass and its targets.
 
     Attributes:
-        number: Of the mini-batch, from 0.
-        x: What the block is given, X; on the first block the input.
-        u: Its scaled duals, of the same shape; None on the first block.
-        f: What the block before gave, of the same shape; None on the first block.
-        before: X at the end of these samples' last visit; at a first one `x`.
-        ids: int64 (rows,) on the CPU; None where nothing is stored.
+        number: Number of the mini-batch, from 0.
+        x: Input X of the block; on the first block the data.
+        u: Scaled duals, same shape; None on the first block.
+        f: Output of the previous block, same shape; None on the first block.
+        before: X at the end of the last visit of these samples; on a first visit `x`.
+        ids: int64 (rows,) on the CPU; None in mode 'online'.
     """
 
     number: int
@@ -37,8 +37,8 @@ class Visit:
 
 
 @dataclass(frozen=True)
-class Solved:
-    """What came of a sub-problem. `x`: None on the first block. `term`: before the steps, a mean."""
+class Solution:
+    """Result of a sub-problem. `x`: None on the first block. `term`: mean before the steps."""
 
     x: Tensor | None
     term: float
@@ -47,13 +47,13 @@ class Solved:
 
 
 class SubProblem:
-    """Trains one block. No graph leaves it: X and targets are tensors without history.
+    """Training of one block. X and targets are detached from any graph.
 
     Args:
         layers: The block.
-        proximal: What constrains X; None: nothing.
-        optimizer: Of the block's parameters.
-        loss: The last block's, against labels; None on others, whose term is beta/2 |target - f|^2 a sample.
+        proximal: Constraint on X, or None.
+        optimizer: Optimiser of the block's parameters.
+        loss: Loss of the last block; None on others, which use beta/2 |target - f|^2 per sample.
     """
 
     def __init__(
@@ -68,35 +68,34 @@ class SubProblem:
         self.training, self.loss = training, loss
 
     def feasible(self, f: Tensor) -> Tensor:
-        """X of a sample that has none yet: what the block before gives, constrained."""
+        """Return the first X of a sample: the constrained output of the previous block."""
         return f if self.proximal is None else self.proximal(f).detach()
 
     @torch.no_grad()
-    def nearer(self, x: Tensor, f: Tensor, u: Tensor) -> Tensor:
-        """Stored X after a proximal step on the penalty alone: the blocks have moved since its last visit."""
+    def penalty_step(self, x: Tensor, f: Tensor, u: Tensor) -> Tensor:
+        """Return a stored X after a proximal step on the penalty alone."""
         return self.feasible(x - self.training.rate * (x - f + u))
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        """f(X; T)."""
         found: Tensor = self.layers(x)
         return found
 
-    def solve(self, visit: Visit, target: Tensor) -> Solved:
-        """Steps of T and X. `target`: X + U of the next boundary, or labels on the last block."""
+    def solve(self, visit: Visit, target: Tensor) -> Solution:
+        """Run the steps of T and X. `target`: X + U of the next boundary, or labels on the last block."""
         x, first = visit.x, 0.0
         for step in range(self.training.steps):
             term, gradient = self._descend(x, target, wants_x=visit.f is not None)
             first = first if step else term
             if gradient is not None:
-                x = self._moved(x, gradient, visit)
+                x = self._proximal_step(x, gradient, visit)
         if visit.f is None or visit.before is None:
-            return Solved(None, first)
+            return Solution(None, first)
         size = visit.f.norm().clamp(min=torch.finfo(torch.float32).tiny)
-        return Solved(x, first, float((x - visit.f).norm() / size), float((x - visit.before).norm() / size))
+        return Solution(x, first, float((x - visit.f).norm() / size), float((x - visit.before).norm() / size))
 
     def _descend(self, x: Tensor, target: Tensor, wants_x: bool) -> tuple[float, Tensor | None]:
-        """One step of T; the block's term, and its gradient with respect to each sample's own X."""
+        """Make one step of T; return the block's term and its gradient with respect to each sample's X."""
         x = x.detach().requires_grad_(wants_x)
         with torch.enable_grad():
             term = self._term(self.layers(x), target)
@@ -110,8 +109,7 @@ class SubProblem:
             return self.loss(out, target)
         return self.training.beta / 2 * (out - target).square().sum() / len(out)
 
-    def _moved(self, x: Tensor, gradient: Tensor, visit: Visit) -> Tensor:
-        """One proximal step of X."""
+    def _proximal_step(self, x: Tensor, gradient: Tensor, visit: Visit) -> Tensor:
         assert visit.f is not None and visit.u is not None
         pull = x - visit.f + visit.u + gradient / self.training.beta
         moved = x - self.training.rate * pull

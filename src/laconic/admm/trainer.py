@@ -1,4 +1,4 @@
-"""BlockTrainer: one rank's block of a model, trained side by side with the others'."""
+"""BlockTrainer: trains one block of a model per rank, all concurrently."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 
 from laconic.admm.block_admm import BlockAdmm
 from laconic.admm.cutting import cut_into, shapes
-from laconic.admm.kept import Kept
 from laconic.admm.neighbours import Neighbours
 from laconic.admm.stats import Span, Stats
+from laconic.admm.stored_rows import StoredRows
 from laconic.admm.sub_problem import Loss, SubProblem
-from laconic.admm.worker import Fed, Worker
+from laconic.admm.worker import MiniBatch, Worker
 from laconic.comm.comm import Comm
 from laconic.comm.torch_comm import TorchComm
 from laconic.core import arguments
@@ -28,50 +28,53 @@ from laconic.core.spec import parse
 from laconic.data.sample_ids import sample_ids
 from laconic.exchange.agreement import Fingerprint, accepted_by_all, agree
 
-MISSING = (
-    "mode='batch' stores activations and duals by sample, and needs the ids of a batch's samples: trainer"
-    ".step(x, y, samples=ids), on every rank; laconic.data.with_ids(dataset) gives them. Or mode='online'"
+MISSING_IDS = (
+    "mode='batch' stores activations and duals by sample, and needs the ids of a batch's samples: call"
+    " trainer.step(x, y, samples=ids) on every rank, with ids from laconic.data.with_ids(dataset), or use"
+    " mode='online'"
 )
 FORMAT = 1
-Make = Callable[[Iterable[nn.Parameter]], Optimizer]
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 def adam(parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """The default: targets have other scales than a loss, and Adam's steps do not depend on them."""
+    """Return Adam, the default, whose steps do not depend on the scale of the targets."""
     return torch.optim.Adam(parameters, lr=1e-3)
 
 
 @outside_inference_mode("drain", "finish", "gather", "stats", "state_dict", "load_state_dict", "close")
 class BlockTrainer:
-    """A model cut into blocks, one a rank, that train at the same time (a reconstruction: see `block_admm`).
+    """A model cut into blocks, one per rank, that train concurrently (a reconstruction: see `block_admm`).
 
         trainer = laconic.admm.BlockTrainer(model, "block_admm(blocks=3)", example=x)   # on each of 3 ranks
         for x, y in loader:
             loss = trainer.step(x, y)      # the same batches on every rank; the last block's loss, or None
-        trainer.finish()                   # what is under way is trained on
+        trainer.finish()                   # train on pending mini-batches
         trainer.gather()                   # the whole model, on every rank
 
-    A mini-batch takes 2 (blocks - 1) ticks from its forward pass in the first block to the first block's
-    update: a call of `step` is a tick, and in each all blocks train, on different mini-batches.
+    Each call of `step` is a tick, in which all blocks train, on different mini-batches. The first block
+    updates on a mini-batch 2 (blocks - 1) ticks after its forward pass.
 
-    Called by all ranks of the group, with equal models. Each rank trains its own block of `model`, in place.
+    All ranks of the group make the same calls, with equal models. Each rank trains its block of `model` in
+    place.
 
     Args:
         model: An `nn.Sequential`.
         training: "block_admm(blocks=3)" or the object.
-        example: A batch of inputs, of any size, from which shapes follow.
-        loss: Mean over samples of outputs and labels; default: cross-entropy.
-        optimizer: Makes the optimiser of a block's parameters; default: Adam at 1e-3.
-        samples: How many samples the dataset has, with ids 0..samples - 1. Only in mode 'batch'.
-        folder: In mode 'batch', where X and U are kept in a file for each boundary; default: in RAM.
-        group: The process group, a rank for each block; default: all ranks.
-        comm: In place of a group.
-        seed: Of random rounding.
+        example: A batch of inputs, of any size, to infer shapes.
+        loss: Function of outputs and labels, mean over samples; default: cross-entropy.
+        optimizer: Function of a block's parameters that returns an optimiser; default: Adam at 1e-3.
+        samples: Number of samples in the dataset, with ids 0..samples - 1; only in mode 'batch'.
+        folder: In mode 'batch', folder for one file of X and U per boundary; default: in RAM.
+        group: The process group, one rank per block; default: all ranks.
+        comm: Comm to use instead of a group.
+        seed: Seed of random rounding.
 
     Raises:
         SpecError: The spec is wrong.
-        AttachError: On every rank: the model cannot be cut so, or there is not one rank for each block.
-        StateError: There is no room for X and U, or `samples` is missing.
+        AttachError: On every rank: the model cannot be cut like this, or the number of ranks is not that of
+            the blocks.
+        StateError: Not enough space for X and U, or `samples` is missing.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class BlockTrainer:
         *,
         example: Tensor,
         loss: Loss = F.cross_entropy,
-        optimizer: Make = adam,
+        optimizer: OptimizerFactory = adam,
         samples: int | None = None,
         folder: str | Path | None = None,
         group: dist.ProcessGroup | None = None,
@@ -90,7 +93,7 @@ class BlockTrainer:
     ) -> None:
         spec = parse(training) if isinstance(training, str) else training
         if not isinstance(spec, BlockAdmm):
-            raise AttachError(f"BlockTrainer takes block_admm(...), got {spec!r}")
+            raise AttachError(f"training must be block_admm(...), got {spec!r}")
         self.spec, self.model, self.samples, self._seed = spec, model, samples, seed
         self._own_comm = TorchComm.own(group) if comm is None else None
         self.comm: Comm = self._own_comm or comm  # type: ignore[assignment]
@@ -101,12 +104,12 @@ class BlockTrainer:
 
         agree(self.comm, build)
 
-    def _build(self, model: nn.Module, example: Tensor, loss: Loss, make: Make, folder: Path | None) -> None:
+    def _build(
+        self, model: nn.Module, example: Tensor, loss: Loss, make: OptimizerFactory, folder: Path | None
+    ) -> None:
         spec, rank = self.spec, self.comm.rank
         if self.comm.size != spec.blocks:
-            raise AttachError(
-                f"{spec!r} has a rank for each block, so it needs {spec.blocks} ranks, got {self.comm.size}"
-            )
+            raise AttachError(f"{spec!r} needs one rank per block, {spec.blocks} ranks, got {self.comm.size}")
         if (spec.mode == "batch") != (self.samples is not None):
             raise StateError(
                 "mode='batch' needs the number of samples of the dataset: samples=len(dataset)"
@@ -120,12 +123,12 @@ class BlockTrainer:
         ends = loss if rank == self.last else None
         problem = SubProblem(self.block.layers, self.block.proximal, self.optimizer, spec, ends)
         links = Neighbours(self.comm, spec.activations, spec.targets, self._seed, example.device)
-        inside, outside = [None, *self._shapes][rank], [*self._shapes, None][rank]
-        kept = None
-        if self.samples is not None and inside is not None:
+        input_shape, output_shape = [None, *self._shapes][rank], [*self._shapes, None][rank]
+        rows = None
+        if self.samples is not None and input_shape is not None:
             path = None if folder is None else folder / f"block{rank + 1}.rows"
-            kept = Kept(self.samples, inside, spec.keep, path, self._seed)
-        self._worker = Worker(rank, self.last, problem, links, inside, outside, kept)
+            rows = StoredRows(self.samples, input_shape, spec.keep, path, self._seed)
+        self._worker = Worker(rank, self.last, problem, links, input_shape, output_shape, rows)
 
     @property
     def delay(self) -> int:
@@ -135,32 +138,31 @@ class BlockTrainer:
     def step(
         self, x: Tensor | None, y: Tensor | None, samples: Tensor | Sequence[int] | None = None
     ) -> float | None:
-        """Give a mini-batch, and train this block on the one whose turn it is.
+        """Add a mini-batch, and train this block on the mini-batch that is due.
 
         Args:
-            x: Inputs (rows, ...); on other ranks than the first, None will do.
-            y: Labels (rows, ...); on other ranks than the last, None will do, if there is x.
-            samples: In mode 'batch' the samples' ids, int64 (rows,), equal on all ranks.
+            x: Inputs (rows, ...), needed on the first rank.
+            y: Labels (rows, ...), needed on the last rank, and on ranks without x.
+            samples: In mode 'batch', the ids of the samples, int64 (rows,), equal on all ranks.
 
         Returns:
-            On the last rank, the loss of the mini-batch that it has trained on; None before it has any, and
-            on other ranks.
+            On the last rank the loss of its mini-batch, None before the first; None on other ranks.
 
         Raises:
             StateError: Ids are missing or wrong, in mode 'batch'.
             NonFiniteError: Training has diverged.
-            PeerError: A neighbour has failed; its own error says why.
+            PeerError: A neighbour has failed; its error has the reason.
         """
-        with self._worker.telling():
-            fed = self._fed(x, y, samples)
-        return self._worker.tick(fed)
+        with self._worker.abort_on_error():
+            batch = self._local_batch(x, y, samples)
+        return self._worker.tick(batch)
 
     def drain(self) -> float | None:
-        """One tick without a new mini-batch. Returns what `step` returns."""
+        """Make one tick without a new mini-batch. Returns the loss as `step` does."""
         return self._worker.tick(None)
 
     def finish(self) -> list[float]:
-        """Train on what is under way: `drain`, `delay` times. Training may go on afterwards.
+        """Train on pending mini-batches: call `drain` `delay` times. Training can continue afterwards.
 
         Returns:
             On the last rank, the losses of those mini-batches.
@@ -169,15 +171,15 @@ class BlockTrainer:
         return [loss for loss in losses if loss is not None]
 
     def gather(self) -> nn.Module:
-        """The model with all blocks' parameters and buffers, on every rank. What is under way stays so."""
-        self._worker.links.hear()
+        """Return the model with the parameters and buffers of all blocks, on every rank."""
+        self._worker.links.check_peers()
         for rank, block in enumerate(self.blocks):
             for tensor in block.tensors:
                 self.comm.broadcast(tensor.data, rank)
         return self.model
 
     def stats(self) -> Stats:
-        """Figures of this rank since the start."""
+        """Return the figures of this rank since the start."""
         worker, links = self._worker, self._worker.links
         return Stats(
             ticks=worker.ticks,
@@ -191,79 +193,81 @@ class BlockTrainer:
             waited_s=links.waited_s,
             primal=worker.primal,
             dual=worker.dual,
-            kept_bytes=0 if worker.kept is None else worker.kept.nbytes,
+            kept_bytes=0 if worker.rows is None else worker.rows.nbytes,
         )
 
     def spans(self) -> list[Span]:
-        """What this block did in the last tick, and when."""
+        """Return the work of this block in the last tick, with times."""
         return list(self._worker.spans)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state with what is under way, saved by this rank between steps: same bits on resuming.
+        """Return the state of this rank, with pending mini-batches. Resuming reproduces the same bits.
 
-        Plain numbers, strings and tensors, which load under `torch.load(weights_only=True)`.
+        Save one state per rank, between steps. It loads under `torch.load(weights_only=True)`.
         """
         return {"format": FORMAT, **self._identity(), "worker": self._worker.state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken. Called on every rank, with states of one checkpoint.
+        """Restore a state. All ranks call it, with states of one checkpoint.
 
         Raises:
-            StateError: With nothing changed on any rank: a state is of another rank or training, or damaged.
+            StateError: A state is of another rank or training, or damaged; nothing is changed on any rank.
         """
-        before = self._worker.trained()
+        before = self._worker.trained_state()
 
         def take() -> None:
             self._check_identity(saved)
-            self._worker.take(saved["worker"])
+            self._worker.load_trained(saved["worker"])
 
         try:
             accepted_by_all(self.comm, take)
         except Exception:
-            self._worker.put(before)
+            self._worker.restore_trained(before)
             raise
-        self._worker.go_on(saved["worker"])
+        self._worker.load_progress(saved["worker"])
 
     def _check_identity(self, saved: Mapping[str, Any]) -> None:
         known = {"format": FORMAT, **self._identity()}
         if not isinstance(saved, Mapping) or saved.keys() != {*known, "worker"}:
             raise StateError(
-                f"the saved state is none of BlockTrainer.state_dict(): {arguments.shown(saved)}"
+                f"the saved state is not from BlockTrainer.state_dict(): {arguments.shown(saved)}"
             )
         for key, value in known.items():
             if saved[key] != value:
                 raise StateError(
-                    f"the saved state is of {key} {saved[key]!r}, this trainer has {value!r}: save and"
-                    " load one file a rank, with the same call of BlockTrainer"
+                    f"the saved state is of {key} {saved[key]!r}, this trainer has {value!r}: save and load"
+                    " one file per rank, with the same arguments of BlockTrainer"
                 )
 
     def close(self) -> None:
-        """Free stored X and U, and the process group that was made here."""
-        if self._worker.kept is not None:
-            self._worker.kept.close()
+        """Free stored X and U, and the trainer's process group."""
+        if self._worker.rows is not None:
+            self._worker.rows.close()
         if self._own_comm is not None:
             self._own_comm.close()
 
-    def _fed(self, x: Tensor | None, y: Tensor | None, samples: Tensor | Sequence[int] | None) -> Fed:
-        """The mini-batch as this rank needs it."""
+    def _local_batch(
+        self, x: Tensor | None, y: Tensor | None, samples: Tensor | Sequence[int] | None
+    ) -> MiniBatch:
+        """Return the part of the mini-batch that this rank needs."""
         for name, tensor, rank in (("x", x, 0), ("y", y, self.last)):
             if tensor is None and self.comm.rank == rank:
                 raise StateError(
-                    f"rank {rank} has the {'first' if name == 'x' else 'last'} block: give it {name}"
+                    f"rank {rank} has the {'first' if name == 'x' else 'last'} block: pass {name}"
                 )
         given = x if x is not None else y
         ids = None
         if self.samples is not None:
-            ids = sample_ids(samples, self.samples, missing=MISSING, call="BlockTrainer")
+            ids = sample_ids(samples, self.samples, missing=MISSING_IDS, call="BlockTrainer")
         if given is None and ids is None:
-            raise StateError("give x, y or sample ids on every rank: a rank must know how long a batch is")
+            raise StateError("the size of the batch is unknown: pass x, y or samples on every rank")
         rows = len(given) if given is not None else len(ids)  # type: ignore[arg-type]
         if ids is not None and len(ids) != rows:
-            raise StateError(f"give one id for each sample of the batch: {rows} samples, {len(ids)} ids")
-        # copies, as a script may fill its batch anew before the last tick that reads this one
+            raise StateError(f"pass one id for each sample of the batch: {rows} samples, {len(ids)} ids")
+        # copies, as a script may overwrite its batch before the last tick that reads it
         inputs = x.clone() if x is not None and self.comm.rank == 0 else None
         labels = y.clone() if y is not None and self.comm.rank == self.last else None
-        return Fed(rows, ids, inputs, labels)
+        return MiniBatch(rows, ids, inputs, labels)
 
     def _identity(self) -> dict[str, Any]:
         return {

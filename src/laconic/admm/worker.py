@@ -1,8 +1,8 @@
-"""Worker: one block at work, tick by tick: which mini-batch is forwarded, and which is trained on.
+"""Worker: schedule of one block: the mini-batch to forward and the mini-batch to train on in each tick.
 
-Mini-batch m, which comes in tick m, passes block b = 0..L forward in tick m + b, and is trained on there in
-tick m + 2 L - b: on the last block in the same tick, before it one block a tick. So in each tick every block
-forwards one mini-batch and trains on an older one, and what it sends is needed by a neighbour in the next.
+Mini-batch m enters in tick m, passes block b = 0..L forward in tick m + b, and is trained on there in tick
+m + 2 L - b. In each tick every block forwards one mini-batch and trains on an older one; its neighbours use
+its messages in the next tick.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.admm.kept import Kept
 from laconic.admm.neighbours import Neighbours
 from laconic.admm.stats import Span
+from laconic.admm.stored_rows import StoredRows
 from laconic.admm.sub_problem import SubProblem, Visit
 from laconic.core import arguments
 from laconic.core.errors import PeerError, StateError
@@ -29,8 +29,8 @@ PARTS = TRAINED | {"ticks", "updates", "fed", "visits", "following", "previous",
 
 
 @dataclass(frozen=True)
-class Fed:
-    """One mini-batch as a rank knows it. `x`: on the first one; `y`: on the last."""
+class MiniBatch:
+    """Part of a mini-batch on one rank. `x`: on the first rank; `y`: on the last."""
 
     rows: int
     ids: Tensor | None = None
@@ -39,14 +39,14 @@ class Fed:
 
 
 class Worker:
-    """One rank's block and all that is under way there.
+    """One rank's block and its pending mini-batches.
 
     Args:
-        number: Of the block, from 0.
-        last: The last block's.
-        inside: A sample's shape where it comes in; None on the first block.
-        outside: A sample's shape where it goes out; None on the last.
-        kept: Stored X and U; None: each mini-batch begins with a forward pass and 0.
+        number: Number of the block, from 0.
+        last: Number of the last block.
+        input_shape: Shape of a sample at the input; None on the first block.
+        output_shape: Shape of a sample at the output; None on the last block.
+        rows: Stored X and U; None: X starts from a forward pass and U from 0.
     """
 
     def __init__(
@@ -55,50 +55,45 @@ class Worker:
         last: int,
         problem: SubProblem,
         links: Neighbours,
-        inside: torch.Size | None,
-        outside: torch.Size | None,
-        kept: Kept | None,
+        input_shape: torch.Size | None,
+        output_shape: torch.Size | None,
+        rows: StoredRows | None,
     ) -> None:
         self.number, self.last = number, last
-        self.problem, self.links, self.kept = problem, links, kept
-        self._inside, self._outside = inside, outside
+        self.problem, self.links, self.rows = problem, links, rows
+        self._input_shape, self._output_shape = input_shape, output_shape
         self.ticks = self.updates = 0
         self.forward_s = self.update_s = self.primal = self.dual = 0.0
         self.spans: list[Span] = []
-        self._fed: dict[int, Fed] = {}
+        self._pending: dict[int, MiniBatch] = {}
         self._visits: dict[int, Visit] = {}
-        self._following: Tensor | None = None  # wires that leave in the next tick
+        self._following: Tensor | None = None  # wires to send in the next tick
         self._previous: Tensor | None = None
 
-    def tick(self, fed: Fed | None) -> float | None:
-        """One tick, with a new mini-batch or none; the last block's loss, if it has trained.
-
-        If anything fails, the neighbours hear of it in their next tick.
-        """
-        with self.telling():
+    def tick(self, batch: MiniBatch | None) -> float | None:
+        """Make one tick; return the loss on the last block once it trains."""
+        with self.abort_on_error():
             self.spans = []
-            if fed is not None:
-                self._fed[self.ticks] = fed
+            if batch is not None:
+                self._pending[self.ticks] = batch
             arriving, due = self.ticks - self.number, self.ticks - (2 * self.last - self.number)
-            came = self.links.swap(self._following, self._previous, self._wanted(arriving, due))
+            received = self.links.swap(self._following, self._previous, self._expected_shapes(arriving, due))
             self._following = self._previous = None
-            if arriving in self._fed:
-                self._forward(arriving, came.get("activations"))
-            term = self._update(due, came.get("targets")) if due in self._fed else None
+            if arriving in self._pending:
+                self._forward(arriving, received.get("activations"))
+            term = self._update(due, received.get("targets")) if due in self._pending else None
             self.ticks += 1
             return term if self.number == self.last else None
 
-    def trained(self) -> dict[str, Any]:
-        """What is trained, and its optimiser."""
+    def trained_state(self) -> dict[str, Any]:
         problem = self.problem
         return {
-            "layers": _copied(problem.layers.state_dict()),
-            "proximal": {} if problem.proximal is None else _copied(problem.proximal.state_dict()),
+            "layers": _clone(problem.layers.state_dict()),
+            "proximal": {} if problem.proximal is None else _clone(problem.proximal.state_dict()),
             "optimizer": copy.deepcopy(problem.optimizer.state_dict()),
         }
 
-    def put(self, trained: Mapping[str, Any]) -> None:
-        """Load what `trained` gives."""
+    def restore_trained(self, trained: Mapping[str, Any]) -> None:
         problem = self.problem
         problem.layers.load_state_dict(trained["layers"])
         if problem.proximal is not None:
@@ -106,84 +101,84 @@ class Worker:
         problem.optimizer.load_state_dict(trained["optimizer"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers and tensors, with what is under way."""
+        """Return the state, with pending mini-batches, as numbers and tensors."""
         return {
             "ticks": self.ticks,
             "updates": self.updates,
-            "fed": {number: vars(each).copy() for number, each in self._fed.items()},
+            "fed": {number: vars(each).copy() for number, each in self._pending.items()},
             "visits": {number: vars(each).copy() for number, each in self._visits.items()},
             "following": self._following,
             "previous": self._previous,
-            **self.trained(),
-            "kept": None if self.kept is None else self.kept.state_dict(),
+            **self.trained_state(),
+            "kept": None if self.rows is None else self.rows.state_dict(),
         }
 
-    def take(self, state: Mapping[str, Any]) -> None:
-        """Load what is trained of a state that is not trusted, and check the rest of it.
+    def load_trained(self, state: Mapping[str, Any]) -> None:
+        """Load block and optimiser from an untrusted state and check the rest.
 
-        Raises `StateError`; then a part may be loaded.
+        Raises `StateError`; part of the state may be loaded then.
         """
         try:
             if state.keys() != PARTS or not all(type(count) is int for count in _counts(state)):
                 raise StateError(f"it has {arguments.shown(state)}")
-            if self.kept is not None:
-                self.kept.check(state["kept"])
-            _under_way(state)
-            self.put(state)
+            if self.rows is not None:
+                self.rows.check(state["kept"])
+            _parse_pending(state)
+            self.restore_trained(state)
         except Exception as error:  # torch refuses with errors of many kinds
             raise StateError(
-                f"the saved state is not of block {self.number + 1} as it is here, or is damaged: {error}"
+                f"the saved state does not fit block {self.number + 1}, or is damaged: {error}"
             ) from error
 
-    def go_on(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that was taken."""
-        if self.kept is not None:
-            self.kept.load_state_dict(state["kept"])
+    def load_progress(self, state: Mapping[str, Any]) -> None:
+        """Restore the rest of a state checked by `load_trained`."""
+        if self.rows is not None:
+            self.rows.load_state_dict(state["kept"])
         self.ticks, self.updates = _counts(state)
-        self._fed, self._visits = _under_way(state)
+        self._pending, self._visits = _parse_pending(state)
         self._following, self._previous = state["following"], state["previous"]
 
-    def _wanted(self, arriving: int, due: int) -> dict[str, torch.Size]:
+    def _expected_shapes(self, arriving: int, due: int) -> dict[str, torch.Size]:
         found = {}
-        if self._inside is not None and arriving in self._fed:
-            found["activations"] = torch.Size((self._fed[arriving].rows, *self._inside))
-        if self._outside is not None and due in self._fed:
-            found["targets"] = torch.Size((self._fed[due].rows, *self._outside))
+        if self._input_shape is not None and arriving in self._pending:
+            found["activations"] = torch.Size((self._pending[arriving].rows, *self._input_shape))
+        if self._output_shape is not None and due in self._pending:
+            found["targets"] = torch.Size((self._pending[due].rows, *self._output_shape))
         return found
 
     def _forward(self, number: int, f: Tensor | None) -> None:
         with self._timed("forward"):
-            visit = self._arrived(number, f)
+            visit = self._begin_visit(number, f)
             self._visits[number] = visit
-            out = None if self._outside is None else self.problem.forward(visit.x)
+            out = None if self._output_shape is None else self.problem.forward(visit.x)
         if out is not None:
             self._following = self.links.encode("activations", out, number)
 
-    def _arrived(self, number: int, f: Tensor | None) -> Visit:
-        """X and U of a mini-batch: stored ones where there are, after a step of duals and penalty."""
-        fed = self._fed[number]
+    def _begin_visit(self, number: int, f: Tensor | None) -> Visit:
+        """Return a visit with stored X and U after a step of duals and penalty, or new ones."""
+        batch = self._pending[number]
         if f is None:
-            assert fed.x is not None
-            return Visit(number, fed.x)
+            assert batch.x is not None
+            return Visit(number, batch.x)
         x = self.problem.feasible(f)
-        if self.kept is None:
+        if self.rows is None:
             return Visit(number, x, torch.zeros_like(f), f, x)
-        assert fed.ids is not None
-        known, old_x, old_u = self.kept.read(fed.ids, f)
+        assert batch.ids is not None
+        known, old_x, old_u = self.rows.read(batch.ids, f)
         seen = known.view(-1, *[1] * (f.dim() - 1))
         u = torch.where(seen, old_u + self.problem.training.dual * (old_x - f), torch.zeros_like(f))
-        nearer = self.problem.nearer(old_x, f, u)
-        return Visit(number, torch.where(seen, nearer, x), u, f, torch.where(seen, old_x, x), fed.ids)
+        moved = self.problem.penalty_step(old_x, f, u)
+        return Visit(number, torch.where(seen, moved, x), u, f, torch.where(seen, old_x, x), batch.ids)
 
     def _update(self, number: int, target: Tensor | None) -> float:
-        fed, visit = self._fed.pop(number), self._visits.pop(number)
+        batch, visit = self._pending.pop(number), self._visits.pop(number)
         with self._timed("update"):
-            target = fed.y if target is None else target
+            target = batch.y if target is None else target
             assert target is not None
             solved = self.problem.solve(visit, target)
-            if self.kept is not None and solved.x is not None and visit.u is not None:
+            if self.rows is not None and solved.x is not None and visit.u is not None:
                 assert visit.ids is not None
-                self.kept.write(visit.ids, solved.x, visit.u, number)
+                self.rows.write(visit.ids, solved.x, visit.u, number)
         self.primal, self.dual = solved.primal, solved.dual
         self.updates += 1
         if solved.x is not None and visit.u is not None:
@@ -202,13 +197,13 @@ class Worker:
             self.update_s += ended - began
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
-        """Around what may fail: the neighbours hear of it in their next tick, and wait no longer."""
+    def abort_on_error(self) -> Iterator[None]:
+        """Report an error in the block to the neighbours in their next tick."""
         try:
             yield
         except Exception:
-            with suppress(PeerError):  # it is gone too, and the first error says more
-                self.links.give_up()
+            with suppress(PeerError):  # the first error is more useful
+                self.links.abort()
             raise
 
 
@@ -216,12 +211,12 @@ def _counts(state: Mapping[str, Any]) -> tuple[int, int]:
     return state["ticks"], state["updates"]
 
 
-def _under_way(state: Mapping[str, Any]) -> tuple[dict[int, Fed], dict[int, Visit]]:
+def _parse_pending(state: Mapping[str, Any]) -> tuple[dict[int, MiniBatch], dict[int, Visit]]:
     return (
-        {number: Fed(**each) for number, each in state["fed"].items()},
+        {number: MiniBatch(**each) for number, each in state["fed"].items()},
         {number: Visit(**each) for number, each in state["visits"].items()},
     )
 
 
-def _copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _clone(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in state.items()}
