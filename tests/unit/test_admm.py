@@ -226,19 +226,19 @@ def test_another_state_is_refused_with_nothing_changed() -> None:
     _, _, handle = begun(every=3)
     other = net()
     state = admm(other, sgd(other), "binary").state_dict()
-    refuses(StateError, "saved with another settings", handle.load_state_dict, state)
+    refuses(StateError, "saved with different settings", handle.load_state_dict, state)
     bigger = nn.Sequential(nn.Linear(4, 4))
-    with pytest.raises(StateError, match="saved with another weights"):
+    with pytest.raises(StateError, match="saved with different weights"):
         handle.load_state_dict(admm(bigger, sgd(bigger), every=3).state_dict())
     assert handle.steps == 0
 
 
 DAMAGES = [
-    (lambda state: None, "a state of admm is a dict"),
-    (lambda state: {"format": 1}, "saved with another settings"),
+    (lambda state: None, "a state of admm must be a dict"),
+    (lambda state: {"format": 1}, "saved with different settings"),
     (lambda state: {k: v for k, v in state.items() if k != "tensors"}, "lacks its tensors"),
-    (lambda state: {k: v for k, v in state.items() if k != "steps"}, "are no numbers"),
-    (lambda state: state | {"gamma": "x"}, "are no numbers"),
+    (lambda state: {k: v for k, v in state.items() if k != "steps"}, "must be numbers, got"),
+    (lambda state: state | {"gamma": "x"}, "must be numbers, got"),
     (lambda state: state | {"tensors": {"x": torch.zeros(1)}}, "lacks 'alpha/"),
     (lambda state: with_tensor(state, "q/", lambda q: q[:2]), "'q/.* must be torch.int8"),
     (lambda state: with_tensor(state, "q/", lambda q: q.float()), "'q/.* must be torch.int8"),
@@ -470,7 +470,7 @@ def test_a_model_is_drawn_to_one_table_at_a_time(second) -> None:
     handle.remove()
     second(model, optimizer).remove()
     assert not optimizer._optimizer_step_pre_hooks
-    refuses(StateError, "removed without finish", handle.pack)
+    refuses(StateError, "without finish", handle.pack)
 
 
 def test_what_is_kept_stays_as_trained() -> None:

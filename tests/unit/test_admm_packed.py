@@ -135,12 +135,15 @@ def changed(**parts: Tensor | None) -> dict[str, Tensor]:
 @for_each(
     "state, words",
     [
-        (lambda: net().state_dict(), "holds no packed layer"),
+        (lambda: net().state_dict(), "has no packed layer"),
         (lambda: changed(alpha=None), "head.weight.alpha' is missing"),
         (lambda: changed(values=torch.tensor([-1, 2], dtype=torch.int8)), "no table has the values"),
         (lambda: changed(codes=torch.zeros(3, 2, dtype=torch.uint8)), "of another model"),
         (lambda: changed(codes=torch.full((LETTERS, 2), 255, dtype=torch.uint8)), "damaged"),
-        (lambda: changed(alpha=torch.zeros(LETTERS, 1, dtype=torch.float64)), "are uint8, float32 and int8"),
+        (
+            lambda: changed(alpha=torch.zeros(LETTERS, 1, dtype=torch.float64)),
+            "must be uint8, float32 and int8",
+        ),
         (lambda: changed(extra=torch.zeros(1)), "of another model"),
         (lambda: packed(bidirectional=True)[1].state_dict(), "has no matrix 'weight_ih_l0_reverse'"),
         (lambda: packed(num_layers=2)[1].state_dict(), "has no matrix 'weight_ih_l1'"),

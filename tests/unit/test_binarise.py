@@ -25,7 +25,7 @@ from laconic.lowbit import (
     quantise,
 )
 from laconic.lowbit.levels import integers, logarithmic
-from laconic.lowbit.log_gradient import quantised
+from laconic.lowbit.log_gradient import quantise_gradient
 
 
 def sign(value: float) -> float:
@@ -115,7 +115,7 @@ def test_drawn_signs_have_the_mean_of_what_they_stand_for() -> None:
 @for_each("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_rounded_gradients_are_powers_of_two_with_the_same_mean(dtype: torch.dtype, bits: int) -> None:
     values = torch.tensor([3.0, -1.3, 0.26, 1e-3, -2e-4, 0.0, 4.0], dtype=dtype)
-    rounded = quantised(values.repeat(100_000), bits, key=9)
+    rounded = quantise_gradient(values.repeat(100_000), bits, key=9)
     assert rounded.dtype == dtype
     drawn, values = rounded.float().view(-1, 7), values.float()
     levels = {0.0} | {s * 4.0 * 2.0**-i for s in (1, -1) for i in range(2 ** (bits - 1) - 1)}
@@ -128,13 +128,13 @@ def test_rounded_gradients_are_powers_of_two_with_the_same_mean(dtype: torch.dty
 def test_gradients_that_are_not_finite_or_tiny_stay_what_they_are() -> None:
     for bad in (math.nan, math.inf):
         g = torch.tensor([1.0, bad])
-        assert torch.equal(quantised(g, 6, 1).isfinite(), g.isfinite())
-    assert quantised(torch.zeros(3), 6, 1).tolist() == [0, 0, 0]
-    assert quantised(torch.empty(0), 6, 1).numel() == 0
+        assert torch.equal(quantise_gradient(g, 6, 1).isfinite(), g.isfinite())
+    assert quantise_gradient(torch.zeros(3), 6, 1).tolist() == [0, 0, 0]
+    assert quantise_gradient(torch.empty(0), 6, 1).numel() == 0
     tiny = torch.tensor([1e-44, -1e-45])
-    assert bool(quantised(tiny, 6, 1).isfinite().all())
+    assert bool(quantise_gradient(tiny, 6, 1).isfinite().all())
     huge = torch.tensor([3e38, -1e38, 65_504.0])
-    assert bool(quantised(huge[1:], 6, 1).isfinite().all())
+    assert bool(quantise_gradient(huge[1:], 6, 1).isfinite().all())
 
 
 @for_each("cell", [nn.LSTMCell, nn.GRUCell])
@@ -331,15 +331,15 @@ CANNOT = [
     (done(), {}, AttachError, "'2' has few bits already"),
     (Tied(), {}, AttachError, "'embedding' and 'out' share their weight"),
     (hooked(), {}, AttachError, "'4' has hooks"),
-    (mlp().bfloat16(), {}, AttachError, r"2\.weight is torch\.bfloat16, but .* float32: model\.float\(\)"),
-    (mlp().double(), {}, AttachError, r"2\.weight is torch\.float64, but master weights are float32"),
+    (mlp().bfloat16(), {}, AttachError, r"2\.weight is torch\.bfloat16, but .* call model\.float\(\)"),
+    (mlp().double(), {}, AttachError, r"2\.weight is torch\.float64, but master weights must be float32"),
     (mlp(), {"keep": ("77",)}, AttachError, "no module '77'"),
     (mlp(), {"keep": ("",)}, AttachError, "no Linear, Conv2d"),
     (mlp(), {"first": "int8"}, SpecError, "first must be 'real', 'weights' or 'binary'"),
     (mlp(), {"last": "weights"}, SpecError, "last must be 'real' or 'binary'"),
     (mlp(), {"stochastic": 1}, SpecError, "stochastic must be True or False"),
     (mlp(), {"norm": "power"}, SpecError, "norm must be"),
-    (between(nn.Conv2d(2, 2, 3, padding="same")), {}, AttachError, "'1': a convolution in few bits pads"),
+    (between(nn.Conv2d(2, 2, 3, padding="same")), {}, AttachError, "'1': padding of a few-bit convolution"),
     (between(nn.BatchNorm2d(2, affine=False)), {"norm": "shift"}, AttachError, "gamma, beta and running val"),
 ]
 
@@ -359,7 +359,7 @@ def test_what_cannot_be_treated_is_refused_and_stays_as_it_is(net, how, error, s
         ({"activations": 9}, "activations must be"),
         ({"gradients": 2}, "gradients must be a whole number in 3..8"),
         ({"scale": "cubic"}, "scale must be"),
-        ({"scale": "log", "stochastic": True}, "only linear levels"),
+        ({"scale": "log", "stochastic": True}, "needs linear levels"),
         ({"seed": -1}, "seed must be"),
     ],
 )

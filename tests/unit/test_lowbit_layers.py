@@ -23,7 +23,7 @@ from laconic.lowbit import (
     RangeNorm,
 )
 from laconic.lowbit.activation import Activation
-from laconic.lowbit.grid import LEAST, ends, fitted, quantise, rounded_gradient, straight
+from laconic.lowbit.grid import MIN_SPACING, ends, fitted, quantise, rounded_gradient, straight
 from laconic.lowbit.range_scale import chunks_of, range_constant, range_scale
 
 EIGHT = Precision()
@@ -37,7 +37,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def twin(x: Tensor, low: float, high: float, bits: int) -> Tensor:
     """Q, an element at a time, in Python's own numbers."""
     most = 2**bits - 1
-    s = max((high - low) / most, LEAST)
+    s = max((high - low) / most, MIN_SPACING)
     values = [round(min(max((v - low) / s, 0), most)) * s + low for v in x.flatten().tolist()]
     return torch.tensor(values).view(x.shape)
 
@@ -248,7 +248,7 @@ def test_chunks_divide_and_hold_two_values_or_more() -> None:
     for n in range(2, 200):
         assert n % chunks_of(n) == 0 and n // chunks_of(n) >= 2
         assert chunks_of(n) == 16 or n % 16 or n < 32
-    refuses(ValueError, "two values or more in each group, got 1", chunks_of, 1)
+    refuses(ValueError, "at least 2 values per group, got 1", chunks_of, 1)
 
 
 def test_range_norm_is_its_equation_and_remembers() -> None:

@@ -24,7 +24,7 @@ from laconic.lowbit import (
     quantise,
     save_packed,
 )
-from laconic.lowbit.pack import BEFORE, FORMAT
+from laconic.lowbit.pack import FORMAT, PREVIOUS_FORMAT
 
 
 def net() -> nn.Sequential:
@@ -190,10 +190,10 @@ def test_a_file_says_which_norms_have_shifts(tmp_path: Path) -> None:
             assert torch.equal(load_packed(path, given)(x), model(x))
     plain, x = trained(binarise)
     save_packed(pack(plain), path)
-    refuses(StateError, "saved without some ShiftBatchNorm", load_packed, path, built)
+    refuses(StateError, "has a ShiftBatchNorm that the file lacks", load_packed, path, built)
     content = torch.load(path, weights_only=True)
     del content["norms"]
-    torch.save(content | {"format": BEFORE}, path)
+    torch.save(content | {"format": PREVIOUS_FORMAT}, path)
     with torch.no_grad():
         assert torch.equal(load_packed(path, net())(x), plain(x))
 
@@ -225,7 +225,7 @@ def test_what_cannot_be_packed_is_refused() -> None:
         (net(), "no layer to pack"),
         (logarithmic, "'2': logarithmic levels"),
         (wide, "'1': 300 products of 8 by 8 bits exceed 2\\^24"),
-        (half.bfloat16(), r"'2' is torch\.bfloat16, and packed layers compute in float32"),
+        (half.bfloat16(), r"'2' is torch\.bfloat16, but packed layers need float32"),
     ):
         refuses(AttachError, words, pack, model)
     refuses(AttachError, "not packed", save_packed, net(), "nowhere")
@@ -249,25 +249,25 @@ def test_a_file_of_another_model_is_refused_and_nothing_changes(tmp_path: Path) 
         (good | {"format": "another"}, "not a packed model"),
         (good | {"layers": {}}, "lacks its layers"),
         (good | {"state": 3}, "lacks its layers"),
-        (good | {"layers": good["layers"] | {"7": {"weights": 99}}}, "'7' has no bits"),
-        (good | {"layers": good["layers"] | {"7": 5}}, "'7' has no bits"),
-        (good | {"layers": good["layers"] | {"7": {"w": 1}}}, "'7' has no bits"),
+        (good | {"layers": good["layers"] | {"7": {"weights": 99}}}, "'7' has invalid bits"),
+        (good | {"layers": good["layers"] | {"7": 5}}, "'7' has invalid bits"),
+        (good | {"layers": good["layers"] | {"7": {"w": 1}}}, "'7' has invalid bits"),
         (good | {"layers": good["layers"] | {"7": {"weights": 2}}}, "7.bits must be"),
         (good | {"layers": good["layers"] | {"7": {"scale": "log"}}}, "'7': logarithmic"),
-        (good | {"layers": good["layers"] | {"77": {}}}, "'77', which this model does not have"),
-        (good | {"layers": good["layers"] | {"": {}}}, "'', which this model does not have"),
-        (good | {"layers": good["layers"] | {"1": {}}}, "'1', which this model does not have"),
+        (good | {"layers": good["layers"] | {"77": {}}}, "'77', which this model lacks"),
+        (good | {"layers": good["layers"] | {"": {}}}, "'', which this model lacks"),
+        (good | {"layers": good["layers"] | {"1": {}}}, "'1', which this model lacks"),
         (good | {"norms": 3}, "lacks the names of its norms"),
-        (good | {"norms": ["2"]}, "ShiftBatchNorm '2', and this model has no BatchNorm there"),
-        (good | {"norms": [""]}, "ShiftBatchNorm '', and this model has no BatchNorm there"),
-        (good | {"norms": ["1", "1"]}, "without some ShiftBatchNorm"),
+        (good | {"norms": ["2"]}, "ShiftBatchNorm '2', but this model has no BatchNorm there"),
+        (good | {"norms": [""]}, "ShiftBatchNorm '', but this model has no BatchNorm there"),
+        (good | {"norms": ["1", "1"]}, "has a ShiftBatchNorm that the file lacks"),
         (good | {"state": good["state"] | {"x": bits}}, "x differ"),
         (good | {"state": {n: t for n, t in good["state"].items() if n != "9.bits"}}, "9.bits differ"),
         (good | {"state": good["state"] | {"9.bits": bits[:, :1]}}, "9.bits must be"),
         (good | {"state": good["state"] | {"9.bits": bits.int()}}, "9.bits must be"),
         (good | {"state": good["state"] | {"9.bits": bits.to_sparse()}}, "9.bits must be a dense tensor"),
         (good | {"state": good["state"] | {"9.bits": 1.0}}, "9.bits must be"),
-        (good | {"state": good["state"] | {"9.bits": tail}}, "9.bits has bits behind the 50 weights"),
+        (good | {"state": good["state"] | {"9.bits": tail}}, "9.bits has bits set after the 50 weights"),
     ]
     built = net()
     before = copy.deepcopy(built.state_dict())

@@ -1,6 +1,4 @@
-"""Training in few bits: `convert` to 2 to 8 bits, `binarise` and `quantise` to 1 and more, and `pack` for
-use.
-"""
+"""Training with few bits: `convert` (2 to 8 bits), `binarise` (1 bit), `quantise` (1 to 8), and `pack`."""
 
 from laconic.lowbit.add import Add as Add
 from laconic.lowbit.add import QuantAdd as QuantAdd

@@ -1,4 +1,4 @@
-"""Rounding of activations, between ends that are measured in training and kept for evaluation."""
+"""Rounding of activations between running minima and maxima."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from torch import Tensor, nn
 
 from laconic.core.turn import mix, name_key
 from laconic.lowbit.grid import Precision, straight
-from laconic.lowbit.repeats import Repeats, repeated
+from laconic.lowbit.recomputation import RecomputedCalls, is_recomputed
 
-KEPT = 0.1  # share of a running value that is left after a batch: the last batch counts nine tenths
+DECAY = 0.1  # of running values per batch
 
 
 class Activation(nn.Module):
     """Rounds x (n, ...) of n examples to 2^bits values, float32 of the same shape; gradients pass unchanged.
 
-    In training the ends are the means of the examples' smallest and largest values, and `low` and `high` keep
-    running values of them. In evaluation the ends are `low` and `high`, or the batch's own before any
-    training. `turns` int64 counts the training batches: random rounding depends on it and the seed alone, so
-    a model that loads its `state_dict` goes on with the same bits.
+    In training the ends are the means of the examples' minima and maxima, with running values `low` and
+    `high`. In evaluation the ends are `low` and `high`, or those of the batch before any training. `turns`
+    int64 counts training batches. Random rounding depends only on it and the seed, so a model that loads its
+    `state_dict` continues with the same bits.
 
-    `device`: of `low`, `high` and `turns`; default: torch's.
+    `device`: Device of `low`, `high` and `turns`; default: torch's.
 
     >>> layer = Activation(Precision(bits=2))
     >>> layer(torch.tensor([[0.0, 0.4, 3.0], [0.0, 1.2, 3.0]]))
@@ -38,8 +38,8 @@ class Activation(nn.Module):
         self.register_buffer("low", torch.zeros((), dtype=torch.float32, device=device))
         self.register_buffer("high", torch.zeros((), dtype=torch.float32, device=device))
         self.register_buffer("turns", torch.zeros((), dtype=torch.int64, device=device))
-        self._turn = 0  # of the present call
-        self._repeats = Repeats()
+        self._turn = 0  # of the current call
+        self._repeats = RecomputedCalls()
 
     def forward(self, x: Tensor) -> Tensor:
         self._begin(x)
@@ -48,15 +48,15 @@ class Activation(nn.Module):
         return straight(x.float(), low, high, self.precision.bits, key)
 
     def key(self, name: str) -> int:
-        """The key of random bits for this purpose, at this training batch."""
+        """Return the key of random bits for this purpose in this batch."""
         return mix(self.precision.seed, self._turn, name_key(name))
 
     def _begin(self, x: Tensor) -> None:
-        again = repeated(self.training)
+        again = is_recomputed(self.training)
         if self.training and not again:
             self.turns += 1
         self._turn = int(self.turns)
-        if self.training:  # gradients are rounded at random in any case
+        if self.training:  # gradients are always rounded at random
             self._turn = self._repeats.turn(self._turn, again, x)
 
     def _ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,9 +64,9 @@ class Activation(nn.Module):
             return self.low, self.high
         examples = x.reshape(len(x), -1) if x.dim() > 1 else x[None]
         low, high = examples.amin(1).mean(), examples.amax(1).mean()
-        if self.training and not repeated(self.training):
-            self.low.mul_(KEPT).add_(low, alpha=1 - KEPT)
-            self.high.mul_(KEPT).add_(high, alpha=1 - KEPT)
+        if self.training and not is_recomputed(self.training):
+            self.low.mul_(DECAY).add_(low, alpha=1 - DECAY)
+            self.high.mul_(DECAY).add_(high, alpha=1 - DECAY)
         return low, high
 
     def extra_repr(self) -> str:

@@ -34,7 +34,6 @@ class QuantAdd(nn.Module):
 
     @classmethod
     def of(cls, layer: Add, precision: Precision) -> QuantAdd:
-        """The low-bit form of a layer."""
         return cls(precision)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:

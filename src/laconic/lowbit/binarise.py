@@ -20,7 +20,7 @@ from laconic.lowbit.few_bits import FewBits
 
 @dataclass(frozen=True, repr=False)
 class BinariseTraining(FewBitTraining):
-    """The arguments of `laconic.lowbit.binarise`."""
+    """Arguments of `laconic.lowbit.binarise`."""
 
     paper: ClassVar[str] = "Courbariaux et al. 2016, arXiv:1602.02830"
     status: ClassVar[Status] = "verified"
@@ -49,39 +49,38 @@ def binarise(
     keep: Collection[str] = (),
     seed: int = 0,
 ) -> FewBitHandle:
-    """Train a model with the signs of its weights and of the inputs of its layers, from now on.
+    """Train a model with the signs of its weights and of the inputs of its layers.
 
-    The model changes in place. Its parameters are the same objects, float32 and under the same names:
-    optimisers, DistributedDataParallel, `laconic.compress` and `state_dict` work as before. Each step of an
-    optimiser clips the treated layers' weights to [-1, 1]. Sign what has both signs: end a block by a
-    BatchNorm, without a ReLU before the next layer, for a ReLU's results all have the sign 1. `pack` makes
-    the model for use of what was trained.
+    Changes the model in place. Its parameters remain the same float32 objects with the same names, so
+    optimisers, DistributedDataParallel, `laconic.compress` and `state_dict` work as before. After each
+    optimiser step the weights of these layers are clipped to [-1, 1]. The inputs of a layer should have both
+    signs: end a block with a BatchNorm, not with a ReLU. `pack` converts the trained model for inference.
 
-    The arithmetic is that of float32: training takes no less time or memory than before.
+    Training computes in float32 and saves neither time nor memory.
 
     Args:
         model: Its Linear, Conv2d, LSTMCell and GRUCell layers are replaced.
-        first: The first of these layers, in the model's own order: "real" (default) leaves it as it is,
-            "weights" takes the signs of its weights alone, "binary" treats it as the others.
-        last: "real" (default) leaves the last one as it is, "binary" treats it as the others.
+        first: First of these layers in the order of the model: "real" (default) leaves it unchanged,
+            "weights" uses only the signs of its weights, "binary" treats it like the others.
+        last: Last layer: "real" (default) leaves it unchanged, "binary" treats it like the others.
         stochastic: Draw the signs of inputs in training, P(1) = clip((x + 1) / 2, 0, 1); default: no.
             Activation checkpointing repeats the draws of a layer's last 512 calls.
-        norm: "shift" replaces BatchNorm by `ShiftBatchNorm`; default: "float", as it is.
-        keep: Names of modules that do not change, with everything inside; default: none.
-        seed: Of what is drawn; give each rank its own. Default: 0.
+        norm: "shift" replaces BatchNorm with `ShiftBatchNorm`; default: "float", unchanged.
+        keep: Names of modules to leave unchanged, with their children; default: none.
+        seed: Seed of the draws; use a different one on each rank. Default: 0.
 
     Returns:
-        The handle, which counts flips of signs, saves the state of what is drawn, and takes it all back.
+        The handle, which counts sign flips, saves the state of the draws, and can undo the change.
 
     Raises:
         SpecError: An argument is out of range.
-        AttachError: The model has no such layers, or is one itself, or is treated already; a layer is not
-            float32, shares a weight, has hooks, or pads otherwise than with a number of zeros; `keep` names
-            no module. Nothing has changed then.
+        AttachError: The model has no such layers, is such a layer, or is binarised already; a layer is not
+            float32, shares a weight, has hooks, or has padding that is not a number of zeros; `keep` names
+            no module. The model is unchanged.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Linear(8, 2))
     >>> handle = binarise(net)
     >>> [type(layer).__name__ for layer in net]
     ['Linear', 'BatchNorm1d', 'FewBitLinear', 'Linear']
     """
-    return BinariseTraining(first, last, stochastic, norm, seed=seed).attached(model, keep)
+    return BinariseTraining(first, last, stochastic, norm, seed=seed).attach_layers(model, keep)

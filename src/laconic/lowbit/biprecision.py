@@ -2,7 +2,7 @@
 
     y = w x;  dx = w^T Q(dy), rounded at random between the ends of dy;  dw = dy x^T
 
-Banner et al. 2018, arXiv:1805.11046. Their code computes y twice for that; here one backward does both.
+Banner et al. 2018, arXiv:1805.11046. Their code computes y twice; here one backward computes both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Master weights stay in [-1, 1]: clipped after each step of whatever optimiser holds them.
-
-After each step of an optimiser the weights that it holds are clipped in the layers that are watched; a layer
-that is gone is not watched any more.
-"""
+"""Clipping of master weights to [-1, 1] after each step of their optimiser."""
 
 from __future__ import annotations
 
@@ -19,10 +15,10 @@ from laconic.optim.step_watch import StepWatch
 
 
 class Clipped(Protocol):
-    """A layer with master weights."""
+    """Layer with master weights."""
 
     def masters(self) -> Iterable[nn.Parameter]:
-        """The weights that stay in [-1, 1]."""
+        """Return the weights to clip to [-1, 1]."""
         ...
 
 
@@ -31,7 +27,7 @@ _lock = threading.Lock()  # ranks can be threads
 
 
 def watch(layer: Clipped) -> None:
-    """Clip this layer's master weights now, and after each step of an optimiser that has them."""
+    """Clip this layer's master weights now and after each step of their optimiser."""
     clip(layer)
     with _lock:
         if layer not in _watched:
@@ -39,8 +35,8 @@ def watch(layer: Clipped) -> None:
     after_each_step(_after_step)
 
 
-def leave(layer: Clipped) -> None:
-    """Do not clip this layer's weights any more."""
+def unwatch(layer: Clipped) -> None:
+    """Stop clipping this layer's weights."""
     with _lock:
         if (steps := _watched.pop(layer, None)) is not None:
             steps.remove()
@@ -48,7 +44,6 @@ def leave(layer: Clipped) -> None:
 
 @torch.no_grad()
 def clip(layer: Clipped) -> None:
-    """Clip this layer's master weights."""
     for weight in layer.masters():
         weight.clamp_(-1, 1)
 

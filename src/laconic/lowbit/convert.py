@@ -1,4 +1,4 @@
-"""`convert`: a float32 model to the same model in low bits."""
+"""`convert`: copy a float32 model with low-bit layers."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def convert(
     """Copy a model with low-bit layers for Conv2d, Linear, BatchNorm2d, GroupNorm, EvoNormS0 and Add.
 
     Build the optimiser from the copy's parameters, which are float32. Layers without parameters (ReLU,
-    pooling) do not change; write the sums of residual blocks as `lowbit.Add`, or they stay float32. The
-    simulation shows what low bits do to accuracy; it saves neither time nor memory. A resumed run has the
-    same bits if it converts with the same seed and loads the model's `state_dict`, which counts the batches.
+    pooling) do not change; write the sums of residual blocks as `lowbit.Add`, or they stay float32. This
+    simulates the effect of low bits on accuracy; it saves neither time nor memory. A resumed run reproduces
+    the same bits if it converts with the same seed and loads the model's `state_dict`.
 
     Args:
         model: The float32 model; it is not changed.
         bits: Bits of activations, weights and gradients, 2 to 8; default: 8.
-        seed: Seed of random rounding; give each rank its own. Default: 0.
+        seed: Seed of random rounding; use a different one on each rank. Default: 0.
         rounding: Rounding of activations: "nearest" (default) or "stochastic". Activation checkpointing
             repeats the bits of a layer's last 512 calls, and does not count them twice.
-        keep: Names of modules that stay float32 with everything inside; default: none.
+        keep: Names of modules that stay float32, with their children; default: none.
 
     Returns:
         The copy, on the same device.
@@ -66,8 +66,8 @@ def convert(
     """
     precision = Precision(bits, rounding, seed)
     check_keep(named_modules(model), keep)
-    with _device_of(model):  # also of layers without a parameter, such as Add
-        made = _converted(copied(model), "", precision, keep, {})
+    with _device_of(model):  # for layers without parameters, such as Add
+        made = _convert(copied(model), "", precision, keep, {})
     FastPathOff(made, [module for module in made.modules() if isinstance(module, (QuantConv2d, QuantLinear))])
     return made
 
@@ -77,29 +77,29 @@ def _device_of(model: nn.Module) -> torch.device:
     return next((each.device for each in tensors), torch.device("cpu"))
 
 
-def _converted(
+def _convert(
     module: nn.Module,
     name: str,
     precision: Precision,
     keep: Collection[str],
     done: dict[nn.Module, nn.Module],
 ) -> nn.Module:
-    """The module's low-bit layer, or the module itself with its children converted in place."""
+    """Return the module's low-bit layer, or the module with its children converted in place."""
     if name in keep:
         return module
     if module not in done:
         make = LAYERS.get(type(module))
-        done[module] = module if make is None else _layer(make, module, name, precision)
+        done[module] = module if make is None else _convert_layer(make, module, name, precision)
         if make is None:
-            _refuse(module, name, precision.bits)
-            for key, child in module._modules.items():  # named_children() shows a shared one once
+            _check_no_parameters(module, name, precision.bits)
+            for key, child in module._modules.items():  # named_children() lists a shared child once
                 if child is not None:
                     inside = f"{name}.{key}" if name else key
-                    setattr(module, key, _converted(child, inside, precision, keep, done))
+                    setattr(module, key, _convert(child, inside, precision, keep, done))
     return done[module]
 
 
-def _layer(
+def _convert_layer(
     make: Callable[[Any, Precision], nn.Module], module: nn.Module, name: str, precision: Precision
 ) -> nn.Module:
     refuse_hooks(name, module, "low-bit form", "after convert()")
@@ -107,7 +107,7 @@ def _layer(
     for each in module.parameters():
         if each.dtype is not torch.float32:
             raise AttachError(
-                f"{name!r} is {each.dtype}, and low-bit layers are made of float32: model.float()"
+                f"{name!r} is {each.dtype}, but low-bit layers need float32: call model.float() first"
             )
     try:
         made = make(module, precision.at(name))
@@ -116,13 +116,13 @@ def _layer(
     return (made.to(tensors[0].device) if tensors else made).train(module.training)
 
 
-def _refuse(module: nn.Module, name: str, bits: int) -> None:
+def _check_no_parameters(module: nn.Module, name: str, bits: int) -> None:
     own = next(module.named_parameters(recurse=False), None)
     if own is None:
         return
     known = ", ".join(kind.__name__ for kind in LAYERS)
     hint = f"keep it in float32 with keep=({name!r},)" if name else "convert its parts first"
     raise AttachError(
-        f"{repr(name) if name else 'this model'} is a {type(module).__name__} with a parameter {own[0]!r} of"
-        f" its own, but only {known} have a {bits}-bit form: {hint}"
+        f"{repr(name) if name else 'this model'} is a {type(module).__name__} with a parameter {own[0]!r},"
+        f" but only {known} have a {bits}-bit form: {hint}"
     )

@@ -1,13 +1,13 @@
-"""EvoNorm: a norm and an activation in one layer, for each example alone, without batch statistics.
+"""EvoNorm: norm and activation in one layer, per example, without batch statistics.
 
     EvoNormS0       y = gamma x sigmoid(v x) / sqrt(var + 1e-5) + beta
     RangeEvoNorm    y = Q(gamma) x hardsigmoid(Q(v) x) Q(scale) + Q(beta)
 
-var: of x, by example and group of channels; scale: its `range_scale` in place of 1 / sqrt(var).
+var: variance of x per example and group of channels; scale: `range_scale` instead of 1 / sqrt(var).
 
-Liu et al. 2020, arXiv:2004.02967, and its low-bit form of Aketi et al. 2021, arXiv:2111.09389, from their
-code. It suits skewed data: a rank whose shard has few labels normalises like any other. One EvoNorm replaces
-a BatchNorm2d and the ReLU after it.
+Liu et al. 2020, arXiv:2004.02967, and the low-bit form of Aketi et al. 2021, arXiv:2111.09389, from their
+code. Suits skewed data, as it does not depend on the labels in a rank's shard. One EvoNorm replaces a
+BatchNorm2d and the ReLU after it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EvoNormS0(nn.Module):
     Args:
         channels: c, a multiple of `groups`.
         groups: Groups of channels that share a variance; default: 8.
-        device, dtype: Of the parameters; default: torch's, as for `nn.BatchNorm2d`.
+        device, dtype: As for `nn.BatchNorm2d`.
 
     Raises:
         ValueError: `groups` does not divide `channels`.
@@ -63,13 +63,13 @@ class EvoNormS0(nn.Module):
 
 
 class RangeEvoNorm(nn.Module):
-    """The low-bit layer: it rounds activations, scales, gamma, beta and v, and at random the gradient.
+    """The low-bit layer: rounds activations, scales, gamma, beta and v, and the gradient at random.
 
     Args:
         channels: c, a multiple of `groups`.
         groups: Groups of channels that share a scale; default: 8.
         precision: Bits, rounding and seed; default: 8 bits, to nearest, 0.
-        device: Of the parameters, which are float32; default: torch's.
+        device: Device of the float32 parameters; default: torch's.
 
     >>> RangeEvoNorm(16)(torch.randn(2, 16, 4, 4)).shape
     torch.Size([2, 16, 4, 4])
@@ -92,7 +92,6 @@ class RangeEvoNorm(nn.Module):
 
     @classmethod
     def of(cls, norm: EvoNormS0, precision: Precision) -> RangeEvoNorm:
-        """The low-bit form of a layer, with the same parameters."""
         made = cls(norm.channels, norm.groups, precision=precision, device=norm.weight.device)
         made.weight, made.bias, made.v = norm.weight, norm.bias, norm.v
         return made
@@ -107,5 +106,4 @@ class RangeEvoNorm(nn.Module):
 
 
 def by_group(x: Tensor, scale: Tensor) -> Tensor:
-    """x (n, c, h, w) times scale (n, groups)."""
     return (x.reshape(*scale.shape, -1) * scale[..., None]).view(x.shape)

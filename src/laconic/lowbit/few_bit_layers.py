@@ -1,12 +1,12 @@
-"""Layers that compute with a few levels of their weights and inputs, and keep float32 master weights.
+"""Layers with few-bit weights and inputs, and float32 master weights.
 
     y = Q(w) Q(x) + b;  dx = Q(w)^T Q(dy) where |x| <= 1;  dw = Q(dy) Q(x)^T where |w| <= 1
 
-Hubara et al. 2016, arXiv:1609.07061; one bit is a binarised layer, of Courbariaux et al. 2016,
-arXiv:1602.02830. Q is in `levels`. A product of levels is one of whole numbers, which float32 has exactly
-below 2^24, whatever the order of the sum: so a packed layer has the same bits. The bias is added to that
-product, not within it, for the same reason. Padding counts as 0, which is no level. All compute in the dtype
-of their weight, under autocast too.
+Hubara et al. 2016, arXiv:1609.07061; with one bit a binarised layer, Courbariaux et al. 2016,
+arXiv:1602.02830. Q is defined in `levels`. Products of levels are integers, exact in float32 below 2^24 in
+any order of summation, so a packed layer has the same bits. For the same reason the bias is added after the
+product. Padding counts as 0, which is not a level. All compute in the dtype of their weight, also under
+autocast.
 """
 
 from __future__ import annotations
@@ -32,21 +32,19 @@ class _FewBits(TransformedLayer):
 
     @classmethod
     def of(cls, layer: Any, rounding: Rounding) -> Any:
-        """The layer in few bits, with the same parameters."""
         made = cls.__new__(cls)
         made.__dict__.update(layer.__dict__)
         made.rounding = rounding
         return made
 
     def masters(self) -> Iterable[nn.Parameter]:
-        """The weights that have few bits in a product."""
         return [
             part for name, part in self._parameters.items() if part is not None and name.startswith("weight")
         ]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        clipping.watch(self)  # of a copy too
+        clipping.watch(self)  # for copies
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.rounding}"  # type: ignore[no-untyped-call,unused-ignore]
@@ -60,8 +58,8 @@ class FewBitLinear(_FewBits, nn.Linear):
         rounding.begin(training, x)
         with torch.autocast(x.device.type, enabled=False):
             levels = rounding.activation(x.to(self.weight.dtype), training)
-            y = rounding.scaled(F.linear(levels, rounding.weight(self.weight)))
-            return rounding.back(y if self.bias is None else y + self.bias, training)
+            y = rounding.rescale(F.linear(levels, rounding.weight(self.weight)))
+            return rounding.round_gradient(y if self.bias is None else y + self.bias, training)
 
 
 class FewBitConv2d(_FewBits, nn.Conv2d):
@@ -69,10 +67,10 @@ class FewBitConv2d(_FewBits, nn.Conv2d):
 
     @classmethod
     def of(cls, layer: nn.Conv2d, rounding: Rounding) -> FewBitConv2d:
-        """The layer in few bits. Raises `AttachError` for other paddings."""
+        """Return the few-bit form of a layer. Raise `AttachError` for unsupported padding."""
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise AttachError(
-                f"a convolution in few bits pads with a number of zeros, got padding={layer.padding!r},"
+                f"padding of a few-bit convolution must be a number of zeros, got padding={layer.padding!r},"
                 f" padding_mode={layer.padding_mode!r}: pad in a layer before it, such as nn.ReflectionPad2d"
             )
         made: FewBitConv2d = super().of(layer, rounding)
@@ -84,15 +82,14 @@ class FewBitConv2d(_FewBits, nn.Conv2d):
         with torch.autocast(x.device.type, enabled=False):
             levels = rounding.activation(x.to(self.weight.dtype), training)
             shape: Any = (self.stride, self.padding, self.dilation, self.groups)
-            y = rounding.scaled(F.conv2d(levels, rounding.weight(self.weight), None, *shape))
-            return rounding.back(y if self.bias is None else y + self.bias.view(-1, 1, 1), training)
+            y = rounding.rescale(F.conv2d(levels, rounding.weight(self.weight), None, *shape))
+            return rounding.round_gradient(y if self.bias is None else y + self.bias.view(-1, 1, 1), training)
 
 
 class _FewBitCell(_FewBits):
-    """A cell's two products: of its input, and of its state."""
+    """Base of cells, with the products of input and state."""
 
     def gates(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """W_ih x + b_ih and W_hh h + b_hh."""
         rounding, training = self.rounding, self.training
         rounding.begin(training, x, h)
         found = []
@@ -100,20 +97,20 @@ class _FewBitCell(_FewBits):
             for place, side in ((x, "ih"), (h, "hh")):
                 weight, bias = getattr(self, f"weight_{side}"), getattr(self, f"bias_{side}")
                 levels = rounding.activation(place.to(weight.dtype), training, side)
-                y = rounding.scaled(F.linear(levels, rounding.weight(weight)))
+                y = rounding.rescale(F.linear(levels, rounding.weight(weight)))
                 found.append(y if bias is None else y + bias)
         return found[0], found[1]
 
 
 def lstm(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """The next h and c of an LSTM, from its four gates (b, 4 n) and c (b, n), as `nn.LSTMCell` has them."""
+    """Return the next h and c of `nn.LSTMCell`, from its four gates (b, 4 n) and c (b, n)."""
     i, f, g, o = gates.chunk(4, -1)
     after = f.sigmoid() * c + i.sigmoid() * g.tanh()
     return o.sigmoid() * after.tanh(), after
 
 
 def gru(of_x: Tensor, of_h: Tensor, h: Tensor) -> Tensor:
-    """The next h of a GRU, from both products (b, 3 n), as `nn.GRUCell` has it."""
+    """Return the next h of `nn.GRUCell`, from both products (b, 3 n)."""
     (r, z, n), (s, t, m) = of_x.chunk(3, -1), of_h.chunk(3, -1)
     update = (z + t).sigmoid()
     new = (n + (r + s).sigmoid() * m).tanh()
@@ -121,24 +118,24 @@ def gru(of_x: Tensor, of_h: Tensor, h: Tensor) -> Tensor:
 
 
 class FewBitLSTMCell(_FewBitCell, nn.LSTMCell):
-    """An LSTM's step, x (b, c) or (c,) and both states. The states themselves stay float32."""
+    """An LSTM step of x (b, c) or (c,) and both states, which stay float32."""
 
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         if hx is None:
             zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
             hx = (zeros, zeros)
         of_x, of_h = self.gates(input, hx[0])
-        return lstm(self.rounding.back(of_x + of_h, self.training), hx[1])
+        return lstm(self.rounding.round_gradient(of_x + of_h, self.training), hx[1])
 
 
 class FewBitGRUCell(_FewBitCell, nn.GRUCell):
-    """A GRU's step, x (b, c) or (c,) and its state. The state itself stays float32."""
+    """A GRU step of x (b, c) or (c,) and its state, which stays float32."""
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         if hx is None:
             hx = input.new_zeros(*input.shape[:-1], self.hidden_size)
         of_x, of_h = self.gates(input, hx)
-        back, training = self.rounding.back, self.training
+        back, training = self.rounding.round_gradient, self.training
         return gru(back(of_x, training), back(of_h, training, "gradient_hh"), hx)
 
 
@@ -148,7 +145,7 @@ KINDS: dict[type, Any] = {
     nn.LSTMCell: FewBitLSTMCell,
     nn.GRUCell: FewBitGRUCell,
 }
-"""The form in few bits of each kind of layer."""
+"""Few-bit form of each kind of layer."""
 
-FEW = (FewBitConv2d, FewBitGRUCell, FewBitLinear, FewBitLSTMCell)
-"""All layers with few bits."""
+FEW_BIT_LAYERS = (FewBitConv2d, FewBitGRUCell, FewBitLinear, FewBitLSTMCell)
+"""All few-bit layers."""

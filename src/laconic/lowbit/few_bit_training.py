@@ -1,7 +1,4 @@
-"""Few-bit training: the layers of a model that get few bits in their products.
-
-Base of `binarise` and `quantise`.
-"""
+"""Few-bit training: base of `binarise` and `quantise`, with the selection of layers."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ KIND_NAMES = "Linear, Conv2d, LSTMCell and GRUCell"
 
 
 class FewBitTraining(LowBitTraining):
-    """Configuration of few bits in some layers, with arguments of `binarise`: a frozen dataclass."""
+    """Configuration with the arguments of `binarise`: a frozen dataclass."""
 
     first: First
     last: Last
@@ -54,26 +51,26 @@ class FewBitTraining(LowBitTraining):
     def attach(
         self, model: nn.Module, optimizer: Optimizer | None = None, run: Run = DEFAULT_RUN
     ) -> FewBitHandle:
-        return self.attached(model, self.keep)
+        return self.attach_layers(model, self.keep)
 
-    def attached(self, model: nn.Module, keep: Collection[str]) -> FewBitHandle:
-        """Start on a model whose modules of these names do not change."""
+    def attach_layers(self, model: nn.Module, keep: Collection[str]) -> FewBitHandle:
+        """Replace the layers of a model, except the modules named in `keep`."""
         layers = Layers.of(named_modules(model), KINDS, keep, replaced=True)
         found = [*layers.found]
         if not layers.outside_keep(found):
-            raise AttachError(f"no layer to treat: the model has no {KIND_NAMES} outside of keep=")
+            raise AttachError(f"no layer to convert: the model has no {KIND_NAMES} outside keep=")
         inner = found[1 if self.first == "real" else 0 : len(found) - 1 if self.last == "real" else None]
         selected = layers.outside_keep(inner)
         if not selected:
             raise AttachError(
-                f"no layer to treat: of {len(found)} layers, first={self.first!r}, last={self.last!r} and"
-                f" keep={tuple(keep)!r} leave none; give the model another one, or first='binary'"
+                f"no layer to convert: of {len(found)} layers, first={self.first!r}, last={self.last!r} and"
+                f" keep={tuple(keep)!r} leave none; use first='binary' or more layers"
             )
         layers.refuse_parametrised(selected)
         layers.refuse_unreplaceable(selected, "form in few bits")
         for name, layer in selected.items():
-            _refuse_parameters(name, layer)
-        layers.refuse_shared(selected, "it cannot have few bits in one and 32 in the other")
+            _check_parameters(name, layer)
+        layers.refuse_shared(selected, "both layers would need the same number of bits")
         pairs: dict[str, tuple[nn.Module, Any]] = {}
         for name, layer in selected.items():
             weights_alone = name == found[0] and self.first == "weights"
@@ -88,15 +85,14 @@ class FewBitTraining(LowBitTraining):
         return FewBitHandle(model, pairs)
 
 
-def _refuse_parameters(name: str, layer: nn.Module) -> None:
-    """Raise `AttachError` unless the layer's parameters have values in float32."""
+def _check_parameters(name: str, layer: nn.Module) -> None:
     for key, part in layer.named_parameters(recurse=False):
         if part.is_meta:
             raise AttachError(
-                f"{name}.{key} is on meta, without values: model.to_empty(device=...) and load them first"
+                f"{name}.{key} is on meta, without values: call model.to_empty(device=...) and load them"
             )
         if part.dtype is not torch.float32:
             raise AttachError(
-                f"{name}.{key} is {part.dtype}, but master weights are float32: model.float(), under"
-                " torch.autocast if the rest is to compute in 16 bits"
+                f"{name}.{key} is {part.dtype}, but master weights must be float32: call model.float(), and"
+                " use torch.autocast for 16-bit arithmetic"
             )

@@ -1,11 +1,10 @@
-"""The grid of simulated low-bit training: evenly spaced values between two ends, and rounding to them.
+"""Grid of simulated low-bit training: evenly spaced values between two ends, and rounding to them.
 
     s = max((high - low) / (2^bits - 1), 1e-8)
     Q(x; low, high) = round(clip((x - low) / s, 0, 2^bits - 1)) * s + low
 
 Banner et al. 2018, arXiv:1805.11046, as in the code of Aketi et al. 2021, arXiv:2111.09389. All tensors are
-float32 with 2^bits different values: this shows what low bits do to accuracy, and saves neither time nor
-memory.
+float32 with 2^bits different values: a simulation that saves neither time nor memory.
 """
 
 from __future__ import annotations
@@ -22,19 +21,18 @@ from laconic.core import arguments
 from laconic.core.turn import mix, name_key
 
 Rounding = Literal["nearest", "stochastic"]
-LEAST = 1e-8  # smallest spacing, which avoids a division by zero if the ends are equal
+MIN_SPACING = 1e-8  # avoids a division by zero if the ends are equal
 FINE = 2.0**24  # number of values of the dither
 
 
 @dataclass(frozen=True)
 class Precision:
-    """How a layer rounds. Weights are always rounded to nearest, gradients always at random.
+    """Rounding of a layer. Weights are always rounded to nearest, gradients always at random.
 
     Args:
         bits: Bits of activations, weights and gradients, 2 to 8; default: 8.
-        rounding: Rounding of activations, in training and evaluation: "nearest" (default), or "stochastic",
-            which the code of Aketi et al. does in evaluation too, by a wrong argument.
-        seed: Seed of all random rounding; give ranks different ones, so that their errors differ. Default: 0.
+        rounding: Rounding of activations, in training and evaluation: "nearest" (default) or "stochastic".
+        seed: Seed of random rounding; use a different one on each rank. Default: 0.
 
     Raises:
         SpecError: An argument is outside its range.
@@ -50,20 +48,20 @@ class Precision:
         arguments.whole("seed", self.seed, most=(1 << 64) - 1)
 
     def at(self, name: str) -> Precision:
-        """The same precision with its own random bits, for the layer of this name."""
+        """Return this precision with a seed derived from the layer's name."""
         return replace(self, seed=mix(self.seed, name_key(name)))
 
 
 def quantise(x: Tensor, low: Tensor, high: Tensor, bits: int = 8, key: int | None = None) -> Tensor:
-    """Q(x) float32, of the shape of x; `low` and `high` have one element. With a `key` it rounds at random.
+    """Return Q(x) float32, shaped like x. `low` and `high` have one element; a `key` selects random rounding.
 
-    Error, for x between the ends: at most s / 2 to nearest; at random below s, and 0 on average.
+    Error for x between the ends: at most s / 2 to nearest; below s at random, and 0 on average.
 
     >>> quantise(torch.tensor([0.0, 0.3, 0.4, 1.0, 5.0]), torch.tensor(0.0), torch.tensor(1.5), bits=2)
     tensor([0.0000, 0.5000, 0.5000, 1.0000, 1.5000])
     """
     top = 2**bits - 1
-    spacing = ((high - low) / top).clamp(min=LEAST)
+    spacing = ((high - low) / top).clamp(min=MIN_SPACING)
     level: Tensor = ((x - low) / spacing).clamp_(0, top)
     if key is None:
         level.round_()
@@ -76,7 +74,7 @@ def quantise(x: Tensor, low: Tensor, high: Tensor, bits: int = 8, key: int | Non
 
 
 def ends(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest element of x, each a tensor of no dimension; 0 if x has none."""
+    """Return minimum and maximum of x, each a tensor (); 0 if x is empty."""
     if not x.numel():
         return x.new_zeros(()), x.new_zeros(())
     low, high = torch.aminmax(x)
@@ -84,18 +82,18 @@ def ends(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def straight(x: Tensor, low: Tensor, high: Tensor, bits: int, key: int | None = None) -> Tensor:
-    """Q(x) with a straight-through gradient, also where x was clipped."""
+    """Return Q(x) with a straight-through gradient, also where x is clipped."""
     out: Tensor = _Straight.apply(x, low, high, bits, key)  # type: ignore[no-untyped-call]
     return out
 
 
 def fitted(x: Tensor, bits: int) -> Tensor:
-    """Q(x) to nearest between the ends of x, straight-through: for weights and scales."""
+    """Return Q(x) to nearest between the ends of x, straight-through, for weights and scales."""
     return straight(x, *ends(x.detach()), bits)
 
 
 def rounded_gradient(x: Tensor, bits: int, key: int) -> Tensor:
-    """x unchanged; its gradient is rounded at random with `key`, between the gradient's own ends."""
+    """Return x; its gradient is rounded at random with `key` between the gradient's ends."""
     out: Tensor = _RoundedGradient.apply(x, bits, key)  # type: ignore[no-untyped-call]
     return out
 

@@ -3,7 +3,7 @@
     y = conv(Q(x), Q(w)) + Q(b);  dx from Q(dy) rounded at random, dw from dy itself
 
 Banner et al. 2018, arXiv:1805.11046, as in the code of Aketi et al. 2021, arXiv:2111.09389: activations are
-rounded between running ends, each weight and bias tensor between its own. The optimiser's weights and all
+rounded between running ends, weights and biases between their minimum and maximum. Master weights and
 arithmetic are float32, see `grid`.
 """
 
@@ -61,10 +61,9 @@ class QuantConv2d(nn.Conv2d):
 
     @classmethod
     def of(cls, layer: nn.Conv2d, precision: Precision) -> QuantConv2d:
-        """The low-bit form of a layer, with the same parameters."""
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise AttachError(
-                f"a low-bit convolution pads with a number of zeros, got padding={layer.padding!r},"
+                f"padding of a low-bit convolution must be a number of zeros, got padding={layer.padding!r},"
                 f" padding_mode={layer.padding_mode!r}: pad in a layer before it, such as nn.ReflectionPad2d"
             )
         shape = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
@@ -126,7 +125,6 @@ class QuantLinear(nn.Linear):
 
     @classmethod
     def of(cls, layer: nn.Linear, precision: Precision) -> QuantLinear:
-        """The low-bit form of a layer, with the same parameters."""
         shape = (layer.in_features, layer.out_features, layer.bias is not None)
         made = cls(*shape, precision=precision, device=layer.weight.device)
         made.weight, made.bias = layer.weight, layer.bias

@@ -1,14 +1,14 @@
-"""Numbers in [-1, 1] as a few levels, with the straight-through gradient of a hard tanh.
+"""Few levels for numbers in [-1, 1], with the straight-through gradient of a hard tanh.
 
     linear   L = 2^bits - 1;  u = clip(floor((x + 1) L / 2 + 1/2), 0, L);  Q(x) = (2 u - L) / L
     log      Q(x) = sign(x) 2^e, e = clip(round(log2 |x|), 1 - 2^(bits - 1), 0)
     both     dx = dQ where |x| <= 1, else 0
 
-One bit is the sign in both, with sign(0) = 1. At random, the linear form takes a number of [0, 1) in place of
-1/2, so that Q(x) is x on average; for one bit P(Q = 1) = clip((x + 1) / 2, 0, 1). Hubara et al. 2016,
-arXiv:1609.07061 (levels), and Courbariaux et al. 2016, arXiv:1602.02830 (signs). Our own: the 2^bits linear
-levels lie evenly from -1 to 1, both included, where the paper has clip(round(x / s) s, min, max) with ends of
-the user's; so one bit is no special case, a level is a sum of signs, and padding with zeros stays exact.
+One bit is the sign in both, with sign(0) = 1. Random rounding of the linear form replaces 1/2 by a number in
+[0, 1), so that Q(x) is x on average; for one bit P(Q = 1) = clip((x + 1) / 2, 0, 1). Hubara et al. 2016,
+arXiv:1609.07061 (levels), and Courbariaux et al. 2016, arXiv:1602.02830 (signs). Difference from the paper:
+the 2^bits linear levels are evenly spaced from -1 to 1, both included, instead of clip(round(x / s) s, min,
+max). Then one bit is no special case, a level is a sum of signs, and zero padding is exact.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FINE = 2.0**-24  # spacing of the dither
 
 
 def top(bits: int) -> int:
-    """L: the largest of the 2^bits odd or even numbers that stand for levels, as `integers` has them.
+    """Return L, the largest of the 2^bits integer levels of `integers`.
 
     >>> top(1), top(2)
     (1, 3)
@@ -33,12 +33,12 @@ def top(bits: int) -> int:
     return (1 << bits) - 1
 
 
-def places(x: Tensor, bits: int, key: int | None = None) -> Tensor:
-    """u, whole numbers from 0 to 2^bits - 1 in the dtype of x: the linear level of each number, the lowest 0.
+def level_indices(x: Tensor, bits: int, key: int | None = None) -> Tensor:
+    """Return u, the index of each number's linear level, 0 to 2^bits - 1, in the dtype of x.
 
-    With a `key` it rounds at random. A NaN stays NaN.
+    A `key` selects random rounding. NaN stays NaN.
 
-    >>> places(torch.tensor([-2.0, -0.5, 0.0, 0.2, 1.0]), bits=2)
+    >>> level_indices(torch.tensor([-2.0, -0.5, 0.0, 0.2, 1.0]), bits=2)
     tensor([0., 1., 2., 2., 3.])
     """
     if key is None:
@@ -53,7 +53,9 @@ def places(x: Tensor, bits: int, key: int | None = None) -> Tensor:
 
 
 def integers(x: Tensor, bits: int, key: int | None = None) -> Tensor:
-    """L Q(x) in the linear form: odd whole numbers from -L to L. Its gradient is L times that of a hard tanh.
+    """Return L Q(x) in the linear form: odd integers from -L to L.
+
+    The gradient is L times that of a hard tanh.
 
     >>> integers(torch.tensor([-2.0, -0.5, 0.0, 0.2, 1.0]), bits=2)
     tensor([-3., -1.,  1.,  1.,  3.])
@@ -63,7 +65,7 @@ def integers(x: Tensor, bits: int, key: int | None = None) -> Tensor:
 
 
 def logarithmic(x: Tensor, bits: int) -> Tensor:
-    """Q(x) in the logarithmic form: powers of two from 2^(1 - 2^(bits - 1)) to 1, signed.
+    """Return Q(x) in the logarithmic form: powers of two from 2^(1 - 2^(bits - 1)) to 1, signed.
 
     >>> logarithmic(torch.tensor([-2.0, -0.3, 0.0, 0.7]), bits=2)
     tensor([-1.0000, -0.5000,  0.5000,  0.5000])
@@ -77,7 +79,7 @@ class _Integers(Function):
     def forward(ctx: Any, x: Tensor, bits: int, key: int | None) -> Tensor:
         ctx.save_for_backward(x.abs() <= 1)
         ctx.top = top(bits)
-        return places(x, bits, key).mul_(2).sub_(top(bits))
+        return level_indices(x, bits, key).mul_(2).sub_(top(bits))
 
     @staticmethod
     @once_differentiable

@@ -1,9 +1,9 @@
-"""Gradients in a few bits on the way back: powers of two, rounded at random so that the mean is kept.
+"""Gradients in few bits: powers of two with unbiased random rounding.
 
     t = 2^ceil(log2 max |g|);   levels 0 and t 2^-i, i = 0 .. 2^(bits - 1) - 2, signed;   E[Q(g)] = g
 
-Hubara et al. 2016, arXiv:1609.07061, train with gradients of 6 bits in a logarithmic form, rounded at
-random. Recalled: t as the end, the level 0, and rounding in proportion to the distance, are our reading.
+Hubara et al. 2016, arXiv:1609.07061, train with 6-bit logarithmic gradients, rounded at random. The end t,
+the level 0 and the rounding probabilities are our reading.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ FINE = 2.0**-24
 EXPONENT = 0x7F800000  # of a float32: [sign | exponent 8 | mantissa 23]
 
 
-def quantised(g: Tensor, bits: int, key: int) -> Tensor:
-    """Q(g), of the shape and dtype of g; a gradient that is not finite stays as it is.
+def quantise_gradient(g: Tensor, bits: int, key: int) -> Tensor:
+    """Return Q(g), with the shape and dtype of g. A gradient that is not finite is returned unchanged.
 
-    Error: E|Q(g) - g|^2 <= |g|^2 / 8 + n (s / 2)^2, s = t 2^(2 - 2^(bits - 1)) the least above 0.
+    Error: E|Q(g) - g|^2 <= |g|^2 / 8 + n (s / 2)^2, with s = t 2^(2 - 2^(bits - 1)) the least positive level.
 
-    >>> quantised(torch.tensor([8.0, -2.0, 0.0]), bits=3, key=1)
+    >>> quantise_gradient(torch.tensor([8.0, -2.0, 0.0]), bits=3, key=1)
     tensor([ 8., -2.,  0.])
     """
-    size = g.detach().float().abs()  # exact for half precision too
+    size = g.detach().float().abs()
     largest = size.max() if g.numel() else size.new_zeros(())
     if not bool(largest.isfinite()) or not bool(largest > 0):
         return g.clone()
     mantissa, exponent = torch.frexp(largest)  # largest = mantissa 2^exponent, 1/2 <= mantissa < 1
     top = int(exponent) - int(mantissa == 0.5)
-    least = 2.0 ** (2 - (1 << (bits - 1)))  # of a largest level 1; not below 2^-126, which float32 has
-    share = _scaled_(size, -top)
+    least = 2.0 ** (2 - (1 << (bits - 1)))  # relative to the largest level; at least 2^-126
+    share = _scale_(size, -top)
     below = (share.view(torch.int32) & EXPONENT).view(torch.float32)  # 2^e <= share < 2^(e + 1)
     step = below.clamp(min=least)
     below.mul_(below >= least)
     share.sub_(below).div_(step)
     dither = kernels.dither24(key, g.numel(), device=g.device).view(g.shape).float().mul_(FINE)
     rounded = below.add_(step.mul_(dither < share))
-    return _scaled_(rounded, top).copysign_(g).to(g.dtype)
+    return _scale_(rounded, top).copysign_(g).to(g.dtype)
 
 
-def _scaled_(x: Tensor, exponent: int) -> Tensor:
-    """x 2^exponent, in place: by two factors, as one may be out of the range of float32."""
+def _scale_(x: Tensor, exponent: int) -> Tensor:
+    """Multiply x by 2^exponent in place, in two factors, as one may exceed the range of float32."""
     half = exponent // 2
     return x.mul_(2.0**half).mul_(2.0 ** (exponent - half))
 
 
-def rounded_back(x: Tensor, bits: int, key: int) -> Tensor:
-    """x unchanged; its gradient is Q of what comes back."""
+def round_gradient(x: Tensor, bits: int, key: int) -> Tensor:
+    """Return x; its gradient is rounded with `quantise_gradient`."""
     out: Tensor = _Rounded.apply(x, bits, key)  # type: ignore[no-untyped-call]
     return out
 
@@ -66,4 +66,4 @@ class _Rounded(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return quantised(gradient, *ctx.how), None, None
+        return quantise_gradient(gradient, *ctx.how), None, None

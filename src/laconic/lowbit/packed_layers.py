@@ -1,13 +1,11 @@
-"""Layers for use alone, with a bit a weight: the same results, bit for bit, as the simulated ones in
-evaluation.
+"""Inference layers with packed weights: the same results, bit for bit, as the simulated ones.
 
     u(x) = sum_i 2^i u_i,  u_i in {0, 1};  L Q(x) = sum_i 2^i s_i,  s_i = 2 u_i - 1
     (L Q(w)) (L Q(x)) = sum_i sum_j 2^(i + j) (signs w_i) (signs x_j)
 
-So a product of levels of several bits is a sum of products of signs, each an XNOR and a popcount
-(`kernels.xnor`), and all of it whole numbers below 2^24, which float32 has exactly. What follows is done as
-in `few_bit_layers`: the division, the bias, then whatever the next layer is. A BatchNorm stays one in
-float32: to fold it and the next sign into a threshold would be exact only if its own rounding were, too.
+A product of levels of several bits is a sum of products of signs, each an XNOR and a popcount
+(`kernels.xnor`), in integers below 2^24, exact in float32. Division and bias follow as in `few_bit_layers`.
+BatchNorm stays float32: folding it and the next sign into a threshold would not reproduce its rounding.
 """
 
 from __future__ import annotations
@@ -24,85 +22,83 @@ from laconic.core.errors import AttachError, StateError
 from laconic.kernels.xnor.shape import LONGEST
 from laconic.lowbit.few_bit_layers import FewBitConv2d, FewBitGRUCell, FewBitLinear, FewBitLSTMCell, gru, lstm
 from laconic.lowbit.few_bits import FewBits, Rounding
-from laconic.lowbit.levels import places
+from laconic.lowbit.levels import level_indices
 
-EXACT = 1 << 24  # whole numbers up to this one are float32
+EXACT = 1 << 24  # float32 has all integers up to this one
 
 
 class Packed(nn.Module):
-    """Base: the bits of weights, `bits...` uint8, and biases, as buffers. `levels`: how many bits they
-    have.
-    """
+    """Base, with weights as uint8 buffers `bits...` and biases as buffers. `levels`: numbers of bits."""
 
     levels: FewBits
-    packs: dict[str, int]  # buffers of bits, and how many weights a row of theirs holds
+    packs: dict[str, int]  # weights per row, by buffer
 
     def __init__(self, levels: FewBits, entries: int) -> None:
         super().__init__()
         if levels.scale != "linear":
-            raise AttachError("logarithmic levels are no sums of signs: train with scale='linear' to pack")
+            raise AttachError("logarithmic levels cannot be packed: train with scale='linear'")
         if levels.activations is not None and levels.divisor * entries > EXACT:
             raise AttachError(
                 f"{entries} products of {levels.weights} by {levels.activations} bits exceed 2^24, beyond"
-                " which float32 is not exact: keep the layer real with keep="
+                " which float32 is not exact: name the layer in keep="
             )
         if levels.activations is not None and entries > LONGEST:
             raise AttachError(
-                f"a product of {entries} signs, and XNOR kernels take at most {LONGEST}: keep the layer real"
-                " with keep="
+                f"a product has {entries} signs, but XNOR kernels take at most {LONGEST}: name the layer in"
+                " keep="
             )
         self.levels = levels
         self.packs = {}
 
-    def keep(self, name: str, shape: tuple[int, ...], weight: Tensor, row: int) -> None:
-        """A buffer for the bits of a weight, where it is: (planes, ..., ceil(row / 8))."""
+    def add_bits_buffer(self, name: str, shape: tuple[int, ...], weight: Tensor, row: int) -> None:
+        """Add a buffer for the bits of a weight, on its device: (planes, ..., ceil(row / 8))."""
         self.packs[name] = row
         whole = (self.levels.weights, *shape, (row + 7) // 8)
         self.register_buffer(name, torch.zeros(whole, dtype=torch.uint8, device=weight.device))
 
-    def keep_bias(self, name: str, bias: Tensor | None) -> None:
-        """A buffer for a bias, or none."""
+    def add_bias_buffer(self, name: str, bias: Tensor | None) -> None:
         self.register_buffer(name, None if bias is None else bias.detach().clone().float())
 
     @torch.no_grad()
-    def fill(self, name: str, weight: Tensor) -> None:
-        """The bits of a weight whose last dimension is a row."""
-        at = places(weight.detach().float(), self.levels.weights).to(torch.int32)
+    def pack_weight(self, name: str, weight: Tensor) -> None:
+        """Write the bits of a weight with rows in the last dimension."""
+        at = level_indices(weight.detach().float(), self.levels.weights).to(torch.int32)
         for plane, bits in enumerate(getattr(self, name)):
             signs = ((at >> plane & 1).float() - 0.5).reshape(-1, weight.shape[-1]).contiguous()
             bits.copy_(kernels.xnor_pack(signs).view(bits.shape))
 
     def check(self) -> None:
-        """Raise `StateError` if bits are set behind the last weight of a row."""
+        """Raise `StateError` if padding bits of a row are set."""
         for name, row in self.packs.items():
             if row % 8 and bool((getattr(self, name)[..., -1] >> row % 8).any()):
-                raise StateError(f"{name} has bits behind the {row} weights of a row: the file is damaged")
+                raise StateError(f"{name} has bits set after the {row} weights of a row: damaged file")
 
     def _check_use(self, x: Tensor) -> None:
-        """Raise `StateError` where autograd or a trace would miss the kernels, which are no operators."""
+        """Raise `StateError` under autograd or tracing, which cannot record the kernels."""
         if torch.is_grad_enabled() and x.requires_grad:
             raise StateError(
-                "a packed layer has no gradient, and its input requires one: run it under torch.no_grad(), or"
-                " use the model that was packed, whose layers pass gradients on"
+                "a packed layer has no gradient, but its input requires one: run it under torch.no_grad(), or"
+                " use the unpacked model"
             )
         tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         if tracing or torch.compiler.is_exporting():
             raise StateError(
-                "torch.jit.trace and torch.export cannot record the kernels of packed layers: take"
-                " the model that was packed, or torch.compile, which calls the kernels as they are"
+                "torch.jit.trace and torch.export cannot record the kernels of packed layers: use the"
+                " unpacked model or torch.compile"
             )
 
     def signs(self, x: Tensor) -> list[Tensor]:
-        """Tensors whose signs are s_0, s_1, ... of x."""
+        """Return tensors with the signs s_0, s_1, ... of x."""
         count = self.levels.activations
         if count == 1:
             return [x]
-        at = places(x, count or 1).to(torch.int32)
+        at = level_indices(x, count or 1).to(torch.int32)
         return [(at >> plane & 1).float() - 0.5 for plane in range(count or 1)]
 
     def product(self, name: str, x: Tensor, multiply: Any, real: Any) -> Tensor:
-        """The product of x with a weight. `multiply(signs, bits)` is one of signs, `real(x, weight)` of
-        numbers. Raises `StateError` where a gradient or a graph is asked for.
+        """Return the product of x with a weight, by `multiply(signs, bits)` or `real(x, weight)`.
+
+        Raises `StateError` under autograd or tracing.
         """
         self._check_use(x)
         planes = getattr(self, name)
@@ -137,14 +133,13 @@ class PackedLinear(Packed):
 
     def __init__(self, layer: nn.Linear, levels: FewBits) -> None:
         super().__init__(levels, layer.in_features)
-        self.keep("bits", (layer.out_features,), layer.weight, layer.in_features)
-        self.keep_bias("bias", layer.bias)
+        self.add_bits_buffer("bits", (layer.out_features,), layer.weight, layer.in_features)
+        self.add_bias_buffer("bias", layer.bias)
 
     @classmethod
     def of(cls, layer: FewBitLinear) -> PackedLinear:
-        """The layer with its weights in bits."""
         made = cls(layer, layer.rounding.bits)
-        made.fill("bits", layer.weight)
+        made.pack_weight("bits", layer.weight)
         return made
 
     def forward(self, x: Tensor) -> Tensor:
@@ -160,14 +155,13 @@ class PackedConv2d(Packed):
         super().__init__(levels, channels * layer.kernel_size[0] * layer.kernel_size[1])
         self.shape: Any = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
         self.groups = layer.groups
-        self.keep("bits", (layer.out_channels, *layer.kernel_size), layer.weight, channels)
-        self.keep_bias("bias", layer.bias)
+        self.add_bits_buffer("bits", (layer.out_channels, *layer.kernel_size), layer.weight, channels)
+        self.add_bias_buffer("bias", layer.bias)
 
     @classmethod
     def of(cls, layer: FewBitConv2d) -> PackedConv2d:
-        """The layer with its weights in bits."""
         made = cls(layer, layer.rounding.bits)
-        made.fill("bits", layer.weight.permute(0, 2, 3, 1))
+        made.pack_weight("bits", layer.weight.permute(0, 2, 3, 1))
         return made
 
     def forward(self, x: Tensor) -> Tensor:
@@ -187,26 +181,24 @@ class PackedConv2d(Packed):
 
 
 class _PackedCell(Packed):
-    """A cell's products. `bits_ih` and `bits_hh` uint8 (planes, gates, ceil(c / 8))."""
+    """Base of cells. `bits_ih` and `bits_hh` uint8 (planes, gates, ceil(c / 8))."""
 
     def __init__(self, layer: Any, levels: FewBits) -> None:
         super().__init__(levels, max(layer.input_size, layer.hidden_size))
         self.hidden_size = layer.hidden_size
         for side in ("ih", "hh"):
             weight, bias = getattr(layer, f"weight_{side}"), getattr(layer, f"bias_{side}")
-            self.keep(f"bits_{side}", (len(weight),), weight, weight.shape[1])
-            self.keep_bias(f"bias_{side}", bias)
+            self.add_bits_buffer(f"bits_{side}", (len(weight),), weight, weight.shape[1])
+            self.add_bias_buffer(f"bias_{side}", bias)
 
     @classmethod
     def of(cls, layer: Any) -> Any:
-        """The cell with its weights in bits."""
         made = cls(layer, layer.rounding.bits)
         for side in ("ih", "hh"):
-            made.fill(f"bits_{side}", getattr(layer, f"weight_{side}"))
+            made.pack_weight(f"bits_{side}", getattr(layer, f"weight_{side}"))
         return made
 
     def gates(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """W_ih x + b_ih and W_hh h + b_hh."""
         found = []
         for side, given in (("ih", x), ("hh", h)):
             y, bias = linear(self, f"bits_{side}", given.float()), getattr(self, f"bias_{side}")
@@ -235,7 +227,7 @@ class PackedGRUCell(_PackedCell):
 
 
 def linear(layer: Packed, name: str, x: Tensor) -> Tensor:
-    """The product of x (..., c) with the bits of a dense layer."""
+    """Return the product of x (..., c) with the bits of a dense layer."""
     flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     y = layer.product(name, flat, kernels.xnor_matmul, F.linear)
     return y.view(*x.shape[:-1], y.shape[-1])
@@ -247,4 +239,4 @@ FORMS: dict[type, type[Any]] = {
     FewBitLSTMCell: PackedLSTMCell,
     FewBitGRUCell: PackedGRUCell,
 }
-"""Simulated layers and their packed forms."""
+"""Packed form of each simulated layer."""

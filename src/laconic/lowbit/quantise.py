@@ -19,7 +19,7 @@ from laconic.lowbit.few_bits import FewBits, Scale
 
 @dataclass(frozen=True, repr=False)
 class QuantiseTraining(FewBitTraining):
-    """The arguments of `laconic.lowbit.quantise`."""
+    """Arguments of `laconic.lowbit.quantise`."""
 
     paper: ClassVar[str] = "Hubara et al. 2016, arXiv:1609.07061"
     status: ClassVar[Status] = "reconstruction"
@@ -55,32 +55,32 @@ def quantise(
     keep: Collection[str] = (),
     seed: int = 0,
 ) -> FewBitHandle:
-    """Train a model with few bits in the weights, the inputs and the gradients of its layers, from now on.
+    """Train a model with few bits in the weights, inputs and gradients of its layers.
 
-    As `binarise`, which is one bit in weights and inputs and float32 gradients.
+    Generalises `binarise`, which has one bit in weights and inputs and float32 gradients.
 
     Args:
         model: Its Linear, Conv2d, LSTMCell and GRUCell layers are replaced.
         weights: Bits of weights, 1 to 8; default: 1.
         activations: Bits of inputs, 1 to 8, or None for float32; default: 2.
-        gradients: Bits of the gradients of results, 3 to 8, or None for float32: powers of two, rounded at
+        gradients: Bits of the gradients of outputs, 3 to 8, or None for float32: powers of two, rounded at
             random. Default: 6.
         scale: "linear" (default), evenly spaced levels from -1 to 1, or "log", powers of two. Only linear
             models can be packed.
-        first: As for `binarise`: "binary" treats the layer as the others.
+        first: As for `binarise`: "binary" treats the layer like the others.
         last: As for `binarise`.
         stochastic: Round inputs at random in training; default: no. Activation checkpointing repeats the
             bits of a layer's last 512 calls.
         norm: As for `binarise`.
-        keep: Names of modules that do not change, with everything inside; default: none.
-        seed: Of all random rounding; give each rank its own. Default: 0.
+        keep: As for `binarise`.
+        seed: Seed of random rounding; use a different one on each rank. Default: 0.
 
     Returns:
-        The handle, as of `binarise`.
+        The handle, as for `binarise`.
 
     Raises:
-        SpecError: As of `binarise`.
-        AttachError: As of `binarise`.
+        SpecError: As for `binarise`.
+        AttachError: As for `binarise`.
     """
     spec = QuantiseTraining(weights, activations, gradients, scale, first, last, stochastic, norm, seed=seed)
-    return spec.attached(model, keep)
+    return spec.attach_layers(model, keep)

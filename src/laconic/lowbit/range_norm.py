@@ -1,9 +1,9 @@
-"""Low-bit norms that measure the range of values instead of their variance.
+"""Low-bit norms that use the range of values instead of the variance.
 
     y = Q(gamma) (x - mean) Q(scale) + Q(beta),   x in low bits, dy rounded at random
 
-Banner et al. 2018, arXiv:1805.11046 (range batch norm), as in the code of Aketi et al. 2021. `RangeGroupNorm`
-does the same with the mean and the range of each example's groups; it is ours.
+Banner et al. 2018, arXiv:1805.11046 (range batch norm), as in the code of Aketi et al. 2021.
+`RangeGroupNorm`, with mean and range per example and group, is ours.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from laconic.core.errors import AttachError
-from laconic.lowbit.activation import KEPT, Activation
+from laconic.lowbit.activation import DECAY, Activation
 from laconic.lowbit.grid import Precision, fitted, rounded_gradient
 from laconic.lowbit.layers import EIGHT
 from laconic.lowbit.range_scale import range_scale
-from laconic.lowbit.repeats import repeated
+from laconic.lowbit.recomputation import is_recomputed
 
 
 class _LowBitNorm(nn.Module):
-    """Base: rounds input and gradient, and holds gamma `weight` and beta `bias`, (c,)."""
+    """Base: rounds input and gradient; has gamma `weight` and beta `bias`, (c,)."""
 
     def __init__(
         self, channels: int, affine: bool, precision: Precision, device: torch.device | None
@@ -37,7 +37,6 @@ class _LowBitNorm(nn.Module):
         )
 
     def out(self, x: Tensor) -> Tensor:
-        """gamma x + beta for each channel of x (n, c, ...); its gradient is rounded."""
         along = (-1, *[1] * (x.dim() - 2))
         if self.weight is not None and self.bias is not None:
             bits = self.precision.bits
@@ -48,8 +47,8 @@ class _LowBitNorm(nn.Module):
 class RangeNorm(_LowBitNorm):
     """Replaces BatchNorm: normalises x (n, c, ...) by each channel's mean and range over the batch.
 
-    The range is averaged over 16 chunks. Evaluation uses running values, in which the last batch counts nine
-    tenths. On skewed shards batches differ, and so do these values: `RangeEvoNorm` has none.
+    The range is averaged over 16 chunks. Evaluation uses running values, 0.9 of them from the last batch.
+    They depend on the shard of a rank: for skewed shards use `RangeEvoNorm`.
 
     Args:
         channels: c.
@@ -79,11 +78,10 @@ class RangeNorm(_LowBitNorm):
 
     @classmethod
     def of(cls, norm: nn.BatchNorm2d, precision: Precision) -> RangeNorm:
-        """The low-bit form of a BatchNorm2d, with its parameters and its running statistics."""
         if norm.running_mean is None or norm.running_var is None:
             raise AttachError(
                 "a range norm needs running statistics, got BatchNorm2d(track_running_stats=False): use"
-                " GroupNorm, which needs none"
+                " GroupNorm"
             )
         made = cls(norm.num_features, norm.affine, precision=precision, device=norm.running_mean.device)
         made.weight, made.bias = norm.weight, norm.bias
@@ -96,9 +94,9 @@ class RangeNorm(_LowBitNorm):
         if self.training:
             rows = x.transpose(0, 1).flatten(1)
             mean, scale = rows.mean(1), range_scale(rows)
-            if not repeated(self.training):
-                self.running_mean.mul_(KEPT).add_(mean.detach(), alpha=1 - KEPT)
-                self.running_scale.mul_(KEPT).add_(scale.detach(), alpha=1 - KEPT)
+            if not is_recomputed(self.training):
+                self.running_mean.mul_(DECAY).add_(mean.detach(), alpha=1 - DECAY)
+                self.running_scale.mul_(DECAY).add_(scale.detach(), alpha=1 - DECAY)
         else:
             mean, scale = self.running_mean, self.running_scale
         along = (-1, *[1] * (x.dim() - 2))
@@ -133,7 +131,6 @@ class RangeGroupNorm(_LowBitNorm):
 
     @classmethod
     def of(cls, norm: nn.GroupNorm, precision: Precision) -> RangeGroupNorm:
-        """The low-bit form of a GroupNorm, with its parameters."""
         device = norm.weight.device if norm.affine else None
         made = cls(norm.num_groups, norm.num_channels, norm.affine, precision=precision, device=device)
         made.weight, made.bias = norm.weight, norm.bias

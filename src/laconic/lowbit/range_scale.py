@@ -1,10 +1,10 @@
-"""The scale of values from their range: a maximum and a minimum instead of squares and a root.
+"""Scale of values from their range, without squares or roots.
 
     1 / (C(m) (mean of the chunks' maxima - mean of their minima) + 1e-5),   m values in each chunk
     C(m) = 0.5 * 0.35 * (1 + sqrt(pi ln 4)) / sqrt(2 ln m)
 
-is about 1 / standard deviation: for normal values 6 % more with 1,024 in a chunk, 23 % more with 16. Banner
-et al. 2018, arXiv:1805.11046; chunks as in the code of Aketi et al. 2021.
+approximates 1 / standard deviation: for normal values 6 % more with chunks of 1,024, 23 % more with chunks of
+16. Banner et al. 2018, arXiv:1805.11046; chunks as in the code of Aketi et al. 2021.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EPS = 1e-5
 
 
 def range_constant(m: int) -> float:
-    """C(m): the range of m normal values times C(m) is about their standard deviation.
+    """Return C(m): the range of m normal values times C(m) is about their standard deviation.
 
     >>> [round(range_constant(m), 3) for m in (64, 1024, 16384)]
     [0.187, 0.145, 0.123]
@@ -27,21 +27,21 @@ def range_constant(m: int) -> float:
 
 
 def chunks_of(n: int) -> int:
-    """The largest number of equal chunks of n values, up to 16, with 2 values or more in each.
+    """Return the largest number of equal chunks of n values, up to 16, with at least 2 values each.
 
     >>> [chunks_of(n) for n in (32, 64, 20, 7)]
     [16, 16, 10, 1]
     """
     if n < 2:
         raise ValueError(
-            f"a range norm needs two values or more in each group, got {n}: use fewer groups, larger images"
-            " or larger batches"
+            f"a range norm needs at least 2 values per group, got {n}: use fewer groups, larger images or"
+            " larger batches"
         )
     return next(k for k in range(min(CHUNKS, n // 2), 0, -1) if n % k == 0)
 
 
 def range_scale(rows: Tensor) -> Tensor:
-    """About 1 / standard deviation of each row: (..., n) to (...)."""
+    """Return about 1 / standard deviation of each row: (..., n) to (...)."""
     n = rows.shape[-1]
     chunks = chunks_of(n)
     cut = rows.reshape(*rows.shape[:-1], chunks, n // chunks)

@@ -1,4 +1,4 @@
-"""Calls that activation checkpointing repeats in backward: each has the random bits of its first time."""
+"""Calls repeated by activation checkpointing: they reuse the random bits of the original call."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from collections import deque
 import torch
 from torch import Tensor
 
-CALLS = 512  # the last ones are known again
-PLACES = 64  # of an input, by whose values and the sum of all it is known
+MAX_CALLS = 512  # calls that are remembered
+SAMPLES = 64  # elements of an input in its fingerprint
 
 
-def repeated(training: bool) -> bool:
-    """Whether a call in training repeats one of the forward pass: then autograd is at work."""
+def is_recomputed(training: bool) -> bool:
+    """Return whether a call in training runs within backward, so repeats a call of the forward pass."""
     return training and not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0
 
 
-class Repeats:
-    """The turns of a layer's last calls in training, and by what their inputs are known."""
+class RecomputedCalls:
+    """Turns and input fingerprints of a layer's last calls in training."""
 
     def __init__(self) -> None:
-        self._calls: deque[tuple[int, Tensor]] = deque(maxlen=CALLS)
-        self._done: set[int] = set()  # turns that were repeated
+        self._calls: deque[tuple[int, Tensor]] = deque(maxlen=MAX_CALLS)
+        self._done: set[int] = set()  # turns that were recomputed
 
     def turn(self, now: int, again: bool, *inputs: Tensor) -> int:
-        """The turn of a call with these inputs: `now`, or that of the call which is there again.
+        """Return the turn of a call with these inputs: `now`, or that of the call which it repeats.
 
-        Of several calls alike, backward repeats the last one first.
+        Among calls with equal inputs, backward repeats the last one first.
         """
         if torch.compiler.is_compiling():
             return now
-        these = _known_by(inputs)
+        these = _fingerprint(inputs)
         if not again:
             self._calls.append((now, these))
             return now
@@ -45,9 +45,9 @@ class Repeats:
 
 
 @torch.no_grad()
-def _known_by(inputs: tuple[Tensor, ...]) -> Tensor:
+def _fingerprint(inputs: tuple[Tensor, ...]) -> Tensor:
     found = []
     for each in inputs:
         flat = each.detach().float().reshape(-1)
-        found += [flat[:: max(1, len(flat) // PLACES)][:PLACES], flat.sum()[None]]
+        found += [flat[:: max(1, len(flat) // SAMPLES)][:SAMPLES], flat.sum()[None]]
     return torch.cat(found)

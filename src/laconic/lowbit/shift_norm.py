@@ -1,10 +1,9 @@
-"""Batch normalisation whose products are shifts: factors are the nearest powers of two.
+"""Shift-based batch normalisation: factors are rounded to powers of two.
 
     c = x - mean;  var = mean(c AP2(c));  y = c AP2(1 / sqrt(var + eps)) AP2(gamma) + beta
 
-Courbariaux et al. 2016, arXiv:1602.02830, as in the authors' Torch7 code: running values move by 0.125, eps
-is 1e-5. Gradients pass AP2 straight through, and follow from these equations: that is our reading, where the
-authors' code has a backward of its own.
+Courbariaux et al. 2016, arXiv:1602.02830, with momentum 0.125 and eps 1e-5 as in the authors' Torch7 code.
+Gradients pass AP2 straight through (our reading; the authors' code has its own backward).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from laconic.core.errors import AttachError
 from laconic.core.powers import straight_power
-from laconic.lowbit.repeats import repeated
+from laconic.lowbit.recomputation import is_recomputed
 
 MOMENTUM, EPS = 0.125, 1e-5
 
@@ -28,7 +27,7 @@ class ShiftBatchNorm(nn.Module):
 
     Args:
         channels: c.
-        device, dtype: Of the parameters and running values; default: torch's, as for `nn.BatchNorm2d`.
+        device, dtype: As for `nn.BatchNorm2d`.
 
     >>> x = 5 + 2 * torch.randn(256, 3, generator=torch.Generator().manual_seed(0))
     >>> y = ShiftBatchNorm(3)(x)
@@ -53,13 +52,11 @@ class ShiftBatchNorm(nn.Module):
 
     @classmethod
     def of(cls, norm: Any) -> ShiftBatchNorm:
-        """The form with shifts of a BatchNorm1d or BatchNorm2d, with its parameters and its running
-        values.
-        """
+        """Return the ShiftBatchNorm of a BatchNorm1d or BatchNorm2d, with its parameters and buffers."""
         if not norm.affine or norm.running_mean is None:
             raise AttachError(
-                "a norm with shifts has gamma, beta and running values, got a BatchNorm with"
-                f" affine={norm.affine}, track_running_stats={norm.track_running_stats}: keep it with keep="
+                "norm='shift' needs gamma, beta and running values, got a BatchNorm with"
+                f" affine={norm.affine}, track_running_stats={norm.track_running_stats}: name it in keep="
             )
         made = cls(norm.num_features, device=norm.weight.device, dtype=norm.weight.dtype).train(norm.training)
         for name in ("weight", "bias"):
@@ -75,7 +72,7 @@ class ShiftBatchNorm(nn.Module):
             mean = x.mean(over)
             centred = x - mean.view(along)
             var = (centred * straight_power(centred)).mean(over)
-            if not repeated(self.training):
+            if not is_recomputed(self.training):
                 with torch.no_grad():
                     self.num_batches_tracked += 1
                     self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), MOMENTUM)

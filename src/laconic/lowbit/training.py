@@ -1,4 +1,4 @@
-"""Low-bit training: a transform whose model ends in few bits."""
+"""Low-bit training: base of transforms that produce a few-bit model."""
 
 from __future__ import annotations
 
@@ -17,32 +17,31 @@ from laconic.transforms.transform import Option, Transform, TransformHandle
 
 @dataclass(frozen=True)
 class LowBitStats:
-    """Figures of a low-bit training. `residual`: distance of the weights from few bits, relative to them."""
+    """Figures of low-bit training. `residual`: distance to the few-bit weights, relative to the norm."""
 
     residual: float
 
 
 class LowBitHandle(TransformHandle):
-    """Low-bit training at work on one model."""
+    """Handle of low-bit training of one model."""
 
     @abstractmethod
     def residual(self) -> float:
-        """Return the distance of the weights from few bits, relative to their norm."""
+        """Return the distance of the weights to their few-bit values, relative to their norm."""
 
     @abstractmethod
     def quantised(self) -> AbstractContextManager[None]:
-        """Return a block in which the model has its few bits."""
+        """Return a context in which the model has its few-bit weights."""
 
     @abstractmethod
     def pack(self) -> nn.Module:
         """Return a copy of the model with packed weights."""
 
     def stats(self) -> LowBitStats:
-        """Return figures of the model as it is now."""
+        """Return figures of the current model."""
         return LowBitStats(self.residual())
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Return `quantised()`."""
         return self.quantised()
 
     def figures(self) -> dict[str, Any]:
@@ -62,7 +61,7 @@ class LowBitHandle(TransformHandle):
 
 
 class LowBitTraining(Transform):
-    """Configuration of a low-bit training: a frozen dataclass."""
+    """Configuration of low-bit training: a frozen dataclass."""
 
     option: ClassVar[Option] = "lowbit"
     replicas_equal: ClassVar[bool] = True

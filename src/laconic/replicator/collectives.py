@@ -1,147 +1,77 @@
-"""Collectives that gradients go back through: sum, gather and broadcast over the replicas of a group.
-
-Each replica has a loss L_r of its own, and gradients are those of sum_r L_r:
-
-    y = sum_r x_r        on every replica     dL/dx_r = sum_s dL_s/dy_s          a sum again
-    y = [x_0, x_1, ...]  on every replica     dL/dx_r = sum_s (dL_s/dy_s)[r]     a reduce-scatter
-    y = x_root           on every replica     dL/dx_root = sum_s dL_s/dy_s       a sum, kept by the root
-
-Backward passes communicate too, so every replica runs them, in one order. They can be differentiated again.
-"""
+"""Meetings: the collectives of a Replicator, on pytrees of tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, get_args
 
-import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from laconic.comm.comm import Comm
-from laconic.replicator.order import Order
+from laconic.core import arguments
+from laconic.replicator.collectives import Group
+from laconic.replicator.leaves import Pytree, flatten
 
-
-class Group:
-    """The replicas in sync with this one: their Comm, and the order in which they meet."""
-
-    def __init__(self, comm: Comm, order: Order) -> None:
-        self.comm, self.order = comm, order
-
-    def sums(self, tensors: Sequence[Tensor], what: str, *parts: object) -> list[Tensor]:
-        """The sum over replicas of each tensor, of bools as int64: one message for all tensors of a dtype."""
-        tensors = [each.long() if each.dtype is torch.bool else each for each in tensors]
-        note = self.order.note(what, *parts)
-        return list(_AllSum.apply(self, note, *tensors)) if tensors else []  # type: ignore[no-untyped-call]
-
-    def gathers(self, tensors: Sequence[Tensor], what: str, *parts: object) -> list[Tensor]:
-        """All replicas' rows of each tensor, in replica order."""
-        note = self.order.note(what, *parts)
-        made: list[Tensor] = []
-        for each in tensors:
-            rows = each.unsqueeze(0) if not each.dim() else each
-            made.append(_AllGather.apply(self, note, rows))  # type: ignore[no-untyped-call]
-        return made
-
-    def broadcasts(self, tensors: Sequence[Tensor], root: int, what: str, *parts: object) -> list[Tensor]:
-        """The root's tensors on every replica."""
-        note = self.order.note(what, *parts)
-        return [_Broadcast.apply(self, note, root, each) for each in tensors]  # type: ignore[no-untyped-call]
+Op = Literal["mean", "sum"]
 
 
-class _AllSum(Function):
-    @staticmethod
-    def forward(ctx: Any, group: Group, note: str, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.group, ctx.note = group, note
-        group.order.check(note)
-        made = by_kind(tensors, group.comm.all_reduce)
-        ctx.mark_non_differentiable(*(each for each in made if not differentiable(each)))
-        return tuple(made)
+class Meetings(ABC):
+    """What replicas in sync do together. All make the same calls, in one order."""
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        floating = [i for i, each in enumerate(grads) if each is not None and differentiable(each)]
-        note = f"the backward pass of {ctx.note}"
-        sums = _AllSum.apply(ctx.group, note, *(grads[i] for i in floating))  # type: ignore[no-untyped-call]
-        found = dict(zip(floating, sums, strict=True))
-        return None, None, *(found.get(i) for i in range(len(grads)))
+    @property
+    @abstractmethod
+    def _meets(self) -> Group:
+        """The replicas in sync with this one."""
 
+    @property
+    def replica(self) -> int:
+        """This replica's number among those in sync."""
+        return self._meets.comm.rank
 
-class _AllGather(Function):
-    @staticmethod
-    def forward(ctx: Any, group: Group, note: str, x: Tensor) -> Tensor:
-        group.order.check(note)
-        every = _rows_of_all(group.comm, x.detach())
-        ctx.group, ctx.note, ctx.rows = group, note, [len(each) for each in every]
-        made = torch.cat(every)
-        if not differentiable(made):
-            ctx.mark_non_differentiable(made)
-        return made
+    @property
+    def replicas(self) -> int:
+        """How many are in sync."""
+        return self._meets.comm.size
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        note = f"the backward pass of {ctx.note}"
-        return None, None, _Scatter.apply(ctx.group, note, ctx.rows, grad)  # type: ignore[no-untyped-call]
+    def all_sum(self, tree: Pytree) -> Pytree:
+        """The sum over replicas of each leaf of a pytree. One message a dtype; differentiable."""
+        tensors, structure = flatten(tree)
+        return structure.rebuilt(self._meets.sums(tensors, "all_sum({})", structure))
 
+    def all_mean(self, tree: Pytree) -> Pytree:
+        """The mean over replicas of each leaf of a pytree. One message a dtype; differentiable."""
+        tensors, structure = flatten(tree)
+        sums = self._meets.sums(tensors, "all_mean({})", structure)
+        return structure.rebuilt(each / self.replicas for each in sums)
 
-class _Scatter(Function):
-    """The sum over replicas of this replica's rows of x."""
+    def all_gather(self, tree: Pytree) -> Pytree:
+        """All replicas' rows of each leaf, in replica order; of a 0-dim one a vector. Differentiable.
 
-    @staticmethod
-    def forward(ctx: Any, group: Group, note: str, rows: list[int], x: Tensor) -> Tensor:
-        ctx.group, ctx.note = group, note
-        group.order.check(note)
-        return group.comm.reduce_scatter([each.contiguous() for each in torch.split(x.detach(), rows)])
+        The first dimension may differ between replicas.
+        """
+        tensors, structure = flatten(tree)
+        return structure.rebuilt(self._meets.gathers(tensors, "all_gather({})", Kinds(tensors)))
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        note = f"the backward pass of {ctx.note}"
-        return None, None, None, _AllGather.apply(ctx.group, note, grad)  # type: ignore[no-untyped-call]
+    def broadcast(self, tree: Pytree, root: int = 0) -> Pytree:
+        """The root's tensors on every replica. Differentiable: the root gets the sum of all gradients."""
+        arguments.whole("root", root, 0, self.replicas - 1)
+        tensors, structure = flatten(tree)
+        sent = self._meets.broadcasts(tensors, root, "broadcast({}, root={})", structure, root)
+        return structure.rebuilt(sent)
 
-
-class _Broadcast(Function):
-    @staticmethod
-    def forward(ctx: Any, group: Group, note: str, root: int, x: Tensor) -> Tensor:
-        ctx.group, ctx.note, ctx.root = group, note, root
-        group.order.check(note)
-        made = group.comm.broadcast(x.detach().clone(memory_format=torch.contiguous_format), root)
-        if not differentiable(made):
-            ctx.mark_non_differentiable(made)
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        note = f"the backward pass of {ctx.note}"
-        (total,) = _AllSum.apply(ctx.group, note, grad)  # type: ignore[no-untyped-call]
-        return None, None, None, total if ctx.group.comm.rank == ctx.root else torch.zeros_like(total)
+    def map_reduce(self, fn: Callable[..., Pytree], *arguments_: Any, op: Op = "mean") -> Pytree:
+        """`fn(*arguments_)` on every replica, and the "mean" (default) or "sum" of what they return."""
+        arguments.choice("op", op, get_args(Op))
+        made = fn(*arguments_)
+        return self.all_mean(made) if op == "mean" else self.all_sum(made)
 
 
-def _rows_of_all(comm: Comm, x: Tensor) -> list[Tensor]:
-    """Each replica's rows. Those of rows without elements are counted, as their lengths say nothing."""
-    one = x.shape[1:]
-    if one.numel():
-        return [each.view(-1, *one) for each in comm.all_gather(x.contiguous().view(-1))]
-    return [
-        x.new_empty(int(rows), *one)
-        for rows in comm.all_gather(torch.tensor([len(x)], dtype=torch.int64, device="cpu"))
-    ]
+class Kinds:
+    """Dtypes and shapes of tensors without the first dimension, in which replicas may differ, as text."""
 
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._tensors = tensors
 
-def differentiable(x: Tensor) -> bool:
-    """Whether gradients can be of this dtype."""
-    return x.is_floating_point() or x.is_complex()
-
-
-def by_kind(tensors: Sequence[Tensor], combine: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """`combine`, of flat tensors in place, on all tensors of one dtype and device as one; new tensors."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for i, each in enumerate(tensors):
-        kinds.setdefault((each.dtype, each.device), []).append(i)
-    made: dict[int, Tensor] = {}
-    for places in kinds.values():
-        flat = combine(torch.cat([tensors[i].detach().reshape(-1) for i in places]))
-        parts = torch.split(flat, [tensors[i].numel() for i in places])
-        made |= {i: part.view(tensors[i].shape) for i, part in zip(places, parts, strict=True)}
-    if len(tensors) > 1:  # no two outputs share memory: each may be written to by itself
-        return [made[i].clone() for i in range(len(tensors))]
-    return [made[i] for i in range(len(tensors))]
+    def __str__(self) -> str:
+        pairs = ((str(each.dtype).removeprefix("torch."), tuple(each.shape[1:])) for each in self._tensors)
+        return ", ".join(f"{dtype} (..., {shape})" for dtype, shape in pairs)

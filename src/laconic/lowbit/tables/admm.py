@@ -1,13 +1,12 @@
-"""ADMM towards a table of few bits, for recurrent language models (Xu et al. 2021, arXiv:2111.14836).
+"""ADMM quantisation to a few-bit table, for recurrent language models (Xu et al. 2021, arXiv:2111.14836).
 
     min F(Theta)  subject to  Theta = G,  G = alpha * q,  q from a table
     Theta  <- steps of the optimiser on F(Theta) + gamma/2 |Theta - G + lambda|^2
-    G      <- the nearest to Theta + lambda      (`projection`)
+    G      <- projection of Theta + lambda      (`projection`)
     lambda <- lambda + Theta - G
 
-Our reconstruction from the abstract and the standard method: the tables,
-the tied scales and the extra-gradient step are the paper's; gamma and its schedule, how often G moves and
-where scales are tied are ours.
+A reconstruction from the abstract and the standard method. From the paper: tables, tied scales and the
+extra-gradient step. Ours: gamma and its schedule, the interval of updates of G, and the tie options.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from laconic.core.errors import AttachError, StateError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.spec import Status
 from laconic.lowbit.tables.extragradient import Prediction
-from laconic.lowbit.tables.saved import read_state
+from laconic.lowbit.tables.state import read_state
 from laconic.lowbit.tables.table_training import TableTraining
 from laconic.lowbit.tables.tables import Name, table_of
 from laconic.lowbit.tables.weights import Quantised, Tie, dense, project_all, refuse_moved_padding
@@ -36,7 +35,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class AdmmSettings:
-    """The arguments of `laconic.lowbit.admm`. Its `repr` is in the saved states of scripts."""
+    """Arguments of `laconic.lowbit.admm`. Saved states contain its `repr`."""
 
     table: Name = "ternary"
     tie: Tie = "row"
@@ -62,7 +61,7 @@ class AdmmSettings:
 
 @dataclass(frozen=True, repr=False)
 class AdmmTraining(LowBitTraining, AdmmSettings):
-    """A table, what shares a scale, gamma's schedule, and layers to keep."""
+    """Configuration of ADMM: table, shared scales, schedule of gamma, and layers to keep."""
 
     paper: ClassVar[str] = "Xu et al. 2021, arXiv:2111.14836"
     status: ClassVar[Status] = "reconstruction"
@@ -93,46 +92,43 @@ def admm(
     extragradient: bool = False,
     keep: Collection[str] = (),
 ) -> Admm:
-    """Draw the matrices of a model's Embedding, LSTM, GRU and Linear layers to a table while it trains.
+    """Quantise the matrices of a model's Embedding, LSTM, GRU and Linear layers to a table during training.
 
-    The model and the training loop stay as they are: hooks on the optimiser add gamma (Theta - G + lambda) to
-    the gradients just before each step, and move G and lambda after every so many steps. That is after
-    accumulation, clipping and communication, so with DistributedDataParallel and `laconic.compress` all ranks
-    have the same G. Call this before `laconic.compress`, whose hooks must come second. Biases and all other
-    parameters stay float32.
+    Model and training loop do not change: hooks on the optimiser add gamma (Theta - G + lambda) to the
+    gradients before each step, and update G and lambda periodically. This happens after accumulation,
+    clipping and communication, so with DistributedDataParallel and `laconic.compress` all ranks have the same
+    G. Call this before `laconic.compress`, whose hooks must come second. Other parameters stay float32.
 
-    Take SGD: its step follows the penalty's gradient, and Adam's divides it away. Where gamma times the
-    learning rate is above 1 the penalty overshoots; `most` is the limit. A step costs one addition more, and
-    memory is 2.25 times more than the weights' own (lambda, G - lambda, q).
+    Use SGD, as Adam normalises the penalty away. If gamma times the learning rate exceeds 1, the penalty
+    overshoots; `most` limits gamma. Costs one addition per step and extra memory of 2.25 times the weights
+    (lambda, G - lambda, q).
 
     Args:
-        model: Trained as before, in float32; DistributedDataParallel is looked into.
-        optimizer: Trains the matrices, with one gradient a step.
+        model: A float32 model; may be wrapped in DistributedDataParallel.
+        optimizer: Optimiser of the matrices, with one gradient per step.
         table: "binary" {-1, 1}, "ternary" {-1, 0, 1} (default), "quinary" {0, +-1, +-2} or "septenary"
-            {0, +-1, +-2, +-4}: 1, 1.6, 3 and 3 bits a weight.
-        tie: What shares a scale: "row" of a matrix (default), "layer", here a whole matrix, or "model".
-        gamma: The penalty's weight at first; default: 1e-3.
-        growth: gamma's factor at each update of G; lambda shrinks by as much. Default: 1.15.
-        most: gamma's limit; default: 0.1.
-        every: Steps from one update of G to the next; default: 50.
+            {0, +-1, +-2, +-4}: 1, 1.6, 3 and 3 bits per weight.
+        tie: Entries that share a scale: "row" of a matrix (default), "layer" (a whole matrix) or "model".
+        gamma: Initial weight of the penalty; default: 1e-3.
+        growth: Factor of gamma, and divisor of lambda, at each update of G. Default: 1.15.
+        most: Limit of gamma; default: 0.1.
+        every: Steps between updates of G; default: 50.
         rounds: Alternations of scale and entries in a projection; default: 5.
         start: Steps before the penalty begins; default: 0.
-        extragradient: Whether two calls of `optimizer.step()` make one step: a prediction, and the step from
-            the same place with the gradient there. For optimisers that step by themselves, so not with
-            methods such as `dgc` that bring their own momentum. Takes a much lower learning rate than plain
-            steps: where rate times curvature is 1, the prediction is at the minimum, its gradient is 0, and
-            the weights drift though the loss of the prediction looks well. Default: False.
-        keep: Names of modules that stay float32 with everything inside; default: none.
+        extragradient: Whether two calls of `optimizer.step()` make one step: a prediction, then the step from
+            the same point with the gradient at the prediction. Not for methods with their own momentum, such
+            as `dgc`. Needs a much lower learning rate than plain steps: if rate times curvature is 1, the
+            gradient at the prediction is 0 and the weights drift. Default: False.
+        keep: Names of modules that stay float32, with their children; default: none.
 
     Returns:
-        The handle: `residual()`, `quantised()` for tests on the way, `state_dict()`, and at the end
-        `finish()` and `pack()`.
+        The handle, with `residual()`, `quantised()` for evaluation, `state_dict()`, `finish()` and `pack()`.
 
     Raises:
         SpecError: An argument is out of range.
-        AttachError: The model has no such layer, or is drawn to a table already; matrices are shared, not
-            float32 or computed by hooks; the optimiser does not train them; `keep` names no module. Nothing
-            has changed then.
+        AttachError: The model has no such layer, or is quantised to a table already; matrices are shared, not
+            float32 or computed by hooks; the optimiser does not train them; `keep` names no module. The model
+            is unchanged.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Embedding(10, 40), nn.Linear(40, 10))
@@ -153,9 +149,9 @@ def admm(
 
 @outside_inference_mode("remove", "state_dict", "load_state_dict")
 class Admm(TableTraining):
-    """ADMM at work on one model. Made by `laconic.lowbit.admm`.
+    """Handle of `laconic.lowbit.admm`.
 
-    `steps`: of the optimiser, so far; `gamma`: the penalty's weight now; `updates`: how often G has moved.
+    `steps`: optimiser steps so far; `gamma`: current weight of the penalty; `updates`: updates of G so far.
     """
 
     def __init__(
@@ -165,28 +161,28 @@ class Admm(TableTraining):
         refuse_moved_padding(self._layers, self.table, settings.tie)
         if any(group.get("maximize") for group in self.optimizer.param_groups):
             raise AttachError(
-                "this optimiser has maximize=True, and would climb the penalty too, away from the table:"
-                " build it without, and negate the loss"
+                "this optimiser has maximize=True, which would also maximise the penalty: build it without,"
+                " and negate the loss"
             )
         self.settings = settings
         self.steps, self.updates, self.gamma = 0, 0, settings.gamma
         self._near: Quantised = {}  # G
         self._duals: dict[str, Tensor] = {}  # lambda
-        self._aims: dict[str, Tensor] = {}  # G - lambda, to which the penalty draws Theta
+        self._aims: dict[str, Tensor] = {}  # G - lambda, target of Theta in the penalty
         self._prediction = Prediction(self.optimizer) if settings.extragradient else None
         self.begin()
 
     def solution(self) -> Quantised:
-        """G: what the packed model holds. Before the first step, the nearest to the weights as they are."""
-        return self._near or self._projected(self.weights)
+        """Return G. Before the first step, the projection of the current weights."""
+        return self._near or self._project(self.weights)
 
     def before(self) -> None:
-        """Add the penalty's gradient to the mean gradient: gamma (Theta - G + lambda)."""
+        """Add the penalty's gradient gamma (Theta - G + lambda) to the mean gradient."""
         if not self._near and self.steps >= self.settings.start:
-            self._near = self._projected(self.weights)
+            self._near = self._project(self.weights)
             self._duals = {name: weight.new_zeros(weight.shape) for name, weight in self.weights.items()}
             self._aim()
-        scale = getattr(self.optimizer, "grad_scale", None)  # by which a fused step divides, of a GradScaler
+        scale = getattr(self.optimizer, "grad_scale", None)  # GradScaler's factor, removed by a fused step
         gamma = self.gamma if scale is None else self.gamma * float(scale)
         for name, aim in self._aims.items():
             weight = self.weights[name]
@@ -196,7 +192,7 @@ class Admm(TableTraining):
             self._prediction.before_step()
 
     def after(self) -> None:
-        """Count the step; move G and lambda after every so many."""
+        """Count the step; update G and lambda periodically."""
         if self._prediction is not None and not self._prediction.after_step():
             return
         self.steps += 1
@@ -205,12 +201,12 @@ class Admm(TableTraining):
 
     def remove(self) -> None:
         if self._prediction is not None and self._prediction.ahead:
-            self._prediction.back()  # half a step is none
+            self._prediction.back()  # discard half a step
             self._prediction.ahead = False
         super().remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers and tensors, the same on all ranks, to be saved beside model and optimiser.
+        """Return numbers and tensors, equal on all ranks. Save model and optimiser as well.
 
         Raises `StateError` between the two halves of an extra-gradient step.
         """
@@ -228,7 +224,7 @@ class Admm(TableTraining):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, with the same bits. Raises `StateError`, unchanged, for another one."""
+        """Restore a state, to continue with the same bits. Raise `StateError`, unchanged, for any other."""
         self._check_whole()
         own = {"format": FORMAT, "settings": repr(self.settings), "weights": _shapes(self.weights)}
         numbers, tensors = read_state(state, own, self.weights)
@@ -240,8 +236,8 @@ class Admm(TableTraining):
         self._aim()
 
     def _move(self) -> None:
-        """G, then lambda, then gamma; with gamma the scaled lambda shrinks, so that gamma lambda stays."""
-        self._near = self._projected({name: w + self._duals[name] for name, w in self.weights.items()})
+        """Update G, lambda and gamma; lambda shrinks as gamma grows, so that gamma lambda is constant."""
+        self._near = self._project({name: w + self._duals[name] for name, w in self.weights.items()})
         before, self.gamma = self.gamma, min(self.settings.most, self.gamma * self.settings.growth)
         for name, g in dense(self._near).items():
             self._duals[name].add_(self.weights[name] - g).mul_(before / self.gamma)
@@ -251,15 +247,15 @@ class Admm(TableTraining):
     def _aim(self) -> None:
         self._aims = {name: g - self._duals[name] for name, g in dense(self._near).items()}
 
-    def _projected(self, values: Mapping[str, Tensor]) -> Quantised:
+    def _project(self, values: Mapping[str, Tensor]) -> Quantised:
         detached = {name: value.detach() for name, value in values.items()}
         return project_all(detached, self.table, self.settings.tie, self.settings.rounds)
 
     def _check_whole(self) -> None:
         if self._prediction is not None and self._prediction.ahead:
             raise StateError(
-                "in the middle of an extra-gradient step, which is two calls of optimizer.step(): save and"
-                " load after an even number of calls"
+                "an extra-gradient step has two calls of optimizer.step(), and one is missing: save and load"
+                " after an even number of calls"
             )
 
 

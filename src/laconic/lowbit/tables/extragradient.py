@@ -1,11 +1,11 @@
-"""The extra-gradient step with the user's own optimiser, and without a closure.
+"""Extra-gradient step with any optimiser, without a closure.
 
     Theta' = Theta - eta grad(Theta)        the first of two calls of `optimizer.step()`
     Theta  <- Theta - eta grad(Theta')      the second, with the next batch
 
-Korpelevich 1976; with a batch of its own for each half, Juditsky, Nemirovski and Tauvel 2011,
-arXiv:0809.0815. The second call starts from Theta, and from the optimiser's state as it was before the first:
-the prediction leaves no trace in momentum.
+Korpelevich 1976; with different batches for the halves, Juditsky, Nemirovski and Tauvel 2011,
+arXiv:0809.0815. The second call starts from Theta and from the optimiser's state before the first call, so
+the prediction does not change momentum.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from torch.optim import Optimizer
 
 
 class Prediction:
-    """Makes each second step of an optimiser start where the one before it did.
+    """Makes each second step of an optimiser start from the same point as the first.
 
-    `ahead`: whether the parameters are Theta' now, between the two calls.
+    `ahead`: whether the parameters are Theta', between the two calls.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.ahead = False
         self._optimizer = optimizer
-        self._behind: list[tuple[Tensor, Tensor, dict[str, Any] | None]] = []
+        self._before: list[tuple[Tensor, Tensor, dict[str, Any] | None]] = []
 
     @torch.no_grad()
     def before_step(self) -> None:
-        """Note Theta before the first call; go back to it before the second, whose gradients stay."""
+        """Save Theta before the first call; restore it before the second."""
         state = self._optimizer.state
         if not self.ahead:
             held = (each for group in self._optimizer.param_groups for each in group["params"])
-            self._behind = [
-                (each, each.detach().clone(), _copied(state[each]) if each in state else None)
+            self._before = [
+                (each, each.detach().clone(), _clone_state(state[each]) if each in state else None)
                 for each in held
             ]
             return
@@ -44,23 +44,23 @@ class Prediction:
 
     @torch.no_grad()
     def back(self) -> None:
-        """Go back to Theta, and to the optimiser's state there."""
+        """Restore Theta and the optimiser's state."""
         state = self._optimizer.state
-        for parameter, value, kept in self._behind:
+        for parameter, value, kept in self._before:
             parameter.copy_(value)
             if kept is not None:
                 state[parameter] = kept
             else:
                 state.pop(parameter, None)
-        self._behind = []
+        self._before = []
 
     def after_step(self) -> bool:
-        """Whether the call that has ended was the second one, so that a whole step is done."""
+        """Return whether this was the second call, so that a step is complete."""
         self.ahead = not self.ahead
         return not self.ahead
 
 
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
+def _clone_state(state: dict[str, Any]) -> dict[str, Any]:
     return {
         key: value.clone() if isinstance(value, Tensor) else copy.copy(value) for key, value in state.items()
     }

@@ -1,8 +1,7 @@
-"""Layers that compute from packed weights: embedding, LSTM, GRU and linear.
+"""Layers with packed weights: embedding, LSTM, GRU and linear.
 
-Each call unpacks alpha * q, which are the bits that training has left in G, and computes as the float32 layer
-does: the same outputs bit for bit. An embedding unpacks the rows it looks up. Memory at rest is that of the
-codes; a call holds one layer in float32.
+Each call unpacks alpha * q and computes as the float32 layer, with the same outputs bit for bit. An embedding
+unpacks only the rows it looks up. Each call needs memory for one float32 layer.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from laconic.lowbit.tables.tables import Table, table_with
 class PackedMatrix(nn.Module):
     """A matrix (rows, columns) as codes uint8 (rows, bytes), scales float32 (rows or 1, 1) and a table.
 
-    All three are buffers, so that a `state_dict` describes itself.
+    All three are buffers, so a `state_dict` is self-contained.
     """
 
     codes: Tensor
@@ -36,17 +35,15 @@ class PackedMatrix(nn.Module):
 
     @classmethod
     def of(cls, alpha: Tensor, q: Tensor, table: Table) -> PackedMatrix:
-        """The packed form of alpha * q."""
         values = torch.tensor(table.values, dtype=torch.int8, device=q.device)
         return cls(table.pack(q), alpha.clone(), values, q.shape[1])
 
     @property
     def table(self) -> Table:
-        """The table, by its values."""
         return table_with(tuple(self.values.tolist()))
 
     def dense(self, rows: Tensor | None = None) -> Tensor:
-        """The float32 (rows, columns), or only these rows of it."""
+        """Return the float32 matrix (rows, columns), or only these rows."""
         codes, alpha = self.codes, self.alpha
         if rows is not None:
             codes, alpha = codes[rows], alpha if len(alpha) == 1 else alpha[rows]
@@ -80,7 +77,7 @@ class PackedEmbedding(nn.Module):
 
 
 class PackedRecurrent(nn.Module):
-    """An LSTM or GRU, with the arguments and results of the layer that it was packed from."""
+    """An LSTM or GRU, with the arguments and results of the original layer."""
 
     KINDS: ClassVar[dict[type, str]] = {nn.LSTM: "LSTM", nn.GRU: "GRU"}
 
@@ -102,7 +99,7 @@ class PackedRecurrent(nn.Module):
             layer.bidirectional,
             device="meta",
         )
-        self._shape = (shape,)  # in a tuple: it has no weights of its own to save
+        self._shape = (shape,)  # in a tuple, so that it is no submodule
 
     def forward(self, x: Any, state: Any = None) -> Any:
         weights = {name: self.get_submodule(name).dense() for name in self._matrices}  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""From a model and its quantised matrices to a packed model; its size; and back from a file."""
+"""Packing of a model with quantised matrices, its size, and loading from a file."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PARTS = ("codes", "alpha", "values")
 
 @dataclass(frozen=True)
 class Size:
-    """Bytes of what a packed model's `state_dict` holds.
+    """Bytes of the `state_dict` of a packed model.
 
     Attributes:
-        codes: The packed entries, padding of rows included.
-        scales: The alphas, and the tables' own values.
-        rest: What stays float32: biases, norms, layers that were kept.
+        codes: Packed entries, including padding of rows.
+        scales: Alphas and table values.
+        rest: Float32 parts: biases, norms, layers in `keep`.
         dense: The whole model in float32.
         weights: Number of quantised weights.
     """
@@ -44,26 +44,25 @@ class Size:
 
     @property
     def smaller(self) -> float:
-        """How many times smaller than float32, everything counted."""
+        """Float32 bytes / packed bytes of the whole model."""
         return self.dense / self.packed
 
     @property
     def bits(self) -> float:
-        """Bits of a quantised weight, with its share of the scales."""
+        """Bits per quantised weight, including scales."""
         return 8 * (self.codes + self.scales) / self.weights
 
 
 def packed_copy(model: nn.Module, found: Quantised, table: Table) -> nn.Module:
-    """A copy of the model, in which layers with quantised matrices are packed ones, without their hooks."""
+    """Return a copy of the model with packed layers, without their hooks."""
     matrices: dict[str, dict[str, PackedMatrix]] = {}
     for name, (alpha, q) in found.items():
         layer, _, key = name.rpartition(".")
         matrices.setdefault(layer, {})[key] = PackedMatrix.of(alpha, q, table)
-    return _with_packed(copied(model), matrices)
+    return _replace_layers(copied(model), matrices)
 
 
 def size_of(packed: nn.Module, model: nn.Module) -> Size:
-    """The size of a packed model and of the model that it was packed from."""
     parts = [each for each in packed.modules() if isinstance(each, PackedMatrix)]
     codes = sum(map(nbytes, (each.codes for each in parts)))
     scales = sum(nbytes(each.alpha) + nbytes(each.values) for each in parts)
@@ -73,19 +72,18 @@ def size_of(packed: nn.Module, model: nn.Module) -> Size:
 
 
 def nbytes(tensor: Tensor) -> int:
-    """Bytes of a tensor's elements."""
     return tensor.numel() * tensor.element_size()
 
 
 def load_tables(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """A packed model from a file that was saved from another one's `state_dict`.
+    """Return a packed model from the `state_dict` of a packed model.
 
     Args:
-        model: A float32 model built as the one that was packed, with any weights; it does not change.
+        model: A float32 model built like the original, with any weights; it is not changed.
         state: `torch.load(path, weights_only=True)`.
 
     Returns:
-        The packed model, with the outputs of the one that was saved, bit for bit.
+        The packed model, with the same outputs bit for bit.
 
     Raises:
         StateError: The state is of another model, or damaged.
@@ -107,14 +105,14 @@ def load_tables(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         if name not in layer_weights(layers[layer]):
             raise StateError(f"{key}: the layer {layer!r} of this model has no matrix {name!r}")
         shape = tuple(layers[layer].get_parameter(name).shape)
-        matrices.setdefault(layer, {})[name] = _checked(weight, shape, state)
+        matrices.setdefault(layer, {})[name] = _read_matrix(weight, shape, state)
     for layer, found in matrices.items():
         missing = [name for name in layer_weights(layers[layer]) if name not in found]
         if missing:
             raise StateError(f"{layer}.{missing[0]}.codes is missing: the file is damaged")
     if not matrices:
-        raise StateError("this state holds no packed layer of this model: load it with load_state_dict()")
-    packed = _with_packed(copied(model), matrices)
+        raise StateError("this state has no packed layer of this model: load it with load_state_dict()")
+    packed = _replace_layers(copied(model), matrices)
     try:
         packed.load_state_dict(dict(state))
     except RuntimeError as error:
@@ -122,8 +120,8 @@ def load_tables(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     return packed
 
 
-def _with_packed(model: nn.Module, matrices: Mapping[str, dict[str, PackedMatrix]]) -> nn.Module:
-    """The model itself, with these layers replaced, and called."""
+def _replace_layers(model: nn.Module, matrices: Mapping[str, dict[str, PackedMatrix]]) -> nn.Module:
+    """Replace these layers of a model in place, and return it."""
     made = []
     for name, found in matrices.items():
         layer: Any = model.get_submodule(name)
@@ -137,24 +135,25 @@ def _with_packed(model: nn.Module, matrices: Mapping[str, dict[str, PackedMatrix
     return model
 
 
-def _checked(name: str, shape: tuple[int, ...], state: Mapping[str, Tensor]) -> PackedMatrix:
-    """The matrix (rows, columns) of this name in a state. Raises `StateError` unless it can be unpacked."""
+def _read_matrix(name: str, shape: tuple[int, ...], state: Mapping[str, Tensor]) -> PackedMatrix:
+    """Return a matrix (rows, columns) of a state. Raise `StateError` if it cannot be unpacked."""
     try:
         codes, alpha, values = (state[f"{name}.{part}"] for part in PARTS)
     except KeyError as error:
         raise StateError(f"{error} is missing: the file is damaged") from None
     rows, columns = shape
     if not all(isinstance(part, Tensor) for part in (codes, alpha, values)):
-        raise StateError(f"{name}: packed parts are tensors, got {type(codes).__name__}: the file is damaged")
+        raise StateError(f"{name}: parts must be tensors, got {type(codes).__name__}: the file is damaged")
     if (codes.dtype, alpha.dtype, values.dtype) != (torch.uint8, torch.float32, torch.int8):
         raise StateError(
-            f"{name}: packed parts are uint8, float32 and int8, got {codes.dtype}, {alpha.dtype}"
+            f"{name}: parts must be uint8, float32 and int8, got {codes.dtype}, {alpha.dtype}"
+            f" and {values.dtype}"
         )
     table = table_with(tuple(values.tolist()))
     wanted = (rows, table.row_nbytes(columns))
     if tuple(codes.shape) != wanted or tuple(alpha.shape) not in ((rows, 1), (1, 1)):
         raise StateError(
-            f"{name} {shape} has codes {wanted} and scales ({rows}, 1) or (1, 1), got"
+            f"{name} {shape} must have codes {wanted} and scales ({rows}, 1) or (1, 1), got"
             f" {tuple(codes.shape)} and {tuple(alpha.shape)}: the state is of another model"
         )
     try:

@@ -1,4 +1,4 @@
-"""What a state of `admm` must be before any of it is taken."""
+"""Validation of a state of `admm`."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ from laconic.core.errors import StateError
 def read_state(
     state: Any, own: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> tuple[tuple[int, int, float], dict[str, Tensor]]:
-    """Steps, updates and gamma; and copies of the tensors, on the weights' devices: none before the first G.
+    """Return (steps, updates, gamma), and copies of the tensors on the weights' devices.
 
     Args:
-        state: What `Admm.state_dict` gave, perhaps of another training, or damaged.
-        own: What it must be equal in.
-        weights: float32 (rows, columns), by name.
+        state: Untrusted result of `Admm.state_dict`.
+        own: Items that must be equal in the state.
+        weights: float32 (rows, columns) by name.
 
     Raises:
-        StateError: It is not such a state.
+        StateError: The state is damaged or differs from `own`.
     """
     if not isinstance(state, Mapping):
-        raise StateError(f"a state of admm is a dict, got {type(state).__name__}")
+        raise StateError(f"a state of admm must be a dict, got {type(state).__name__}")
     for key, value in own.items():
         if state.get(key) != value:
-            raise StateError(f"saved with another {key}: {state.get(key)!r}, not {value!r}; attach alike")
+            raise StateError(
+                f"saved with different {key}: {state.get(key)!r}, not {value!r}; use the same arguments"
+            )
     steps, updates, gamma = (state.get(key) for key in ("steps", "updates", "gamma"))
     if type(steps) is not int or type(updates) is not int or not isinstance(gamma, (int, float)):
-        raise StateError(f"counts {steps!r} and {updates!r} and gamma {gamma!r} are no numbers: {DAMAGED}")
+        raise StateError(
+            f"steps, updates and gamma must be numbers, got {steps!r}, {updates!r} and {gamma!r}: {DAMAGED}"
+        )
     tensors = state.get("tensors")
     if not isinstance(tensors, Mapping):
         raise StateError(f"the state lacks its tensors: {DAMAGED}")
@@ -45,7 +49,7 @@ def read_state(
     return (steps, updates, float(gamma)), read
 
 
-DAMAGED = "it is damaged, take another checkpoint"
+DAMAGED = "it is damaged, load another checkpoint"
 
 
 def _read(

@@ -1,10 +1,10 @@
-"""Straight-through training towards a table of few bits: the baseline that ADMM is compared with.
+"""Straight-through training with a few-bit table: a baseline for ADMM.
 
-    y = f(G),  G the nearest to Theta;  Theta <- step of the optimiser with the gradient at G
+    y = f(G),  G the projection of Theta;  Theta <- step of the optimiser with the gradient at G
 
-Bengio et al. 2013, arXiv:1308.3432; with "binary" and a scale as in Rastegari et al. 2016, arXiv:1603.05279,
-with "ternary" as in Li et al. 2016, arXiv:1605.04711, but with the scales that ADMM has. The model holds G
-between steps; during the optimiser's step it holds Theta.
+Bengio et al. 2013, arXiv:1308.3432; "binary" as in Rastegari et al. 2016, arXiv:1603.05279, "ternary" as in
+Li et al. 2016, arXiv:1605.04711, but with the scales of `admm`. The model has G between steps and Theta
+during the optimiser's step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from laconic.transforms.transform import DEFAULT_RUN, Run
 
 @dataclass(frozen=True, repr=False)
 class StraightThroughTraining(LowBitTraining):
-    """The arguments of `laconic.lowbit.straight_through`: a table, and what shares a scale."""
+    """Arguments of `laconic.lowbit.straight_through`."""
 
     paper: ClassVar[str] = "Bengio et al. 2013, arXiv:1308.3432"
     status: ClassVar[Status] = "recalled"
@@ -61,24 +61,23 @@ def straight_through(
     rounds: int = 5,
     keep: Collection[str] = (),
 ) -> StraightThrough:
-    """Train a model with its matrices rounded to a table in each forward pass, from now on.
+    """Train a model with its matrices rounded to a table in each forward pass.
 
     Args:
-        model: Trained as before; its layers do not change, and hold G between steps. Load a checkpoint into
-            it before this call.
-        optimizer: Trains the matrices, with one gradient a step.
-        table: As in `laconic.lowbit.admm`; default: "ternary".
-        tie: As there; default: "row".
-        rounds: As there; default: 5.
-        keep: As there; default: none.
+        model: A float32 model, whose weights are G between steps. Load a checkpoint before this call.
+        optimizer: Optimiser of the matrices, with one gradient per step.
+        table: As for `laconic.lowbit.admm`; default: "ternary".
+        tie: As for `admm`; default: "row".
+        rounds: As for `admm`; default: 5.
+        keep: As for `admm`; default: none.
 
     Returns:
-        The handle, with `quantised()`, `finish()` and `pack()` as that of `admm`.
+        The handle, with `quantised()`, `finish()` and `pack()` as for `admm`.
 
     Raises:
         SpecError: An argument is out of range.
-        AttachError: As in `admm`. Nothing has changed then.
-        NonFiniteError: A matrix holds NaN or Inf. Nothing has changed then.
+        AttachError: As for `admm`. The model is unchanged.
+        NonFiniteError: A matrix has NaN or Inf. The model is unchanged.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(6, 4))
@@ -91,7 +90,7 @@ def straight_through(
 
 @outside_inference_mode("remove", "state_dict", "load_state_dict")
 class StraightThrough(TableTraining):
-    """Straight-through training of one model. Made by `laconic.lowbit.straight_through`."""
+    """Handle of `laconic.lowbit.straight_through`."""
 
     def __init__(
         self,
@@ -107,38 +106,34 @@ class StraightThrough(TableTraining):
         self.begin()
 
     def masters(self) -> Mapping[str, Tensor]:
-        """Theta."""
         return self._masters
 
     def solution(self) -> Quantised:
-        """G, which is in the model."""
         return self._near
 
     def before(self) -> None:
-        """Put Theta in the model, beside the gradient at G."""
+        """Write Theta to the model."""
         self._write(self._masters)
 
     def after(self) -> None:
-        """Keep the new Theta, and put the nearest G in the model."""
+        """Store the new Theta, and write its projection G to the model."""
         self._keep({name: weight.detach().clone() for name, weight in self.weights.items()})
 
     def remove(self) -> None:
-        """Take the hooks off and leave Theta behind. A second call does nothing."""
-        if not self._ended:
+        """Remove the hooks and write Theta to the model. A second call does nothing."""
+        if not self._removed:
             self._write(self._masters)
         super().remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """Theta, the same on all ranks, to be saved beside model and optimiser."""
+        """Return Theta, equal on all ranks. Save model and optimiser as well."""
         return {"masters": {name: master.clone() for name, master in self._masters.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, with the same bits. Raises `StateError`, unchanged, for another one."""
+        """Restore a state, to continue with the same bits. Raise `StateError`, unchanged, for any other."""
         found = state.get("masters") if isinstance(state, Mapping) else None
         if not isinstance(found, Mapping) or found.keys() != self.weights.keys():
-            raise StateError(
-                "saved for other matrices than these: attach to the same model, with the same keep="
-            )
+            raise StateError("saved for other matrices: attach to the same model, with the same keep=")
         masters = {}
         for name, weight in self.weights.items():
             each = found[name]

@@ -1,4 +1,4 @@
-"""Training towards a table: the model at its quantised weights, and the way out."""
+"""Base of training with a table: optimiser hooks, quantised weights, packing and removal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from laconic.core.inference import outside_inference_mode
 from laconic.core.skipped import is_skipped
 from laconic.lowbit.tables.packing import Size, packed_copy, size_of
 from laconic.lowbit.tables.tables import Table
-from laconic.lowbit.tables.weights import Quantised, check_optimizer, dense, treated_layers, treated_weights
+from laconic.lowbit.tables.weights import Quantised, check_optimizer, dense, select_layers, select_weights
 from laconic.lowbit.training import LowBitHandle
 from laconic.optim.closure import evaluated
 from laconic.optim.step_watch import StepWatch
@@ -29,24 +29,24 @@ from laconic.transforms.transformed import mark_drawn, unmark_drawn
 
 @outside_inference_mode("finish", "pack")
 class TableTraining(LowBitHandle):
-    """Base of the handles. `weights`: the matrices that are quantised, by name."""
+    """Base of the handles. `weights`: the quantised matrices by name."""
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer | None, table: Table, keep: Collection[str]
     ) -> None:
         self.model = model.module if isinstance(model, DistributedDataParallel) else model
         self.table = table
-        self._layers = treated_layers(self.model, keep)
-        self.weights = treated_weights(self._layers)
+        self._layers = select_layers(self.model, keep)
+        self.weights = select_weights(self._layers)
         self.optimizer = require_plain(optimizer, "training towards few bits")
         check_optimizer(self.optimizer, self.weights)
         self._watch: StepWatch | None = None
-        self._ended = False
-        self._last: Quantised | None = None  # the solution that `finish` has written
+        self._removed = False
+        self._last: Quantised | None = None  # the solution written by `finish`
         self._hooks: list[RemovableHandle] = []
 
     def begin(self) -> None:
-        """Attach to the optimiser, when nothing can fail any more."""
+        """Attach to the optimiser, after all checks."""
         self._hooks = [
             before_steps(self.optimizer, self._before_step),
             after_steps(self.optimizer, self._after_step),
@@ -56,18 +56,18 @@ class TableTraining(LowBitHandle):
 
     @abstractmethod
     def solution(self) -> Quantised:
-        """Scale and entries of each matrix as they are now, by name."""
+        """Return the current scale and entries of each matrix, by name."""
 
     @abstractmethod
     def before(self) -> None:
-        """Just before the optimiser's step, when every gradient is there."""
+        """Run before the optimiser's step, with all gradients complete."""
 
     @abstractmethod
     def after(self) -> None:
-        """Just after the optimiser's step."""
+        """Run after the optimiser's step."""
 
     def masters(self) -> Mapping[str, Tensor]:
-        """The float32 matrices that the optimiser trains, Theta, by name."""
+        """Return the float32 matrices that the optimiser trains, Theta, by name."""
         return self.weights
 
     def residual(self) -> float:
@@ -80,25 +80,25 @@ class TableTraining(LowBitHandle):
 
     @contextmanager
     def quantised(self) -> Iterator[None]:
-        """Return a block in which the model has its quantised weights: for an evaluation, not for a step."""
+        """Return a context in which the model has its quantised weights, for evaluation."""
         before = {name: weight.detach().clone() for name, weight in self.weights.items()}
-        self._write(dense(self._found()))
+        self._write(dense(self._current_solution()))
         try:
             yield
         finally:
             self._write(before)
 
     def finish(self) -> nn.Module:
-        """Put the quantised weights in the model, and take the hooks off. A second call does nothing.
+        """Write the quantised weights to the model, and remove the hooks. A second call does nothing.
 
         Returns:
-            The model: float32 as before, and its packed form has the same outputs bit for bit.
+            The model, in float32, with the same outputs as its packed form bit for bit.
 
         Raises:
             StateError: `remove` was called before.
         """
-        last = self._found()
-        if not self._ended:
+        last = self._current_solution()
+        if not self._removed:
             self.remove()
             self._last = last
             self._write(dense(last))
@@ -106,28 +106,30 @@ class TableTraining(LowBitHandle):
 
     def pack(self) -> nn.Module:
         """Return a copy of the model with packed layers, at its quantised weights."""
-        return packed_copy(self.model, self._found(), self.table)
+        return packed_copy(self.model, self._current_solution(), self.table)
 
     def size(self) -> Size:
         """Return the bytes of the packed model's `state_dict`, and of the same model in float32."""
         return size_of(self.pack(), self.model)
 
     def remove(self) -> None:
-        """Take the hooks off and leave float32 weights behind. A second call does nothing."""
-        if self._ended:
+        """Remove the hooks and leave the float32 weights. A second call does nothing."""
+        if self._removed:
             return
         for hook in self._hooks:
             hook.remove()
         if self._watch is not None:
             self._watch.remove()
         unmark_drawn(self._layers.values())
-        self._ended = True
+        self._removed = True
 
-    def _found(self) -> Quantised:
-        if not self._ended:
+    def _current_solution(self) -> Quantised:
+        if not self._removed:
             return self.solution()
         if self._last is None:
-            raise StateError("removed without finish(), so no weights are quantised: attach and finish again")
+            raise StateError(
+                "remove() was called without finish(), so no weights are quantised: attach again"
+            )
         return self._last
 
     @torch.no_grad()
@@ -138,7 +140,7 @@ class TableTraining(LowBitHandle):
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of `step`; a closure has been called, and is replaced by its result."""
+        """Return the arguments of `step`, with a closure replaced by its result."""
         if is_skipped(optimizer):
             return args, kwargs
         args, kwargs = evaluated(optimizer, args, kwargs)

@@ -1,7 +1,7 @@
-"""The tables that ADMM's weights are drawn from: small integers, the same for every alpha.
+"""Tables of weight values: small integers, multiplied by a scale alpha.
 
-Codes are indices into the ascending values. On disk and in memory: 1 bit a weight for "binary", 1.6 bits for
-"ternary" (five in a byte), 3 bits for "quinary" and "septenary". Rows are padded to whole bytes.
+Codes are indices into the ascending values: 1 bit per weight for "binary", 1.6 bits for "ternary" (five per
+byte), 3 bits for "quinary" and "septenary", in memory and on disk. Rows are padded to whole bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Name = Literal["binary", "ternary", "quinary", "septenary"]
 
 @dataclass(frozen=True)
 class Table:
-    """Values in ascending order, and how their codes lie in bytes: `group` codes fill `group_bytes` bytes."""
+    """Values in ascending order, and their packing: `group` codes fill `group_bytes` bytes."""
 
     values: tuple[int, ...]
     group: int
@@ -29,18 +29,18 @@ class Table:
 
     @property
     def midpoints(self) -> tuple[float, ...]:
-        """Between neighbours: from one of these on, the upper one is taken."""
+        """Midpoints of neighbouring values; a midpoint rounds up."""
         return tuple((a + b) / 2 for a, b in zip(self.values, self.values[1:], strict=False))
 
     def row_nbytes(self, columns: int) -> int:
-        """Bytes of a row of codes: ceil(columns / group) * group_bytes."""
+        """Return the bytes of a row of codes: ceil(columns / group) * group_bytes."""
         return -(-columns // self.group) * self.group_bytes
 
     def pack(self, q: Tensor) -> Tensor:
-        """Entries int8 (rows, columns) as wire uint8 (rows, row_nbytes(columns))."""
+        """Return the wire uint8 (rows, row_nbytes(columns)) of entries int8 (rows, columns)."""
         rows, columns = q.shape
         padded = torch.zeros(rows, -(-columns // self.group) * self.group, dtype=torch.int32, device=q.device)
-        if self.group == 5:  # base 3 takes the levels themselves
+        if self.group == 5:  # base 3 packs the values directly
             padded[:, :columns] = q
             wire = kernels.pack_ternary(padded.flatten())
         else:
@@ -50,7 +50,7 @@ class Table:
         return wire.view(rows, self.row_nbytes(columns))
 
     def unpack(self, wire: Tensor, columns: int) -> Tensor:
-        """The entries int8 (rows, columns) of a wire. `WireError` for one that `pack` cannot have made."""
+        """Return the entries int8 (rows, columns) of a wire. Raise `WireError` for an invalid wire."""
         rows, padded = wire.shape[0], -(-columns // self.group) * self.group
         if self.group == 5:
             levels = kernels.unpack_ternary(wire.flatten(), rows * padded).to(torch.int8)
@@ -75,14 +75,14 @@ TABLES: dict[str, Table] = {
 
 
 def table_of(name: str) -> Table:
-    """The table of this name. Raises `SpecError` if it is unknown."""
+    """Return the table of this name. Raise `SpecError` if it is unknown."""
     arguments.choice("table", name, tuple(TABLES))
     return TABLES[name]
 
 
 def table_with(values: tuple[int, ...]) -> Table:
-    """The table of these values. Raises `StateError` if there is none."""
+    """Return the table with these values. Raise `StateError` if it is unknown."""
     for table in TABLES.values():
         if table.values == values:
             return table
-    raise StateError(f"no table has the values {values}: the packed model is damaged, or newer than this")
+    raise StateError(f"no table has the values {values}: the packed model is damaged or of a newer version")

@@ -1,4 +1,4 @@
-"""Which weights of a model are drawn from a table, and how they share scales."""
+"""Selection of the weights to quantise to a table, and their projection with shared scales."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Quantised = dict[str, tuple[Tensor, Tensor]]  # alpha float32 (rows or 1, 1), q 
 
 
 def layer_weights(layer: nn.Module) -> list[str]:
-    """Names of a layer's matrices: what its own table entries replace; biases are not among them."""
+    """Return the names of a layer's matrices, without biases."""
     return [name for name, each in layer.named_parameters(recurse=False) if each.dim() == 2]
 
 
-def treated_layers(model: nn.Module, keep: Collection[str] = ()) -> dict[str, nn.Module]:
-    """The layers to quantise, by name. Raises `AttachError` if there are none, or they cannot be treated."""
+def select_layers(model: nn.Module, keep: Collection[str] = ()) -> dict[str, nn.Module]:
+    """Return the layers to quantise, by name. Raise `AttachError` if none exists or one is unsupported."""
     layers = Layers.of(named_modules(model), LAYERS, keep)
     found = layers.outside_keep(layers.found)
     if not found:
@@ -37,12 +37,12 @@ def treated_layers(model: nn.Module, keep: Collection[str] = ()) -> dict[str, nn
     refuse_uncalled(layers.modules, found)
     layers.refuse_parametrised(found)
     _refuse_unfit(found)
-    layers.refuse_shared(found, "packed layers hold their own")
+    layers.refuse_shared(found, "packed layers cannot share weights")
     return found
 
 
-def treated_weights(layers: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """The layers' matrices, by their names in `model.named_parameters()`."""
+def select_weights(layers: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    """Return the layers' matrices, by their names in `model.named_parameters()`."""
     return {
         f"{name}.{key}" if name else key: layer.get_parameter(key)
         for name, layer in layers.items()
@@ -51,28 +51,28 @@ def treated_weights(layers: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
 
 
 def check_optimizer(optimizer: Optimizer, weights: Mapping[str, nn.Parameter]) -> None:
-    """Raise `AttachError` unless this optimiser trains all of these weights, with one gradient a step."""
+    """Raise `AttachError` unless this optimiser trains all of these weights."""
     held = {each for group in optimizer.param_groups for each in group["params"]}
     missing = [name for name, each in weights.items() if each not in held or not each.requires_grad]
     if len(missing) == len(weights):
         raise AttachError(
-            f"this {type(optimizer).__name__} trains no weight that would be quantised: build the optimiser"
-            " from model.parameters() of this very model"
+            f"this {type(optimizer).__name__} trains no weight that would be quantised: build it from the"
+            " parameters() of this model"
         )
     if missing:
         layer = missing[0].rpartition(".")[0]
         raise AttachError(
-            f"{missing[0]!r} is not trained by this {type(optimizer).__name__}, so nothing would draw it to"
-            f" the table: give it to the optimiser, or keep its layer in float32 with keep=({layer!r},)"
+            f"{missing[0]!r} is not trained by this {type(optimizer).__name__}: pass it to the optimiser, or"
+            f" keep its layer in float32 with keep=({layer!r},)"
         )
 
 
 @torch.no_grad()
 def project_all(values: Mapping[str, Tensor], table: Table, tie: Tie, rounds: int) -> Quantised:
-    """The nearest quantised matrices (rows, columns); scales shared as `tie` says, one value if by model."""
+    """Return the projections of matrices (rows, columns), with scales shared according to `tie`."""
     for name, value in values.items():
         if not value.isfinite().all():
-            raise NonFiniteError(f"{name} is not finite, so it has no nearest table entries: lower the rate")
+            raise NonFiniteError(f"{name} is not finite: training has diverged; lower the learning rate")
     if tie == "row":
         return {name: project(value, table, rounds) for name, value in values.items()}
     if tie == "layer":
@@ -84,13 +84,13 @@ def project_all(values: Mapping[str, Tensor], table: Table, tie: Tie, rounds: in
 
 
 def refuse_moved_padding(layers: Mapping[str, nn.Module], table: Table, tie: Tie) -> None:
-    """Raise `AttachError` if an Embedding's row of padding, which is zero, would not be zero any more."""
+    """Raise `AttachError` if the zero padding row of an Embedding would become nonzero."""
     for name, layer in layers.items():
         padded = isinstance(layer, nn.Embedding) and layer.padding_idx is not None
         if padded and tie != "row" and 0 not in table.values:
             raise AttachError(
-                f"{name!r} is an Embedding with padding_idx, whose row is zero, and this table has no zero:"
-                f" take tie='row', a table with zero such as 'ternary', or keep=({name!r},)"
+                f"{name!r} is an Embedding with padding_idx, whose row is zero, but this table has no zero:"
+                f" use tie='row', a table with zero such as 'ternary', or keep=({name!r},)"
             )
 
 
@@ -104,20 +104,22 @@ def _refuse_unfit(layers: Mapping[str, nn.Module]) -> None:
         refuse_computed(name, layer)
         if isinstance(layer, nn.Embedding) and (layer.sparse or layer.max_norm is not None):
             raise AttachError(
-                f"{name!r} is an Embedding with sparse gradients or max_norm, which the penalty would undo:"
-                f" use neither, or keep it in float32 with keep=({name!r},)"
+                f"{name!r} is an Embedding with sparse gradients or max_norm, which are not supported: use"
+                f" neither, or keep it in float32 with keep=({name!r},)"
             )
         if isinstance(layer, nn.LSTM) and layer.proj_size:
             raise AttachError(
-                f"{name!r} is an LSTM with proj_size, whose packed form would differ in the last bits: use"
-                f" none, or keep it in float32 with keep=({name!r},)"
+                f"{name!r} is an LSTM with proj_size, whose packed form would not be exact: use none, or keep"
+                f" it in float32 with keep=({name!r},)"
             )
         for key in layer_weights(layer):
             weight = layer.get_parameter(key)
             if weight.dtype != torch.float32:
-                raise AttachError(f"{name}.{key} is {weight.dtype}, but tables take float32: model.float()")
+                raise AttachError(
+                    f"{name}.{key} is {weight.dtype}, but tables take float32: call model.float()"
+                )
 
 
 def dense(found: Quantised) -> dict[str, Tensor]:
-    """The float32 matrices alpha * q (rows, columns), by name."""
+    """Return the float32 matrices alpha * q (rows, columns), by name."""
     return {name: alpha * q for name, (alpha, q) in found.items()}
