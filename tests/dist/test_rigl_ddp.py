@@ -168,7 +168,7 @@ def test_growth_is_by_the_sum_and_not_by_the_mean_of_magnitudes():
     sparse = sparsify(model, optimizer, "rigl(density=0.5, every=1, drop=0.5)", steps=1000)
     name = "layer.weight"
     used = torch.tensor([[False, False, True, True]])
-    sparse._use(name, used)
+    sparse._set_mask(name, used)
     with torch.no_grad():
         model.module.layer.weight.copy_(torch.tensor([[0.0, 0.0, 1.0, 5.0]]))
     sign = 1.0 if dist.get_rank() == 0 else -1.0

@@ -55,7 +55,7 @@ digits --with dense() --lowbit admm() --sparsity rigl() => --sparsity and --lowb
 digits --with dense() --sparsity swat(sparsity=1) => sparsity must be | got 1
 digits --with masked(dense()) --sparsity swat() => masked(dense()) sends | swat() has none: take the method
 digits --with dense() --sparsity swat() --activations comet() --model cnn => swat() and --activations
-digits --with dense() --sparsity swat() --bits 8 => --sparsity swat() does not work with | no layer to treat
+digits --with dense() --sparsity swat() --bits 8 => --sparsity swat() does not work with | no layer to
 digits --with dense() --activations comte() => unknown name 'comte' | comet
 digits --with dense() --activations dense() => take comet(...) or blocks(...)
 digits --with dense() --lowbit binarise(first=1) => first must be 'real'

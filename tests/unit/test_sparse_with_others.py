@@ -101,7 +101,7 @@ def test_a_model_that_is_loaded_before_it_is_sparse_is_refused(spec) -> None:
     saved = copy.deepcopy(net.state_dict())
     other.load_state_dict(saved)
     again = sparsify(other, momentum(other), spec, steps=60)
-    words = "load the model's and the optimiser's states after that"
+    words = r"load the states of model and optimiser after sparsify"
     refuses(StateError, words, again.load_state_dict, sparse.state_dict())
     assert again.turn == 0
     other.load_state_dict(saved)

@@ -325,10 +325,10 @@ REFUSED = [
     (embedded, "share their weight"),
     (hooked, "hooks"),
     (converted, "sparse already"),
-    (lambda: linears(nn.ReLU()), "no layer to treat"),
-    (lambda: linears(nn.Linear(2, 2)), "no layer to treat"),
+    (lambda: linears(nn.ReLU()), "no layer to sparsify"),
+    (lambda: linears(nn.Linear(2, 2)), "no layer to sparsify"),
     (lambda: nn.Linear(2, 2), "single layer"),
-    (lambda: linears(nn.Linear(2, 2), nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, padding="same")), "pads"),
+    (lambda: linears(nn.Linear(2, 2), nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, padding="same")), "padding of"),
 ]
 
 

@@ -120,11 +120,11 @@ def test_a_model_that_was_loaded_too_early_is_refused_still() -> None:
     other = net(7)
     other.load_state_dict(model.state_dict())
     again = rigl(other, sgd(other), density=0.2, steps=1000, every=3)
-    with pytest.raises(StateError, match="load the model's"):
+    with pytest.raises(StateError, match="load the states of model"):
         again.load_state_dict(state)
     damaged: list[dict[str, Any]] = [{"nonzero": {}}, {"nonzero": dict.fromkeys(sparse.masks, "1")}]
     for damage in damaged:
-        with pytest.raises(StateError, match="nonzero has"):
+        with pytest.raises(StateError, match=r"nonzero (has|must have)"):
             again.load_state_dict(state | damage)
     other.load_state_dict(model.state_dict())
     earlier = {key: value for key, value in state.items() if key != "nonzero"} | {"format": 1}
@@ -287,7 +287,7 @@ def test_weights_that_a_wrapper_brings_back_are_warned_of_once() -> None:
     model = net()
     wrapper = Lookahead(sgd(model))
     sparse = rigl(model, wrapper.optimizer, density=0.3, steps=100, every=4)
-    with pytest.warns(UserWarning, match="out of use were written between two steps") as caught:
+    with pytest.warns(UserWarning, match="are nonzero between two steps") as caught:
         train(model, wrapper, range(20))
     assert len(caught) == 1 and sparse.turn == 20
     model = net()

@@ -1,4 +1,4 @@
-"""Sparse training: models that compute with a few of their weights, or keep a few of their inputs."""
+"""Sparse training: models with few nonzero weights, or few stored inputs."""
 
 from laconic.sparsity.exported import SparseConv2d as SparseConv2d
 from laconic.sparsity.exported import SparseLinear as SparseLinear

@@ -1,4 +1,4 @@
-"""The large entries of a tensor, as their values and one bit per entry that says where they are."""
+"""Bitmask format of the largest entries of a tensor: their values, and one bit per entry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from laconic import kernels
 
 
 def threshold(x: Tensor, count: int) -> float:
-    """The `count`-th largest |x| of x of any shape; 0 for a tensor without entries.
+    """Return the `count`-th largest |x| of x of any shape; 0 if x is empty.
 
     >>> threshold(torch.tensor([0.1, -3.0, 2.0]), 2)
     2.0
@@ -20,7 +20,7 @@ def threshold(x: Tensor, count: int) -> float:
 
 
 def largest(x: Tensor, least: float) -> Tensor:
-    """x with zero in place of each entry with |x| < `least`. NaN stays, so that it is seen.
+    """Return x with zeros where |x| < `least`. NaN stays.
 
     >>> largest(torch.tensor([0.1, -3.0, 2.0]), 2.0)
     tensor([ 0., -3.,  2.])
@@ -29,11 +29,11 @@ def largest(x: Tensor, least: float) -> Tensor:
 
 
 def pack(x: Tensor, least: float) -> tuple[Tensor, Tensor]:
-    """What `largest(x, least)` holds beside zeros.
+    """Return the nonzero entries of `largest(x, least)` as a bitmask and values.
 
     Returns:
-        Bits uint8 (ceil(n / 8),) of the n entries in order, the first in the lowest bit; and the k values
-        whose bit is set, in the dtype of x: ceil(n / 8) + k * itemsize bytes.
+        Bits uint8 (ceil(n / 8),), the first entry in the lowest bit, and the k values with a set bit, in the
+        dtype of x: ceil(n / 8) + k * itemsize bytes.
 
     >>> bits, values = pack(torch.tensor([0.1, -3.0, 2.0]), 2.0)
     >>> bits.tolist(), values.tolist()
@@ -45,11 +45,10 @@ def pack(x: Tensor, least: float) -> tuple[Tensor, Tensor]:
 
 
 def unpack(bits: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
-    """The dense tensor of this shape that `pack` was given, with zeros where nothing was kept."""
+    """Return the dense tensor of this shape from the result of `pack`."""
     kept = kernels.unpack_bits(bits, 1, shape.numel()).bool()
     return values.new_zeros(shape.numel()).masked_scatter_(kept, values).view(shape)
 
 
 def nbytes(*tensors: Tensor) -> int:
-    """Bytes of the entries of these tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,9 +1,8 @@
-"""Dense gradients of masked weights, by which new entries are chosen: summed over passes, turns and ranks.
+"""Dense gradients of masked weights, the score of new entries: summed over passes, turns and ranks.
 
-A hook on a gradient runs before DistributedDataParallel takes its mean over ranks, and what is masked never
-gets there: so the sum over ranks is taken here, once for an update of the masks. Where several turns count,
-each is divided by its norm over all weights and ranks: a GradScaler multiplies a turn's gradients by a factor
-that changes, and that nobody knows here.
+DistributedDataParallel averages only masked gradients, so dense ones are summed over ranks here, once per
+update of the masks. If several turns count, each is divided by its norm over all weights and ranks, which
+removes the changing factor of a GradScaler.
 
     norm = sqrt(sum over ranks and weights of |g|^2),  score = sum over turns and ranks of g / norm
 """
@@ -19,8 +18,8 @@ from torch import Tensor
 from laconic.comm.comm import Comm
 
 
-class Coming(NamedTuple):
-    """A gradient that may be added; whether it is the step's first, and the sum of those that were not."""
+class PendingGradient(NamedTuple):
+    """Gradient not yet added to the weight's. `first`: first of the step; `total`: sum of pending ones."""
 
     first: bool
     dense: Tensor
@@ -28,65 +27,64 @@ class Coming(NamedTuple):
 
 
 class DenseGradients:
-    """What counts for the next update, in float32, by the weight's name.
+    """Sums for the next update, in float32, by the weight's name.
 
-    `turns`: of the steps since the last update. Gradients of a step that is not taken, as a GradScaler's may
-    be, leave no trace.
+    `turns`: sums over the steps since the last update. Gradients of skipped steps are discarded.
     """
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self._weights = weights
         self.turns: dict[str, Tensor] = {}
-        self._passes: dict[str, Tensor] = {}  # the backward passes since the last step
-        self._coming: dict[str, Coming] = {}
+        self._passes: dict[str, Tensor] = {}  # sums over backward passes since the last step
+        self._pending: dict[str, PendingGradient] = {}
 
-    def note(self, name: str, grad: Tensor) -> None:
-        """A pass has this gradient. It counts once it is added to the weight's: `autograd.grad` adds none."""
-        held, earlier = self._weights[name].grad, self._coming.get(name)
+    def record(self, name: str, grad: Tensor) -> None:
+        """Record the gradient of a pass. It counts once added to the weight's, so not for `autograd.grad`."""
+        held, earlier = self._weights[name].grad, self._pending.get(name)
         first = held is None or not bool(held.any())
         dense = grad.detach().to(torch.float32, copy=True)
         total = dense if first or earlier is None else earlier.total + dense
-        self._coming[name] = Coming(first, dense, total)
+        self._pending[name] = PendingGradient(first, dense, total)
 
-    def after(self, name: str) -> Callable[[Tensor], None]:
-        """The hook for when a pass has added what was noted last, if anything, to the weight's gradient."""
+    def accumulate_hook(self, name: str) -> Callable[[Tensor], None]:
+        """Return a hook that counts the recorded gradient once it is added to the weight's gradient."""
 
         def added(weight: Tensor) -> None:
-            if coming := self._coming.pop(name, None):
+            if coming := self._pending.pop(name, None):
                 before = None if coming.first else self._passes.get(name)
                 self._passes[name] = coming.dense if before is None else before + coming.dense
 
         return added
 
-    def _assigned(self) -> None:
-        """Take what no pass has added, where a script or a pipeline of torch has set the gradient itself."""
-        for name, coming in self._coming.items():
+    def _collect_assigned(self) -> None:
+        """Count recorded gradients that a script or a torch pipeline has assigned to the weight directly."""
+        for name, coming in self._pending.items():
             if name not in self._passes and self._weights[name].grad is not None:
                 self._passes[name] = coming.total
-        self._coming.clear()
+        self._pending.clear()
 
-    def stepped(self, counts: bool, comm: Comm | None) -> None:
-        """The step is done; its gradients count for a later update, or not any more. Called by all ranks."""
-        self._assigned()
+    def finish_step(self, counts: bool, comm: Comm | None) -> None:
+        """Add the step's gradients to the sums if they count, else discard them. Called by all ranks."""
+        self._collect_assigned()
         if counts:
-            self._to_norm_1(comm)
+            self._normalise(comm)
         for name, dense in self._passes.items() if counts else ():
             self.turns[name] = self.turns[name] + dense if name in self.turns else dense
         self._passes.clear()
 
-    def skipped(self) -> None:
-        """The step was not taken."""
+    def skip_step(self) -> None:
+        """Discard the gradients of a skipped step."""
         self._passes.clear()
-        self._coming.clear()
+        self._pending.clear()
 
-    def summed(self, comm: Comm | None, several: bool) -> dict[str, Tensor]:
-        """All that counts, summed over the ranks of `comm`: flat, by name. Called by all of them.
+    def total(self, comm: Comm | None, several: bool) -> dict[str, Tensor]:
+        """Return the sums over the ranks of `comm`, flat, by name. Called by all ranks.
 
-        `several`: whether earlier turns count, which have norm 1.
+        `several`: whether earlier turns, which have norm 1, count as well.
         """
-        self._assigned()
+        self._collect_assigned()
         if several:
-            self._to_norm_1(comm)
+            self._normalise(comm)
         parts = []
         for name, weight in self._weights.items():
             total = torch.zeros_like(weight, dtype=torch.float32, memory_format=torch.contiguous_format)
@@ -100,8 +98,8 @@ class DenseGradients:
         views = torch.split(flat, [part.numel() for part in parts])
         return dict(zip(self._weights, views, strict=True))
 
-    def _to_norm_1(self, comm: Comm | None) -> None:
-        """Divide this turn's gradients by their norm over weights and ranks: 8 bytes a rank."""
+    def _normalise(self, comm: Comm | None) -> None:
+        """Divide this turn's gradients by their norm over weights and ranks. Sends 8 bytes per rank."""
         here = next(iter(self._weights.values())).device
         total = torch.zeros(1, dtype=torch.float64, device=here)
         for dense in self._passes.values():
@@ -112,8 +110,7 @@ class DenseGradients:
         if norm > 0:
             self._passes = {name: dense / norm for name, dense in self._passes.items()}
 
-    def forget(self) -> None:
-        """Nothing counts any more."""
+    def clear(self) -> None:
         self.turns.clear()
         self._passes.clear()
-        self._coming.clear()
+        self._pending.clear()

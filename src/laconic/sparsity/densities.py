@@ -1,9 +1,8 @@
-"""The share of weights that each layer keeps, for a given share of all weights.
+"""Density of each layer, from the density of all weights.
 
 Uniform: the same in every layer. ERK: density_l = eps * (sum of the weight's dimensions) / (their product),
-with eps such that all layers together keep the given share; a layer that would keep more than all is dense,
-and eps follows from the others. Evci et al. 2020, arXiv:1911.11134, as in the authors' code. 2:4: half
-of every layer, two of each four neighbours.
+with eps chosen to give the total density; layers with density_l > 1 are dense. Evci et al. 2020,
+arXiv:1911.11134, as in the authors' code. 2:4: half of every layer, two of every four consecutive weights.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from typing import Literal
 from laconic.core import arguments
 from laconic.core.errors import SpecError
 
-Layout = Literal["uniform", "erk", "2:4"]
-LAYOUTS: tuple[Layout, ...] = ("uniform", "erk", "2:4")
+DensityLayout = Literal["uniform", "erk", "2:4"]
+LAYOUTS: tuple[DensityLayout, ...] = ("uniform", "erk", "2:4")
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def densities(shapes: Shapes, density: float, layout: Layout = "uniform") -> dict[str, float]:
-    """The density of each weight, in (0, 1].
+def densities(shapes: Shapes, density: float, layout: DensityLayout = "uniform") -> dict[str, float]:
+    """Return the density of each weight, in (0, 1].
 
     Args:
-        shapes: The weights, by name: every dimension counts, those of a kernel too.
-        density: Share of all entries to keep, in (0, 1].
+        shapes: Shapes of the weights by name, with all dimensions of a kernel.
+        density: Fraction of all entries to keep, in (0, 1].
         layout: "uniform" (default), "erk" or "2:4".
 
     Raises:
-        SpecError: The density or the layout is none of these, or they do not go together.
+        SpecError: The density or the layout is invalid, or "2:4" is combined with a density that is not 0.5.
 
     >>> found = densities({"wide": (100, 100), "narrow": (10, 10)}, 0.1, "erk")
     >>> {name: round(share, 3) for name, share in found.items()}
@@ -39,16 +38,16 @@ def densities(shapes: Shapes, density: float, layout: Layout = "uniform") -> dic
     return _erk(shapes, density) if layout == "erk" else dict.fromkeys(shapes, float(density))
 
 
-def check_density(density: float, layout: Layout) -> None:
-    """Raise `SpecError` unless these can go together."""
+def check_density(density: float, layout: DensityLayout) -> None:
+    """Raise `SpecError` unless these are valid together."""
     arguments.number("density", density, above=0, most=1)
     arguments.choice("layout", layout, LAYOUTS)
     if layout == "2:4" and density != 0.5:
-        raise SpecError(f"layout '2:4' has two of each four weights in use: take density=0.5, got {density}")
+        raise SpecError(f"density must be 0.5 with layout='2:4', got {density}")
 
 
 def entries(density: float, n: int) -> int:
-    """How many of n entries a density in (0, 1] keeps: all but floor((1 - density) * n), as the authors do.
+    """Return the entries kept of n: n - floor((1 - density) * n), as in the authors' code.
 
     >>> entries(0.5, 120), entries(0.2, 8), entries(0.9, 30)  # from the authors' tests
     (60, 2, 27)

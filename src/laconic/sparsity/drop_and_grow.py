@@ -1,8 +1,8 @@
-"""Drop and grow: one update of a mask that keeps its number of entries.
+"""Drop and grow: one update of a mask with a constant number of entries.
 
-Evci et al. 2020, arXiv:1911.11134: of the entries in use, the smallest go; of all that are then not in use,
-the dropped ones too, those with the highest score come. What is dropped and comes back keeps its value. Ours:
-by the layout 2:4, what drops makes room among its own four neighbours, and one of these comes.
+Evci et al. 2020, arXiv:1911.11134: the smallest entries in use drop; then the unused entries with the highest
+score grow, possibly just dropped ones, which keep their value. Ours: with layout "2:4" an entry is replaced
+within its group of four.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 
 from laconic.sparsity import fours
-from laconic.sparsity.densities import Layout
-from laconic.sparsity.draws import shuffled
+from laconic.sparsity.densities import DensityLayout
+from laconic.sparsity.draws import permutation
 
 
 def drop_and_grow(
-    magnitude: Tensor, used: Tensor, score: Tensor, count: int, key: int, layout: Layout = "uniform"
+    magnitude: Tensor, used: Tensor, score: Tensor, count: int, key: int, layout: DensityLayout = "uniform"
 ) -> Tensor:
-    """The next mask: `count` entries drop, and as many come.
+    """Return the next mask: `count` entries drop and `count` grow.
 
     Args:
         magnitude: |w|, (n,).
-        used: The present mask, bool (n,).
-        score: How much each entry wants to be in use, (n,), finite.
-        count: How many drop, at most as many as are in use.
-        key: Decides between equal values, as the authors' noise does.
-        layout: By "2:4", `used` has two of each four neighbours, and so has what is returned.
+        used: Current mask, bool (n,).
+        score: Score of each entry, (n,), finite.
+        count: Number of entries to drop, at most the number in use.
+        key: Key that decides between equal values.
+        layout: With "2:4", `used` and the result have two of every four consecutive entries.
 
     Returns:
         bool (n,), with as many entries as `used`.
@@ -37,14 +37,14 @@ def drop_and_grow(
     """
     kept = largest(magnitude.masked_fill(~used, -1), int(used.sum()) - count, key)
     if layout == "2:4":
-        return fours.filled(kept, score, key + 1)
+        return fours.complete_fours(kept, score, key + 1)
     return kept | largest(score.masked_fill(kept, float(score.amin()) - 1), count, key + 1)
 
 
 def largest(x: Tensor, count: int, key: int) -> Tensor:
-    """Which entries of x (n,) are the `count` largest, bool (n,); among equal ones `key` chooses.
+    """Return a mask, bool (n,), of the `count` largest entries of x (n,); `key` decides between equal ones.
 
-    The same on every rank: the choice depends on values alone, not on how a sort is done.
+    Equal on every rank, as it does not depend on the order of a sort.
     """
     if count <= 0:
         return torch.zeros_like(x, dtype=torch.bool)
@@ -53,6 +53,6 @@ def largest(x: Tensor, count: int, key: int) -> Tensor:
     equal = (x == least).nonzero().flatten()
     wanted = count - int(found.sum())
     if wanted < equal.numel():
-        equal = equal[shuffled(equal.numel(), key)[:wanted].to(x.device)]
+        equal = equal[permutation(equal.numel(), key)[:wanted].to(x.device)]
     found[equal] = True
     return found

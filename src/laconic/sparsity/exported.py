@@ -1,7 +1,6 @@
-"""`export`: a model whose sparse weights are stored, saved and multiplied as sparse ones.
+"""`export`: store, save and multiply sparse weights in a sparse format (`sparse_weight`).
 
-A convolution is a product of its weight, (outputs, inputs * kernel), with the image's patches (im2col). What
-is stored of a weight, `sparse_weight` says.
+A convolution is a product of its weight, (outputs, inputs * kernel), with the image's patches (im2col).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from laconic.transforms.fast_path import FastPathOff, uncalled
 from laconic.transforms.selection import named_modules, replace_layers
 
 Form = Literal["csr", "2:4", "auto"]
-MOST = 0.5  # density above which CSR is larger than the dense weight
+MAX_DENSITY = 0.5  # density above which CSR is larger than the dense weight
 
 
 class SparseLinear(nn.Module):
@@ -43,7 +42,7 @@ class SparseLinear(nn.Module):
 
 
 class SparseConv2d(nn.Module):
-    """A convolution of x (n, c, h, w), or (c, h, w), with one group, by a sparse weight."""
+    """A convolution of x (n, c, h, w) or (c, h, w) with one group and a sparse weight."""
 
     bias: Tensor | None
 
@@ -64,7 +63,7 @@ class SparseConv2d(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             x, weight = x.to(self.weight.values.dtype), self.weight.matrix()
             y = x.new_empty(len(x), weight.shape[0], math.prod(shape))
-            for i in range(len(x)):  # image by image: the patches of one stay in cache
+            for i in range(len(x)):  # per image, so that its patches stay in cache
                 patches = F.unfold(x[i : i + 1], self.kernel, self.dilation, self.padding, self.stride)
                 y[i] = weight @ patches[0]
             y = y.view(*y.shape[:2], *shape)
@@ -72,25 +71,23 @@ class SparseConv2d(nn.Module):
 
 
 def export(model: nn.Module, form: Form = "auto") -> nn.Module:
-    """A copy of the model, for inference, whose sparse layers are stored sparse.
+    """Return an inference copy of the model with sparse layers in a sparse format.
 
-    Linear layers and Conv2d layers (of one group, padded with zeros) of which at most half of the weights are
-    not zero become `SparseLinear` and `SparseConv2d`, which compute in the dtype of their weight, under
-    autocast too; all others stay what they are, and so do layers with hooks or of a subclass. The result is
-    saved by its `state_dict()`, and loads into another export of the same architecture, under
-    `torch.load(weights_only=True)`; a state of other shapes raises `StateError`. Outputs are those of the
-    model but for the order of additions.
+    Linear and Conv2d layers (one group, zero padding) with at most half nonzero weights become `SparseLinear`
+    and `SparseConv2d`, which compute in the dtype of their weight, also under autocast. Layers with hooks and
+    subclasses do not change. The `state_dict()` loads into an export of the same architecture, under
+    `torch.load(weights_only=True)`; a state of other shapes raises `StateError`. Outputs equal those of the
+    model up to the order of additions.
 
     Args:
-        model: It does not change. A weight's entries in use are those that are not zero.
-        form: "csr"; "2:4", for which each four neighbours of a row have at most two entries; "auto"
-            (default): for each weight the smaller of these, 2:4 only where it allows that.
+        model: The model, which is not changed.
+        form: "csr"; "2:4", for weights with at most two nonzeros in every four consecutive ones of a row;
+            "auto" (default): the smaller possible form for each weight.
 
     Raises:
-        SpecError: `form` is none of these.
-        AttachError: No layer is sparse; or a weight is computed by a hook; or "2:4" is asked for, and a
-            sparse layer's weight is not so; or a weight in 16 bits would be CSR, which torch multiplies in
-            float32 alone.
+        SpecError: `form` is invalid.
+        AttachError: No layer is sparse; a weight is computed by a hook; the weight of a sparse layer does not
+            fit "2:4"; a weight in 16 bits would be CSR, which torch cannot multiply.
 
     >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
     >>> _ = net[0].weight.data.masked_fill_(torch.rand(64, 64) > 0.1, 0)
@@ -103,12 +100,12 @@ def export(model: nn.Module, form: Form = "auto") -> nn.Module:
     left, stored = uncalled(names), dict[nn.Module, SparseLinear | SparseConv2d]()
     for name, layer in names.items():
         if layer not in stored and layer not in left and _is_sparse(layer):
-            stored[layer] = _stored(name, layer, form)
+            stored[layer] = _sparse_layer(name, layer, form)
     found = {name: stored[layer] for name, layer in names.items() if layer in stored}
     if not found:
         raise AttachError(
-            "no layer of this model is sparse: of each Linear and Conv2d layer more than half of the weights"
-            " are not zero; train it with laconic.sparsity.rigl(model, optimizer, ...)"
+            "no layer of this model is sparse: each Linear and Conv2d layer has more than half nonzero"
+            " weights; train it with laconic.sparsity.rigl(model, optimizer, ...)"
         )
     if "" in found:
         return found[""].eval()
@@ -118,7 +115,7 @@ def export(model: nn.Module, form: Form = "auto") -> nn.Module:
 
 
 def nbytes(model: nn.Module) -> int:
-    """Bytes of a model's parameters and buffers: of an exported one all that is stored.
+    """Return the bytes of a model's parameters and buffers.
 
     >>> nbytes(nn.Linear(3, 2))
     32
@@ -134,14 +131,16 @@ def _is_sparse(layer: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
     ):
         return False
     assert isinstance(layer, (nn.Linear, nn.Conv2d))
-    return int((layer.weight != 0).sum()) <= MOST * layer.weight.numel()
+    return int((layer.weight != 0).sum()) <= MAX_DENSITY * layer.weight.numel()
 
 
-def _stored(name: str, layer: nn.Linear | nn.Conv2d, form: Form) -> SparseLinear | SparseConv2d:
+def _sparse_layer(name: str, layer: nn.Linear | nn.Conv2d, form: Form) -> SparseLinear | SparseConv2d:
     weight = layer.weight.detach().flatten(1)
     chosen = smaller_form(weight) if form == "auto" else form
     if chosen == "2:4" and not is_two_of_four(weight):
-        raise AttachError(f"{name!r} has more than two of four neighbours in use: take form='csr'")
+        raise AttachError(f"{name!r} has more than two nonzeros in four consecutive weights: use form='csr'")
     if chosen == "csr" and weight.dtype not in (torch.float32, torch.float64):
-        raise AttachError(f"{name!r} is {weight.dtype}, which torch does not multiply as CSR: model.float()")
+        raise AttachError(
+            f"{name!r} is {weight.dtype}, which torch cannot multiply as CSR: call model.float()"
+        )
     return SparseLinear(layer, chosen) if isinstance(layer, nn.Linear) else SparseConv2d(layer, chosen)

@@ -1,7 +1,7 @@
-"""Of each four neighbours in a row of a weight two are in use: 2:4, by which sparse tensor cores multiply.
+"""2:4 sparsity: two of every four consecutive weights of a row are nonzero, as for sparse tensor cores.
 
-Mishra et al. 2021, arXiv:2104.08378. A row is what one output is computed from: of a convolution's weight
-(outputs, inputs, height, width) it is (inputs * height * width), as `export` stores it.
+Mishra et al. 2021, arXiv:2104.08378. A row has the weights of one output: inputs * height * width for a
+convolution, as in `export`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from laconic.sparsity.draws import generator
 
 
 def divisible(weight: Tensor) -> bool:
-    """Whether the rows of a weight (outputs, inputs, ...) are made of fours."""
+    """Return whether the row length of a weight (outputs, inputs, ...) is a multiple of four."""
     return weight.shape[1:].numel() % 4 == 0
 
 
-def filled(kept: Tensor, score: Tensor, key: int) -> Tensor:
-    """Two of each four: the kept ones, and beside them those with the highest score.
+def complete_fours(kept: Tensor, score: Tensor, key: int) -> Tensor:
+    """Return a 2:4 mask of the kept entries, completed by those with the highest score.
 
     Args:
-        kept: bool (n,), at most two of each four.
-        score: How much each entry wants to be in use, (n,), finite.
-        key: Decides between equal scores, alike on every rank.
+        kept: bool (n,), at most two of every four.
+        score: Score of each entry, (n,), finite.
+        key: Key that decides between equal scores, equal on every rank.
 
     Returns:
         bool (n,), with n / 2 entries.
 
-    >>> filled(torch.tensor([False, True, False, False]), torch.tensor([1.0, 0.0, 3.0, 2.0]), key=0)
+    >>> complete_fours(torch.tensor([False, True, False, False]), torch.tensor([1.0, 0.0, 3.0, 2.0]), key=0)
     tensor([False,  True,  True, False])
     """
     wanted = score.masked_fill(kept, torch.inf).view(-1, 4)
@@ -42,8 +42,8 @@ def filled(kept: Tensor, score: Tensor, key: int) -> Tensor:
     return torch.zeros_like(wanted, dtype=torch.bool).scatter_(1, chosen, True).flatten()
 
 
-def drawn(n: int, key: int) -> Tensor:
-    """Two of each four at random, bool (n,), on the host."""
-    return filled(
+def random_mask(n: int, key: int) -> Tensor:
+    """Return a random 2:4 mask, bool (n,), on the host."""
+    return complete_fours(
         torch.zeros(n, dtype=torch.bool, device="cpu"), torch.zeros(n, dtype=torch.float32, device="cpu"), key
     )

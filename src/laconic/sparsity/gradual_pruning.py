@@ -1,12 +1,11 @@
-"""Gradual pruning: a dense model that loses its smallest weights step by step.
+"""Gradual pruning: a dense model becomes sparse by magnitude.
 
 Zhu and Gupta 2017, arXiv:1710.01878 [recalled]. From `begin` to `until` of the training, every `every` turns,
-after the optimiser's step:
+after the optimiser's step, each layer keeps its largest |w| at
 
     density = share + (1 - share) * (1 - progress)^3
 
-The largest |w| stay, layer by layer. What is pruned stays pruned: with zero and without a gradient it cannot
-become large again, where the paper's weights keep their value under the mask.
+Pruned weights stay zero; in the paper they keep their value under the mask.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor
 from laconic.core import arguments
 from laconic.core.spec import Status
 from laconic.sparsity import fours, schedule
-from laconic.sparsity.densities import Layout, check_density, entries
+from laconic.sparsity.densities import DensityLayout, check_density, entries
 from laconic.sparsity.drop_and_grow import largest
 from laconic.sparsity.mask_rule import Moment
 from laconic.sparsity.sparsify import Sparsifier
@@ -28,15 +27,15 @@ from laconic.sparsity.sparsify import Sparsifier
 
 @dataclass(frozen=True, repr=False)
 class GradualPruning(Sparsifier):
-    """From dense to sparse by magnitude.
+    """Gradual pruning by magnitude.
 
     Args:
-        density: Share of the weights that are in use at the end, in (0, 1]; default: 0.1.
-        every: Turns from one update to the next; default: 100.
-        begin: Share of the training before the first weights go, in [0, until); default: 0.25.
-        until: Share of the training after which masks stay, in (0, 1]; default: 0.75.
-        layout: "erk" (default): narrow layers keep more; "uniform": all the same, and the first is dense;
-            "2:4": two of each four neighbours, with density=0.5.
+        density: Final fraction of weights in use, in (0, 1]; default: 0.1.
+        every: Turns between updates; default: 100.
+        begin: Fraction of the training before pruning, in [0, until); default: 0.25.
+        until: Fraction of the training after which masks are fixed, in (0, 1]; default: 0.75.
+        layout: "erk" (default): narrow layers are denser; "uniform": equal densities, the first layer dense;
+            "2:4": two of every four consecutive weights, with density=0.5.
 
     >>> GradualPruning(density=0.2)
     gradual_pruning(density=0.2)
@@ -46,7 +45,7 @@ class GradualPruning(Sparsifier):
     every: int = 100
     begin: float = 0.25
     until: float = 0.75
-    layout: Layout = "erk"
+    layout: DensityLayout = "erk"
 
     paper: ClassVar[str] = "Zhu and Gupta 2017, arXiv:1710.01878"
     status: ClassVar[Status] = "recalled"
@@ -73,6 +72,6 @@ class GradualPruning(Sparsifier):
         density = share + (1 - share) * (1 - progress) ** 3
         count = min(int(used.sum()), entries(density, used.numel()))
         magnitude = weight.abs().masked_fill(~used, -1)
-        if self.layout == "2:4":  # the larger two of each four stay to the end
-            magnitude.masked_fill_(fours.filled(torch.zeros_like(used), magnitude, at.key), torch.inf)
+        if self.layout == "2:4":  # keep the larger two of every four
+            magnitude.masked_fill_(fours.complete_fours(torch.zeros_like(used), magnitude, at.key), torch.inf)
         return largest(magnitude, count, at.key)

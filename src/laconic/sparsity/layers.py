@@ -1,13 +1,12 @@
-"""Convolutions and dense layers of SWAT: few weights forward, few inputs kept for backward.
+"""Convolutions and dense layers of SWAT: sparse weights in forward, sparse inputs saved for backward.
 
     y = conv(x, w_s) + b;  dx = conv^T(dy, w_s);  dw from dy and x_s;  db = sum of dy
 
-w_s and x_s: the largest entries of w, and of x over the whole batch. w itself is dense, and every entry of it
-gets a gradient, so that any can become large. Raihan and Aamodt 2020, arXiv:2001.01969; the rule was checked
-against the authors' code. Evaluation takes the top-k of the weights as they are, without a stored threshold:
-that, and to choose inputs over the whole batch, is our reading.
+w_s and x_s: the largest entries of w, and of x over the whole batch. w is dense, and every entry gets a
+gradient. Raihan and Aamodt 2020, arXiv:2001.01969, checked against the authors' code. Our reading: evaluation
+uses the top-k of the current weights, and inputs are selected over the whole batch.
 
-Both compute in the dtype of their weight, under autocast too.
+Both compute in the dtype of their weight, also under autocast.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ class _Swat(TransformedLayer):
 
 
 class SwatConv2d(_Swat, nn.Conv2d):
-    """A convolution of x (n, c, h, w), or (c, h, w), padded with zeros, with sparse weights and kept inputs.
+    """A convolution of x (n, c, h, w) or (c, h, w), zero-padded, with sparse weights and saved inputs.
 
-    Keeps n / 8 bytes and the k = density * n largest of the n entries of its input for backward: with float32
-    and density 0.1, 13 % of what a dense layer keeps. Made by `swat`, or by `of`.
+    Saves n / 8 bytes and the k = density * n largest of n input entries for backward: with float32 and
+    density 0.1, 13 % of a dense layer. Created by `swat` or `of`.
     """
 
     @classmethod
     def of(cls, layer: nn.Module, thresholds: Thresholds) -> Any:
-        """Return the sparse form of a layer. Raises `AttachError` for other paddings."""
+        """Return the sparse form of a layer. Raise `AttachError` for unsupported padding."""
         assert isinstance(layer, nn.Conv2d)
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise AttachError(
-                f"a sparse convolution pads with a number of zeros, got padding={layer.padding!r},"
+                f"padding of a sparse convolution must be a number of zeros, got padding={layer.padding!r},"
                 f" padding_mode={layer.padding_mode!r}: pad in a layer before it, such as nn.ReflectionPad2d"
             )
         return super().of(layer, thresholds)
@@ -73,7 +72,7 @@ class SwatConv2d(_Swat, nn.Conv2d):
 
 
 class SwatLinear(_Swat, nn.Linear):
-    """A dense layer of x (..., c) with sparse weights and kept inputs, as `SwatConv2d`."""
+    """A dense layer of x (..., c) with sparse weights and saved inputs, as `SwatConv2d`."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(self.weight.dtype)

@@ -1,4 +1,4 @@
-"""Masks are equal on all ranks, or training ends."""
+"""Check that masks are equal on all ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from laconic.comm.comm import Comm
 from laconic.core.errors import PeerError
 
 
-def refuse_other_masks(chosen: Mapping[str, Tensor], comm: Comm, turn: int) -> None:
-    """Raise `PeerError` unless all ranks have chosen these masks, bool, by name: 8 bytes a rank."""
+def check_equal_masks(chosen: Mapping[str, Tensor], comm: Comm, turn: int) -> None:
+    """Raise `PeerError` unless these masks, bool by name, are equal on all ranks. Sends 8 bytes per rank."""
     digest = hashlib.blake2b(digest_size=8)
     for used in chosen.values():
         digest.update(kernels.pack_bits(used.int().cpu(), 1).numpy().tobytes())
@@ -23,6 +23,6 @@ def refuse_other_masks(chosen: Mapping[str, Tensor], comm: Comm, turn: int) -> N
         if not torch.equal(mine, other):
             raise PeerError(
                 f"rank {comm.rank}: rank {rank} has chosen other masks at turn {turn}, as replicas differ:"
-                " sparse training needs replicas that are equal at every step, as under"
-                " DistributedDataParallel; for replicas that are meant to differ take static_masks()"
+                " sparse training needs equal replicas at every step, as under DistributedDataParallel; if"
+                " replicas should differ, use static_masks()"
             )

@@ -1,4 +1,4 @@
-"""Rule of masks: the weights in use at the start, and how they change in training."""
+"""Base of mask rules: the initial masks and their updates in training."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from laconic.core.spec import Spec
 from laconic.sparsity import fours
-from laconic.sparsity.densities import Layout, entries
-from laconic.sparsity.draws import drawn
+from laconic.sparsity.densities import DensityLayout, entries
+from laconic.sparsity.draws import random_mask
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Time of an update. `turn`: steps so far; `steps`: in all; `key`: of one weight, equal on all ranks."""
+    """Time of an update. `turn`: steps so far; `steps`: total; `key`: of one weight, equal on all ranks."""
 
     turn: int
     steps: int
@@ -24,13 +24,13 @@ class Moment:
 
 
 class MaskRule(Spec):
-    """Base of the sparsifiers, without their handle.
+    """Base of the sparsifiers.
 
-    `replaces_step`: an update of the masks replaces the optimiser's step; otherwise it follows the step.
+    `replaces_step`: an update of the masks replaces the optimiser's step, else it follows the step.
     """
 
     density: float
-    layout: Layout
+    layout: DensityLayout
 
     replaces_step: ClassVar[bool] = False
 
@@ -42,8 +42,8 @@ class MaskRule(Spec):
         """Return the first mask of a weight that has `share` at the end, bool (n,), on the host."""
         share = self.first_density(share)
         if self.layout == "2:4" and share < 1:
-            return fours.drawn(n, key)
-        return drawn(n, entries(share, n), key)
+            return fours.random_mask(n, key)
+        return random_mask(n, entries(share, n), key)
 
     @abstractmethod
     def due(self, turn: int, steps: int) -> bool:
@@ -60,9 +60,9 @@ class MaskRule(Spec):
         Args:
             weight: float (n,), zero where not in use.
             used: Its mask, bool (n,).
-            score: Sum over ranks and turns of its dense gradient, (n,), finite; None where none counts.
-            share: Density of this weight at the end.
-            at: The turn, and the key of all that is random.
+            score: Sum over ranks and turns of its dense gradient, (n,), finite; None if no gradient counts.
+            share: Final density of this weight.
+            at: The turn, and the key of random choices.
 
         Returns:
             bool (n,).

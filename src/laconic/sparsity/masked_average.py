@@ -1,7 +1,6 @@
-"""Running average of a sparse model that is as sparse as the model (EMA, SWA).
+"""Running average (EMA, SWA) of a sparse model with the sparsity of the model.
 
-A plain average keeps a share of each weight that has dropped: with density 0.1 the average of a RigL training
-has 0.15 nonzero.
+In a plain average dropped weights stay nonzero: for RigL with density 0.1 its density is 0.15.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from laconic.sparsity.sparse_training import SparseTraining
 
 
 class MaskedAverage(AveragedModel):
-    """torch's `AveragedModel` under the masks of a sparse training: entries out of use stay zero.
+    """torch's `AveragedModel` under the masks of a sparse training: masked entries are zero.
 
-    A weight that grows again starts from zero in the average too. Call `update_parameters(model)` after each
-    step, as ever; `torch.optim.swa_utils.update_bn` and `state_dict()` work as of any `AveragedModel`.
+    A weight that grows again starts from zero in the average. Call `update_parameters(model)` after each
+    step; `torch.optim.swa_utils.update_bn` and `state_dict()` work as for any `AveragedModel`.
 
     Args:
-        model: The model that trains, plain or under DistributedDataParallel.
-        sparse: What `laconic.sparsity.sparsify` or `rigl` returned for it.
-        decay: Of an exponential average, in [0, 1); None: a plain mean of all steps (SWA). Default: 0.999.
-        options: Those of `AveragedModel`, such as `use_buffers=True`.
+        model: The model in training, plain or under DistributedDataParallel.
+        sparse: Handle of `laconic.sparsity.sparsify` or `rigl` for this model.
+        decay: Decay of an exponential average, in [0, 1); None: mean of all steps (SWA). Default: 0.999.
+        options: Options of `AveragedModel`, such as `use_buffers=True`.
 
     Raises:
         AttachError: The training is of another model.
@@ -49,27 +48,27 @@ class MaskedAverage(AveragedModel):
         if decay is not None:
             arguments.number("decay", decay, least=0, below=1)
             options["multi_avg_fn"] = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        plain = _plain(model)
+        plain = _unwrap(model)
         own = _named(plain)
         if any(own.get(name) is not weight for name, weight in sparse.weights.items()):
-            raise AttachError("this sparse training is of another model: give the model that sparsify() took")
+            raise AttachError("this sparse training is of another model: pass the model given to sparsify()")
         super().__init__(plain, **options)
-        self._sparse = (sparse,)  # in a tuple: no part of the module
+        self._sparse = (sparse,)  # in a tuple, so that it is no submodule
 
     def update_parameters(self, model: nn.Module) -> None:
-        """Add the model's parameters to the average, and set the entries out of use to zero."""
-        super().update_parameters(_plain(model))
+        """Add the model's parameters to the average, and set masked entries to zero."""
+        super().update_parameters(_unwrap(model))
         averages = _named(self.module)
         with torch.no_grad():
             for name, mask in self._sparse[0].masks.items():
                 averages[name].masked_fill_(~mask.to(averages[name].device), 0)
 
 
-def _plain(model: nn.Module) -> nn.Module:
+def _unwrap(model: nn.Module) -> nn.Module:
     inside = next((each for each in model.modules() if isinstance(each, DistributedDataParallel)), None)
     return model if inside is None else inside.module
 
 
 def _named(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters by the names of the plain model, without those of a compiled one's wrapper."""
+    """Return the parameters by name, without the prefix of a compiled model."""
     return {name.replace("_orig_mod.", ""): each for name, each in model.named_parameters()}

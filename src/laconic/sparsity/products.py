@@ -1,10 +1,9 @@
-"""Products that compute with large weights and keep only large inputs for backward.
+"""Products with the large weights that save only the large inputs for backward.
 
     y = w_s x + b;  dx = w_s^T dy;  dw = dy x_s^T, for every entry of w;  db = sum of dy
 
-w_s and x_s are w and x with zeros in place of entries below a threshold. Raihan and Aamodt 2020,
-arXiv:2001.01969 (SWAT). x_s arrives packed (`bitmask`); w_s is made again from w in backward, so that no copy
-of it is kept.
+w_s and x_s are w and x with zeros below a threshold. Raihan and Aamodt 2020, arXiv:2001.01969 (SWAT). x_s is
+packed (`bitmask`); backward recomputes w_s from w.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ Shape = tuple[Any, Any, Any, int]  # stride, padding, dilation, groups
 def conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, least: float, kept: Packed, shape: Shape
 ) -> Tensor:
-    """`F.conv2d` of x (n, c, h, w) with the weights of at least `least`; backward uses x as `kept`."""
+    """Return `F.conv2d` of x (n, c, h, w) with weights |w| >= `least`; backward uses the packed `kept`."""
     out: Tensor = _Conv2d.apply(x, weight, bias, least, *kept, shape)  # type: ignore[no-untyped-call]
     return out
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, least: float, kept: Packed) -> Tensor:
-    """`F.linear` of x (..., c) with the weights of at least `least`; backward uses x as `kept`."""
+    """Return `F.linear` of x (..., c) with the weights |w| >= `least`; backward uses the packed `kept`."""
     out: Tensor = _Linear.apply(x, weight, bias, least, *kept)  # type: ignore[no-untyped-call]
     return out
 

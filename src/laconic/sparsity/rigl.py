@@ -1,16 +1,15 @@
-"""RigL: the smallest weights drop, and those with the largest dense gradient come.
+"""RigL: the smallest weights drop, and those with the largest dense gradient grow.
 
 Evci et al. 2020, arXiv:1911.11134. Every `every` turns, for each weight with z entries in use:
 
     count = floor(f * z),  f = drop / 2 * (1 + cos(pi * turn / (until * steps)))
     drop the count smallest |w|;  grow the count largest |sum over ranks of the dense gradient|
-    new entries: w = 0, and the optimiser's slots = 0;  what is dropped and grown at once keeps its value
+    new entries: w = 0 and optimiser slots = 0;  entries dropped and grown at once keep their value
 
-and that is in the place of the optimiser's step. Checked against the authors' code (google-research/rigl): so
-are the sum over ranks before the magnitude, and the first update at turn 0. Ours: equal values are chosen
-between by a key, where theirs has noise of 1e-5 on |w|; an entry's slots are zero from the drop on, theirs
-from the growth; `accumulate` is that of the port nollied/rigl-torch, but each turn's gradients are divided by
-their norm, over all weights and ranks.
+This replaces the optimiser's step. Checked against the authors' code (google-research/rigl), including the
+sum over ranks before the magnitude and the first update at turn 0. Ours: a key decides between equal values
+(theirs: noise of 1e-5 on |w|); slots are cleared at the drop (theirs: at the growth); `accumulate` is from
+the port nollied/rigl-torch, but each turn's gradients are divided by their norm over all weights and ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from torch.optim import Optimizer
 from laconic.core import arguments
 from laconic.core.spec import Status
 from laconic.sparsity import schedule
-from laconic.sparsity.densities import Layout, check_density
+from laconic.sparsity.densities import DensityLayout, check_density
 from laconic.sparsity.drop_and_grow import drop_and_grow
 from laconic.sparsity.mask_rule import Moment
 from laconic.sparsity.sparse_training import SparseTraining
@@ -35,18 +34,17 @@ from laconic.sparsity.sparsify import Sparsifier, sparsify
 
 @dataclass(frozen=True, repr=False)
 class Rigl(Sparsifier):
-    """Drop by magnitude, grow by gradient.
+    """RigL: drop by magnitude, grow by gradient.
 
     Args:
-        density: Share of the weights that are in use, in (0, 1]; default: 0.1.
-        every: Turns from one update to the next; default: 100.
-        drop: Share of a weight's entries that drop at first, in (0, 1]; default: 0.3.
-        until: Share of the training after which masks stay, in (0, 1]; default: 0.75.
-        layout: "erk" (default): narrow layers keep more; "uniform": all the same, and the first is dense;
-            "2:4": two of each four neighbours, with density=0.5.
-        accumulate: Turns whose gradients are added up for the score, the update's and those before it;
-            default: 1. With more, each has norm 1, so that they count alike under a GradScaler too, and the
-            port that has it takes four times as large an `every`.
+        density: Fraction of weights in use, in (0, 1]; default: 0.1.
+        every: Turns between updates; default: 100.
+        drop: Fraction of a weight's entries that drop in the first update, in (0, 1]; default: 0.3.
+        until: Fraction of the training after which masks are fixed, in (0, 1]; default: 0.75.
+        layout: "erk" (default): narrow layers are denser; "uniform": equal densities, the first layer dense;
+            "2:4": two of every four consecutive weights, with density=0.5.
+        accumulate: Turns, up to the update, with gradients in the score; default: 1. With more, each turn is
+            normalised to norm 1, and `every` should be larger (four times in the port).
 
     >>> Rigl(density=0.2, every=50)
     rigl(density=0.2, every=50)
@@ -56,7 +54,7 @@ class Rigl(Sparsifier):
     every: int = 100
     drop: float = 0.3
     until: float = 0.75
-    layout: Layout = "erk"
+    layout: DensityLayout = "erk"
     accumulate: int = 1
 
     paper: ClassVar[str] = "Evci et al. 2020, arXiv:1911.11134"
@@ -92,7 +90,7 @@ def rigl(
     every: int = 100,
     drop: float = 0.3,
     until: float = 0.75,
-    layout: Layout = "erk",
+    layout: DensityLayout = "erk",
     accumulate: int = 1,
     keep: Collection[str] = (),
     seed: int = 0,

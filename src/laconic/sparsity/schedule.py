@@ -1,4 +1,4 @@
-"""When masks are updated, and how much changes: every so many turns, less and less, until a share of them."""
+"""Schedule of mask updates: the turns, and the fraction of entries that drops."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from laconic.core import arguments
 
 
 def check(every: int, drop: float, until: float) -> None:
-    """Raise `SpecError` unless these can be a schedule."""
+    """Raise `SpecError` unless these are valid."""
     arguments.whole("every", every, 1)
     arguments.number("drop", drop, above=0, most=1)
     arguments.number("until", until, above=0, most=1)
 
 
 def due(turn: int, steps: int, every: int, until: float) -> bool:
-    """Whether masks are updated at this turn: at 0, every, 2 * every, ... up to until * steps.
+    """Return whether this turn updates masks: 0, every, 2 * every, ... up to until * steps.
 
     >>> [turn for turn in range(10) if due(turn, 10, every=3, until=0.7)]
     [0, 3, 6]
@@ -24,7 +24,7 @@ def due(turn: int, steps: int, every: int, until: float) -> bool:
 
 
 def fraction(turn: int, steps: int, drop: float, until: float) -> float:
-    """The share of the entries in use that drop: drop / 2 * (1 + cos(pi * turn / (until * steps))).
+    """Return the fraction of entries to drop: drop / 2 * (1 + cos(pi * turn / (until * steps))).
 
     >>> [round(fraction(turn, 100, drop=0.3, until=0.8), 3) for turn in (0, 40, 80)]
     [0.3, 0.15, 0.0]

@@ -8,22 +8,23 @@ from torch import nn
 
 from laconic.core.errors import AttachError
 from laconic.sparsity import fours
-from laconic.sparsity.densities import Layout
+from laconic.sparsity.densities import DensityLayout
 from laconic.transforms.selection import Layers, named_modules
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def masked_weights(model: nn.Module, keep: Collection[str], layout: Layout) -> dict[str, nn.Parameter]:
-    """Return the weights to mask, by the name of the parameter, in the model's own order.
+def masked_weights(model: nn.Module, keep: Collection[str], layout: DensityLayout) -> dict[str, nn.Parameter]:
+    """Return the weights to mask, by parameter name, in the order of the model.
 
     Args:
         model: A plain module.
-        keep: Names of modules that stay dense with everything inside.
-        layout: "uniform" leaves the first of these layers dense, "2:4" those whose rows are no fours.
+        keep: Names of modules that stay dense, with their children.
+        layout: "uniform" leaves the first of these layers dense, "2:4" those with a row length that is no
+            multiple of four.
 
     Raises:
-        AttachError: There is none; one is transformed already, shared with another module, or sharded.
+        AttachError: No weight is left; one is transformed already, shared with another module, or sharded.
     """
     modules = {name.replace("_orig_mod.", ""): module for name, module in named_modules(model).items()}
     layers = Layers.of(modules, LAYERS, keep)
@@ -42,31 +43,31 @@ def masked_weights(model: nn.Module, keep: Collection[str], layout: Layout) -> d
         if layout != "2:4" or fours.divisible(module.weight)
     }
     if not fit:
-        raise AttachError(f"no layer to treat: {_why_none(len(found), keep, layout)}")
+        raise AttachError(f"no layer to sparsify: {_why_none(len(found), keep, layout)}")
     for name, module in fit.items():
         kind = type(module.weight.data).__name__
         if module.weight.is_complex() or kind == "DTensor":
             raise AttachError(
-                f"the weight of {name!r} is {module.weight.dtype}, {kind}: masks are for real weights that"
-                " every rank has whole, alone or under DistributedDataParallel"
+                f"the weight of {name!r} is {module.weight.dtype}, {kind}: masks need real weights that are"
+                " not sharded, in a plain model or under DistributedDataParallel"
             )
     layers.refuse_shared(fit, "one mask cannot serve both", keys=("weight",))
     return {f"{name}.weight" if name else "weight": module.weight for name, module in fit.items()}
 
 
-def _why_none(found: int, keep: Collection[str], layout: Layout) -> str:
-    """Return why none of so many layers is left."""
+def _why_none(found: int, keep: Collection[str], layout: DensityLayout) -> str:
+    """Return the reason why none of the found layers is left."""
     if not found:
         return "this model has no Linear or convolution layer with a weight to train"
     left = f" outside keep={tuple(keep)!r}" if keep else ""
     if layout == "erk":
-        return f"this model has {found} Linear and convolution layers to train, and none{left}"
+        return f"this model has {found} Linear and convolution layers to train, but none{left}"
     if layout == "2:4":
         return (
-            f"layout='2:4' leaves layers dense whose rows are no multiple of four, and of {found} Linear and"
-            f" convolution layers none has other rows{left}: take layout='erk'"
+            f"none of {found} Linear and convolution layers has a row length that is a multiple of four, as"
+            f" layout='2:4' needs{left}: use layout='erk'"
         )
     return (
-        f"layout='uniform' leaves the first of {found} Linear and convolution layers dense, and there is no"
-        f" other{left}: take layout='erk'"
+        f"layout='uniform' leaves the first of {found} Linear and convolution layers dense, and no other is"
+        f" left{left}: use layout='erk'"
     )

@@ -1,4 +1,4 @@
-"""An optimiser's slots: the tensors that it keeps for each entry of a parameter, such as momentum."""
+"""Slots of an optimiser: its state tensors shaped like a parameter, such as momentum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_DEPTH = 5
 
 
 def slots(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
-    """The tensors of the parameter's shape that the optimiser keeps for it: SGD's momentum, Adam's moments.
+    """Return the optimiser's state tensors shaped like the parameter: SGD's momentum, Adam's moments.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> adam = torch.optim.Adam([weight])
@@ -29,18 +29,18 @@ def slots(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
 
 @torch.no_grad()
 def clear_(optimizer: Optimizer, parameter: Tensor, entries: Tensor) -> None:
-    """Make these entries, bool in the parameter's shape, those of a new weight: zero, and so are its slots.
+    """Reset these entries (bool, shaped like the parameter): zero weight, initial slots.
 
-    A slot that starts elsewhere goes back there: the step sizes of Rprop to the learning rate, the sums of
-    Adagrad to `initial_accumulator_value`. Raises `AttachError` for a slot of whole numbers, such as a
-    quantised moment, whose zero is not known.
+    Initial slots are 0, except the step sizes of Rprop (learning rate) and the sums of Adagrad
+    (`initial_accumulator_value`). Raises `AttachError` for integer slots, such as quantised moments, whose
+    zero is unknown.
     """
     named = list(_named(optimizer, parameter))
     for name, slot in named:
         if not (slot.is_floating_point() or slot.is_complex() or slot.dtype == torch.bool):
             raise AttachError(
-                f"{type(optimizer).__name__} keeps {name} of a weight as {slot.dtype}, which sparse training"
-                " cannot clear entry by entry: use an optimiser whose state is floating point"
+                f"{type(optimizer).__name__} has {name} of a weight as {slot.dtype}, which sparse training"
+                " cannot clear entry by entry: use an optimiser with floating-point state"
             )
     parameter.masked_fill_(entries, 0)
     for name, slot in named:
@@ -53,7 +53,7 @@ def _named(optimizer: Optimizer, parameter: Tensor) -> Iterator[tuple[str, Tenso
 
 
 def _tensors(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in dictionaries, lists and plain objects, with the name of the outermost entry."""
+    """Yield tensors in nested dicts, lists and objects, with the name of the outermost entry."""
     if depth > MAX_DEPTH:
         return
     if isinstance(value, Tensor):
@@ -69,7 +69,7 @@ def _tensors(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, 
 
 
 def _first_value(optimizer: Optimizer, parameter: Tensor, slot: str) -> float:
-    """The value of this slot in the state of a new parameter."""
+    """Return the initial value of this slot."""
     setting = {(Rprop, "step_size"): "lr", (Adagrad, "sum"): "initial_accumulator_value"}
     for (kind, name), key in setting.items():
         if isinstance(optimizer, kind) and name == slot:

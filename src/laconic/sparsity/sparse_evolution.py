@@ -1,8 +1,8 @@
-"""Sparse evolution: the smallest weights drop, and as many come at random (SET).
+"""Sparse evolution (SET): the smallest weights drop, and random ones grow.
 
-Mocanu et al. 2018, doi:10.1038/s41467-018-04316-3. As a baseline for RigL it is in the form of that paper's
-authors (google-research/rigl): smallest |w| of the whole weight, where SET takes the smallest positive and
-the largest negative ones; a share that falls as a cosine; updates after the optimiser's step.
+Mocanu et al. 2018, doi:10.1038/s41467-018-04316-3, in the form of the baseline of the RigL authors
+(google-research/rigl): smallest |w| of the whole weight (SET: smallest positive and largest negative ones), a
+fraction that falls as a cosine, updates after the optimiser's step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from laconic.core.spec import Status
 from laconic.sparsity import schedule
-from laconic.sparsity.densities import Layout, check_density
+from laconic.sparsity.densities import DensityLayout, check_density
 from laconic.sparsity.draws import generator
 from laconic.sparsity.drop_and_grow import drop_and_grow
 from laconic.sparsity.mask_rule import Moment
@@ -24,7 +24,7 @@ from laconic.sparsity.sparsify import Sparsifier
 
 @dataclass(frozen=True, repr=False)
 class SparseEvolution(Sparsifier):
-    """Drop by magnitude, grow at random. Arguments as those of `rigl`.
+    """Drop by magnitude, grow at random. Arguments as for `rigl`.
 
     >>> SparseEvolution(density=0.2)
     sparse_evolution(density=0.2)
@@ -34,7 +34,7 @@ class SparseEvolution(Sparsifier):
     every: int = 100
     drop: float = 0.3
     until: float = 0.75
-    layout: Layout = "erk"
+    layout: DensityLayout = "erk"
 
     paper: ClassVar[str] = "Mocanu et al. 2018, doi:10.1038/s41467-018-04316-3"
     status: ClassVar[Status] = "verified"

@@ -1,8 +1,8 @@
-"""Sparse training at work: masks on a model's weights, kept by hooks on its gradients and its optimiser.
+"""Sparse training: masks on a model's weights, applied by hooks on its gradients and its optimiser.
 
-backward      each weight's gradient is masked before anyone sees it; where it counts, its dense form is kept
-before step   the dense gradients, summed over ranks, choose new masks, in the place of the step
-after step    or so, where updates follow the step; entries that are not in use are zero
+backward      mask each weight's gradient; record the dense gradient if it counts
+before step   choose new masks from the dense gradients summed over ranks, instead of the step, or
+after step    choose new masks after the step; set masked entries to zero
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from laconic.optim.closure import evaluated
 from laconic.optim.master_weights import masters_of
 from laconic.optim.step_watch import StepWatch
 from laconic.optim.unwrapping import after_steps, before_steps, check_state
-from laconic.sparsity.agreed import refuse_other_masks
 from laconic.sparsity.dense_gradients import DenseGradients
+from laconic.sparsity.dropped_weights import DroppedWeightsCheck
+from laconic.sparsity.mask_agreement import check_equal_masks
 from laconic.sparsity.mask_rule import MaskRule, Moment
-from laconic.sparsity.returned_watch import ReturnedWatch
-from laconic.sparsity.saved import limits, read_state, refuse_lost
 from laconic.sparsity.slots import clear_
+from laconic.sparsity.state import check_not_zeroed, limits, read_state
 from laconic.sparsity.stats import SparsityStats
 from laconic.transforms.transform import TransformHandle
 
-START = -1  # in the place of the turn, in the keys of the first masks
+START = -1  # turn in the keys of the first masks
 FORMAT = 2  # 1 has no "nonzero"
 
 
 @outside_inference_mode("stats", "remove", "state_dict", "load_state_dict")
 class SparseTraining(TransformHandle):
-    """Masks at work on one model. Made by `laconic.sparsity.sparsify`.
+    """Handle of `laconic.sparsity.sparsify`.
 
-    `weights`: the masked weights, by parameter name; `masks`: their entries in use, bool, likewise.
+    `weights`: the masked weights by parameter name; `masks`: their masks, bool.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class SparseTraining(TransformHandle):
         self._changed = 0.0
         self._warned = False
         self._logged = -1  # updates in the last event; the first event has the first masks
-        self._begun = False  # whether the present step has passed the hook before it
+        self._in_step = False  # whether the hook before the current step has run
         self._dense_gradients = DenseGradients(self.weights)
-        self._hidden: list[tuple[Tensor, Tensor]] = []
+        self._hidden_grads: list[tuple[Tensor, Tensor]] = []
         self._hooks: list[RemovableHandle | StepWatch] = []
         self._watch: StepWatch | None = None
-        self._returned = ReturnedWatch()
+        self._dropped_check = DroppedWeightsCheck()
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """Settings that must be equal on all ranks."""
+        """Arguments that must be equal on all ranks."""
         return {
             "the sparsifier": repr(self.sparsifier),
             "steps=": str(self.steps),
@@ -91,7 +91,7 @@ class SparseTraining(TransformHandle):
 
     @property
     def densities(self) -> dict[str, float]:
-        """Share of each masked weight's entries in use."""
+        """Fraction of entries in use of each masked weight."""
         return {name: float(mask.sum()) / mask.numel() for name, mask in self.masks.items()}
 
     def stats(self) -> SparsityStats:
@@ -103,29 +103,29 @@ class SparseTraining(TransformHandle):
         return SparsityStats(self.turn, self.updates, density, self._changed, sent)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the density and the change of new masks."""
+        """Return density and change after an update of the masks."""
         if self.updates == self._logged:
             return []
         self._logged, figures = self.updates, self.stats()
         return [{"kind": "masks", "density": figures.density, "changed": figures.changed}]
 
     def start(self) -> None:
-        """Draw the first masks and apply them from now on."""
+        """Draw the first masks and attach the hooks."""
         for name, weight in self.weights.items():
             used = self.sparsifier.first_mask(weight.numel(), self._shares[name], self._key(name, START))
-            self._use(name, used.view(weight.shape).to(weight.device))
-            self._hooks.append(weight.register_hook(self._masked_gradient(name)))  # type: ignore[no-untyped-call]
-            added = self._dense_gradients.after(name)
+            self._set_mask(name, used.view(weight.shape).to(weight.device))
+            self._hooks.append(weight.register_hook(self._mask_hook(name)))  # type: ignore[no-untyped-call]
+            added = self._dense_gradients.accumulate_hook(name)
             self._hooks.append(weight.register_post_accumulate_grad_hook(added))  # type: ignore[no-untyped-call]
         if self.weights:
-            # first, as other hooks before the step are to find masked gradients
+            # first, so that other hooks before the step see masked gradients
             self._hooks.append(before_steps(self._optimizer, self._before, first=True))
             self._hooks.append(after_steps(self._optimizer, self._after))
             self._watch = StepWatch(repr(self.sparsifier), self._optimizer, self.weights.values())
             self._hooks.append(self._watch)
 
     def remove(self) -> None:
-        """Let all weights train again, from what they are: those not in use from zero. Call it on every rank.
+        """Remove the masks; all weights train from their current values. Call it on every rank.
 
         A second call does nothing.
         """
@@ -138,11 +138,10 @@ class SparseTraining(TransformHandle):
             self._comm.comm.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Masks by parameter name, one bit an entry, and the turn; equal on all ranks but for `scores`.
+        """Return the masks by parameter name, one bit per entry, and the turn; equal on all ranks.
 
-        Plain numbers, strings and tensors, which load under `torch.load(weights_only=True)`. Save it between
-        steps, beside the states of the model and the optimiser. With `accumulate` above 1 it holds scores of
-        this rank's own, in float32.
+        Loads under `torch.load(weights_only=True)`. Save it between steps, with the states of model and
+        optimiser. With `accumulate` above 1 it has float32 `scores` that differ between ranks.
         """
         bits = {name: kernels.pack_bits(mask.flatten().int().cpu(), 1) for name, mask in self.masks.items()}
         return {
@@ -159,50 +158,49 @@ class SparseTraining(TransformHandle):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, with the same bits.
+        """Restore a state, to continue with the same bits.
 
-        Make the model sparse first, then load its own state, the optimiser's, and this one: the first masks
-        set what they leave out to zero.
+        Call `sparsify`, which zeroes masked weights, then load the states of model and optimiser, then this.
 
         Raises:
-            StateError: With nothing changed: for the state of another sparsifier, length, seed or model, for
-                a damaged one, after `remove()`, and for a model whose own state was loaded too early.
+            StateError: The state is damaged or of another sparsifier, length, seed or model; `remove()` was
+                called; or the model was loaded before `sparsify`. Nothing is changed.
         """
         if self.weights and not self._hooks:
-            raise StateError("remove() has ended this training: make the model sparse again, then load")
+            raise StateError("remove() was called: sparsify the model again, then load")
         most = {name: self.sparsifier.first_density(share) for name, share in self._shares.items()}
         counts = limits(self.weights, self._shares, most)
         masks, scores = read_state(state, self.state_dict(), self.weights, counts, self.sparsifier.layout)
         if self.turn == 0 and "nonzero" in state:
-            refuse_lost(self.weights, self.masks, masks, state["nonzero"])
+            check_not_zeroed(self.weights, self.masks, masks, state["nonzero"])
         self.masks.clear()  # the first masks do not count: a saved entry keeps its value
         for name, used in masks.items():
-            self._use(name, used)
+            self._set_mask(name, used)
         self.turn, self.updates, self._changed = state["turn"], state["updates"], state["changed"]
         self._logged = self.updates
-        self._dense_gradients.forget()
+        self._dense_gradients.clear()
         self._dense_gradients.turns.update(scores)
-        self._returned = ReturnedWatch()
+        self._dropped_check = DroppedWeightsCheck()
 
     def _key(self, name: str, turn: int) -> int:
         return Turn(turn, seed=self.seed).common(name)
 
-    def _held(self, name: str) -> Tensor:
-        """The weight as the optimiser holds it: inside its step that may be a float32 master."""
+    def _master(self, name: str) -> Tensor:
+        """Return the optimiser's version of the weight, inside its step possibly a float32 master."""
         weight, masters = self.weights[name], masters_of(self._optimizer)
         return weight if masters is None else masters.now(weight)
 
-    def _use(self, name: str, used: Tensor) -> None:
-        """Make this the weight's mask. What is new in it, and all outside it, is zero: weight and slots."""
+    def _set_mask(self, name: str, used: Tensor) -> None:
+        """Set the weight's mask, and reset new and masked entries of weight and slots."""
         weight, before = self.weights[name], self.masks.get(name, used)
         self.masks[name] = used
         set_mask(weight, Mask.of(weight, used))
-        clear_(self._optimizer, self._held(name), ~(used & before))
+        clear_(self._optimizer, self._master(name), ~(used & before))
 
-    def _masked_gradient(self, name: str) -> Callable[[Tensor], Tensor]:
+    def _mask_hook(self, name: str) -> Callable[[Tensor], Tensor]:
         def hook(grad: Tensor) -> Tensor:
             if self.sparsifier.counts(self.turn, self.steps):
-                self._dense_gradients.note(name, grad)
+                self._dense_gradients.record(name, grad)
             return grad.masked_fill(~self.masks[name], 0)
 
         return hook
@@ -210,90 +208,89 @@ class SparseTraining(TransformHandle):
     def _before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        self._hidden.clear()
+        self._hidden_grads.clear()
         args, kwargs = evaluated(optimizer, args, kwargs)
         if is_skipped(optimizer):
             return args, kwargs
-        self._begun = True
-        self._returned.look((name, self._held(name), mask) for name, mask in self.masks.items())
-        if self.turn == 1 or self._due():  # it may have made its state at the first step
+        self._in_step = True
+        self._dropped_check.check((name, self._master(name), mask) for name, mask in self.masks.items())
+        if self.turn == 1 or self._due():  # optimisers create state at the first step
             check_state(optimizer, "sparse training")
         if self.sparsifier.replaces_step and self._due() and self._update():
             groups = (group["params"] for group in optimizer.param_groups)
             present = [each for group in groups for each in group if each.grad is not None]
-            self._hidden = [(each, each.grad) for each in present]
+            self._hidden_grads = [(each, each.grad) for each in present]
             for each in present:
-                each.grad = None  # which an optimiser leaves alone
+                each.grad = None  # optimisers skip parameters without a gradient
         for name, mask in self.masks.items():
-            if (grad := self._held(name).grad) is not None:
+            if (grad := self._master(name).grad) is not None:
                 grad.masked_fill_(~mask, 0)
         return args, kwargs
 
     @torch.no_grad()
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for parameter, grad in self._hidden:
+        for parameter, grad in self._hidden_grads:
             parameter.grad = grad
-        self._hidden.clear()
+        self._hidden_grads.clear()
         assert self._watch is not None
         if is_skipped(optimizer):
-            self._dense_gradients.skipped()
+            self._dense_gradients.skip_step()
             self._watch.skipped()
             return
         self._watch.stepped()
-        begun, self._begun = self._begun, False
+        begun, self._in_step = self._in_step, False
         if self.sparsifier.replaces_step and self._due() and not begun:
-            self._warn("were never looked at, as the hook before the step is gone")
+            self._warn("were not used, as the hook before the step is gone")
         for name, mask in self.masks.items():
-            self._held(name).masked_fill_(~mask, 0)
+            self._master(name).masked_fill_(~mask, 0)
         if not self.sparsifier.replaces_step and self._due():
             self._update()
-        self._dense_gradients.stepped(self._counts_later(self.turn), self._comm)
+        self._dense_gradients.finish_step(self._counts_later(self.turn), self._comm)
         self.turn += 1
 
     def _warn(self, what: str) -> None:
         if not self._warned:
             self._warned = True
             warn(
-                f"the dense gradients of turn {self.turn} {what}: the masks stay as they are until the next"
-                " update",
+                f"the dense gradients of turn {self.turn} {what}: masks do not change until the next update",
             )
 
     def _due(self) -> bool:
         return self.sparsifier.due(self.turn, self.steps)
 
     def _counts_later(self, turn: int) -> bool:
-        """Whether the dense gradients of this turn count for an update that comes after it."""
+        """Return whether the dense gradients of this turn count for a later update."""
         return self.sparsifier.counts(turn, self.steps) and not self.sparsifier.due(turn, self.steps)
 
     @torch.no_grad()
     def _update(self) -> bool:
-        """Choose new masks. False, with nothing changed, where the score is not finite."""
+        """Choose new masks. Return False, with nothing changed, if a score is not finite."""
         counts = self.sparsifier.counts(self.turn, self.steps)
         several = self._counts_later(self.turn - 1)
-        scores = self._dense_gradients.summed(self._comm, several) if counts else {}
+        scores = self._dense_gradients.total(self._comm, several) if counts else {}
         if not all(bool(score.isfinite().all()) for score in scores.values()):
             self._warn("are not finite")
-            self._dense_gradients.forget()
+            self._dense_gradients.clear()
             return False
         if (
             scores
             and not any(bool(score.any()) for score in scores.values())
             and any(weight.requires_grad for weight in self.weights.values())
         ):
-            self._warn("are zero or were not seen (one that a script sets itself passes no hook)")
+            self._warn("are zero or were not seen (gradients assigned by a script do not pass hooks)")
         chosen = {}
         for name, weight in self.weights.items():
             at = Moment(self.turn, self.steps, self._key(name, self.turn))
             share, score = self._shares[name], scores.get(name)
             used = chosen[name] = self.masks[name].flatten()
-            if weight.requires_grad and (score is None or bool(score.any())):  # else it is not trained now
-                chosen[name] = self.sparsifier.updated(self._held(name).flatten(), used, score, share, at)
+            if weight.requires_grad and (score is None or bool(score.any())):  # else it is frozen
+                chosen[name] = self.sparsifier.updated(self._master(name).flatten(), used, score, share, at)
         if self._comm is not None:
-            refuse_other_masks(chosen, self._comm, self.turn)
+            check_equal_masks(chosen, self._comm, self.turn)
         new = sum(int((used & ~self.masks[name].flatten()).sum()) for name, used in chosen.items())
         self._changed = new / max(1, sum(int(used.sum()) for used in chosen.values()))
         for name, used in chosen.items():
-            self._use(name, used.view(self.masks[name].shape))
-        self._dense_gradients.forget()
+            self._set_mask(name, used.view(self.masks[name].shape))
+        self._dense_gradients.clear()
         self.updates += 1
         return True

@@ -1,10 +1,10 @@
-"""A matrix with few entries, stored sparse.
+"""A sparse matrix in one of two formats.
 
-    CSR    the entries in use as float32, their columns as int32, and where each row begins: 8 bytes an entry
-    2:4    of each four neighbours in a row two, and in 2 bits each which: 17 bytes for 32 dense ones
+    CSR    values as float32, columns as int32, and the start of each row: 8 bytes per entry
+    2:4    two of every four consecutive entries of a row, with 2-bit positions: 17 bytes instead of 32
 
-The product by CSR is torch's, by MKL where it is there; 2:4 is a form for storing, and for processors that
-multiply by it (Mishra et al. 2021, arXiv:2104.08378): here it is made dense for the product.
+Products with CSR use torch (MKL if available). 2:4 (Mishra et al. 2021, arXiv:2104.08378) saves memory; it is
+converted to dense for a product.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUFFERS = {"csr": ("rows", "columns", "values"), "2:4": ("places", "values")}
 
 
 class SparseWeight(nn.Module):
-    """A matrix (n, m) with few entries, stored as CSR or, two of each four, as 2:4. Not trained."""
+    """A matrix (n, m) stored as CSR or 2:4. Not trainable."""
 
     rows: Tensor
     columns: Tensor
@@ -37,11 +37,11 @@ class SparseWeight(nn.Module):
             self.register_buffer(name, tensor)
 
     def matrix(self) -> Tensor:
-        """What multiplies: CSR, or dense for 2:4."""
+        """Return the matrix for products: CSR, or dense for 2:4."""
         return self.csr() if self.form == "csr" else self.dense()
 
     def csr(self) -> Tensor:
-        """The matrix as torch's sparse CSR tensor, on the same memory."""
+        """Return the matrix as a torch CSR tensor that shares memory."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
             return torch.sparse_csr_tensor(
@@ -55,7 +55,7 @@ class SparseWeight(nn.Module):
             )
 
     def dense(self) -> Tensor:
-        """The matrix, float32 (n, m)."""
+        """Return the dense matrix, float32 (n, m)."""
         if self.form == "csr":
             return self.csr().to_dense()
         n, m = self.shape
@@ -64,23 +64,23 @@ class SparseWeight(nn.Module):
         return whole.scatter_(1, places.to(whole.device), self.values.view(-1, 2)).view(n, m)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Take the positions of another export of this shape. Raises `StateError` for anything else."""
+        """Load the state of an export of this shape. Raise `StateError` for any other."""
         names = BUFFERS[self.form]
         saved = {name: state_dict[prefix + name] for name in names if prefix + name in state_dict}
         if len(saved) == len(names):
-            wrong = self._wrong(saved)
+            wrong = self._find_fault(saved)
             if wrong:
                 n, m = self.shape
                 raise StateError(
-                    f"{prefix}{wrong}, which is no {self.form} weight of {n} x {m}: load the state of an"
-                    " export of the same architecture and form; if it is that, the file is damaged"
+                    f"{prefix}{wrong}, which does not fit a {self.form} weight of {n} x {m}: the file is"
+                    " damaged, or of another architecture or form"
                 )
             for name, tensor in saved.items():
                 setattr(self, name, getattr(self, name).new_empty(tensor.shape))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    def _wrong(self, saved: dict[str, Any]) -> str:
-        """What makes these tensors no weight of this shape and form; empty if nothing does."""
+    def _find_fault(self, saved: dict[str, Any]) -> str:
+        """Return a fault of these tensors, or ""."""
         for name, tensor in saved.items():
             own = getattr(self, name)
             if not isinstance(tensor, Tensor) or tensor.dtype is not own.dtype or tensor.dim() != 1:
@@ -103,12 +103,12 @@ class SparseWeight(nn.Module):
 
 
 def is_two_of_four(weight: Tensor) -> bool:
-    """Whether each four neighbours in a row of this matrix (n, m) have at most two entries."""
+    """Return whether every four consecutive entries of a row of (n, m) have at most two nonzeros."""
     return weight.shape[1] % 4 == 0 and not bool(((weight.reshape(-1, 4) != 0).sum(1) > 2).any())
 
 
 def smaller_form(weight: Tensor) -> str:
-    """The form of this matrix (n, m) that takes fewer bytes."""
+    """Return the format of this matrix (n, m) with fewer bytes."""
     csr = 8 * int((weight != 0).sum()) + 4 * (len(weight) + 1)  # bytes
     return "2:4" if is_two_of_four(weight) and 17 * weight.numel() < 8 * csr else "csr"
 

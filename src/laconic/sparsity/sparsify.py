@@ -1,4 +1,4 @@
-"""`sparsify`: a model that trains with few of its weights from the first step to the last."""
+"""`sparsify`: train a model with few of its weights from the first step to the last."""
 
 from __future__ import annotations
 
@@ -47,29 +47,26 @@ def sparsify(
     seed: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> SparseTraining:
-    """Train a model's Linear and convolution layers with few of their weights, from now on.
+    """Train a model's Linear and convolution layers with few of their weights.
 
-    The model stays an ordinary one: its parameters are the same objects, with zeros where a mask says so, and
-    the same mask is kept on their gradients and on what the optimiser keeps for them. The optimiser is your
-    own. Biases, and the weights of other layers, stay dense.
+    Parameters remain the same objects, with zeros where masked. The mask also applies to their gradients and
+    their optimiser state. Biases and other weights stay dense.
 
     Under DistributedDataParallel and `laconic.compress` all ranks have the same masks; call this before or
-    after either, on every rank. Dense gradients are summed over ranks at the updates of the masks, in
-    float32, and only then. With `compress(model, optimizer, "masked(...)")` gradients travel without
-    positions.
+    after either, on every rank. Dense gradients are summed over ranks in float32 at updates of the masks.
+    With `compress(model, optimizer, "masked(...)")` gradients are sent without positions.
 
     Args:
-        model: A plain module, a `DistributedDataParallel` or a module around one. It changes in place.
-        optimizer: Holds the weights that are made sparse. Its steps are counted. It is
-            unwrapped from Accelerate, Fabric, Lightning and torchft; wrappers with a step of their own are
-            refused.
+        model: A plain module, a `DistributedDataParallel` or a module that contains one. Changed in place.
+        optimizer: Optimiser of the weights. Unwrapped from Accelerate, Fabric, Lightning and torchft;
+            wrappers with their own step are rejected.
         spec: Such as "rigl(density=0.1)", "sparse_evolution(density=0.1)", "static_masks(density=0.1)" or
             "gradual_pruning(density=0.1)"; the same on all ranks.
-        steps: Steps of the whole training, by which the updates are spread.
-        keep: Names of modules that stay dense with everything inside; default: none.
-        seed: Seed of the first masks and of all that is random later; equal on all ranks. Default: 0.
+        steps: Steps of the whole training, for the schedule of updates.
+        keep: Names of modules that stay dense, with their children; default: none.
+        seed: Seed of masks and random choices; equal on all ranks. Default: 0.
         group: The ranks that train together. Default: those of the DistributedDataParallel; for a plain model
-            all ranks, if torch.distributed is initialised, else this process alone.
+            all ranks if torch.distributed is initialised, else only this process.
 
     Returns:
         The handle: masks, figures, state, and `remove()`.
@@ -78,7 +75,7 @@ def sparsify(
         SpecError: The spec or an argument is wrong.
         AttachError: On every rank, with nothing changed: the model has no such layers, or masks already; two
             modules share a weight; `keep` names no module; the optimiser lacks a weight, wraps another
-            one, or keeps momentum outside of its `state`; ranks disagree.
+            optimiser, or has momentum outside its `state`; ranks disagree.
     """
     wrapped = next((each for each in model.modules() if isinstance(each, DistributedDataParallel)), None)
     plain = model if wrapped is None else wrapped.module
@@ -90,15 +87,15 @@ def sparsify(
         made = parse(spec) if isinstance(spec, str) else spec
         plain_optimizer = require_plain(optimizer, "sparse training")
         if not isinstance(made, Sparsifier):
-            raise SpecError(f"sparsify takes a sparsifier, such as rigl(density=0.1), got {made!r}")
+            raise SpecError(f"spec must be a sparsifier, such as rigl(density=0.1), got {made!r}")
         weights = masked_weights(plain, keep, made.layout)
         held = {each for one in plain_optimizer.param_groups for each in one["params"]}
         missing = [name for name, weight in weights.items() if weight not in held]
         if missing:
             raise AttachError(
-                f"this {type(plain_optimizer).__name__} lacks {missing[0]}, and {len(missing)} of the"
-                f" {len(weights)} weights to make sparse: build it from model.parameters() of this very"
-                " model, or name the others' modules in keep="
+                f"this {type(plain_optimizer).__name__} lacks {len(missing)} of {len(weights)} weights to"
+                f" sparsify, such as {missing[0]}: build it from the parameters() of this model, or name the"
+                " modules in keep="
             )
         shares = densities(
             {name: tuple(each.shape) for name, each in weights.items()}, made.density, made.layout
@@ -121,7 +118,7 @@ def sparsify(
 
 
 def _comm(group: dist.ProcessGroup | None) -> TorchComm | None:
-    """A process group of our own among these ranks; None for one process alone."""
+    """Return a new process group of these ranks; None for a single process."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
         return None
     return TorchComm.own(group)

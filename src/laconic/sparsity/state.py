@@ -1,4 +1,4 @@
-"""What a state of a sparse training must be before any of it is taken."""
+"""Validation of a state of sparse training."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.core.errors import StateError
-from laconic.sparsity.densities import Layout, entries
+from laconic.sparsity.densities import DensityLayout, entries
 
-ALIKE = ("format", "sparsifier", "steps", "seed")
+MUST_MATCH = ("format", "sparsifier", "steps", "seed")
 
 
 def read_state(
@@ -20,46 +20,42 @@ def read_state(
     own: Mapping[str, Any],
     weights: Mapping[str, Tensor],
     limits: Mapping[str, tuple[int, int]],
-    layout: Layout,
+    layout: DensityLayout,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Masks, bool in the weights' shapes, and scores, float32 likewise, on the weights' devices.
+    """Return masks (bool) and scores (float32) in the shapes and on the devices of the weights.
 
     Args:
-        state: What `SparseTraining.state_dict` gave, perhaps of another training, or damaged.
-        own: The state of the training that is to go on from it.
-        weights: The masked weights, by name.
-        limits: The fewest and the most entries that a weight can have in use, by name.
-        layout: Of the masks.
+        state: Untrusted result of `SparseTraining.state_dict`.
+        own: Current state of the training.
+        weights: The masked weights by name.
+        limits: Minimum and maximum number of entries in use by name.
+        layout: Layout of the masks.
 
     Raises:
-        StateError: It is not such a state.
+        StateError: The state is damaged or of another training.
     """
     if isinstance(state, Mapping) and state.get("format") == 1:  # saved by an earlier version
         state, own = {**state, "nonzero": {}, "format": own["format"]}, {**own, "nonzero": {}}
     if not isinstance(state, Mapping) or state.keys() != own.keys():
         held = ", ".join(sorted(map(str, state))[:3]) if isinstance(state, Mapping) else repr(state)
-        raise StateError(f"this is no state of a sparse training: it has {held}")
-    for key in ALIKE:
+        raise StateError(f"this is not a state of sparse training: it has {held}")
+    for key in MUST_MATCH:
         if type(state[key]) is not type(own[key]) or state[key] != own[key]:
             raise StateError(f"saved with {key} {state[key]!r}, but this training has {own[key]!r}")
     if type(state["turn"]) is not int or type(state["updates"]) is not int:
-        raise StateError(f"turn and updates are counts, got {state['turn']!r} and {state['updates']!r}")
+        raise StateError(f"turn and updates must be integers, got {state['turn']!r} and {state['updates']!r}")
     if type(state["changed"]) not in (int, float):
-        raise StateError(f"changed is a share, got {state['changed']!r}")
+        raise StateError(f"changed must be a number, got {state['changed']!r}")
     counts = state["nonzero"]
     if not isinstance(counts, Mapping) or counts.keys() != own["nonzero"].keys():
-        raise StateError(
-            "nonzero has counts of other weights: make the same model sparse, with the same keep="
-        )
+        raise StateError("nonzero has counts of other weights: sparsify the same model with the same keep=")
     if any(type(count) is not int for count in counts.values()):
-        raise StateError(f"nonzero has the number of nonzero entries of each weight, got {counts!r}")
+        raise StateError(f"nonzero must have an integer per weight, got {counts!r}")
     masks, scores = state["masks"], state["scores"]
     if not isinstance(masks, Mapping) or masks.keys() != weights.keys():
-        raise StateError("saved for other weights: make the same model sparse, with the same keep=")
+        raise StateError("saved for other weights: sparsify the same model with the same keep=")
     if not isinstance(scores, Mapping) or not scores.keys() <= weights.keys():
-        raise StateError(
-            "saved with scores of other weights: make the same model sparse, with the same keep="
-        )
+        raise StateError("saved with scores of other weights: sparsify the same model with the same keep=")
     return (
         {name: _mask(name, bits, weights[name], limits[name], layout) for name, bits in masks.items()},
         {name: _score(name, score, weights[name]) for name, score in scores.items()},
@@ -69,33 +65,32 @@ def read_state(
 def limits(
     weights: Mapping[str, Tensor], last: Mapping[str, float], first: Mapping[str, float]
 ) -> dict[str, tuple[int, int]]:
-    """Return the fewest and the most entries in use of each weight, from its densities at end and start."""
+    """Return the minimum and maximum number of entries in use, from the final and first densities."""
     sizes = {name: weights[name].numel() for name in last}
     return {name: (entries(last[name], n), entries(first[name], n)) for name, n in sizes.items()}
 
 
-def refuse_lost(
+def check_not_zeroed(
     weights: Mapping[str, Tensor],
     present: Mapping[str, Tensor],
     saved: Mapping[str, Tensor],
     nonzero: Mapping[str, int],
 ) -> None:
-    """Raise `StateError` if a model was loaded before it was made sparse, which has zeroed saved weights.
+    """Raise `StateError` if the model was loaded before `sparsify`, which has then zeroed saved weights.
 
-    Then all entries that the saved masks add to the present ones are zero, and fewer weights are nonzero than
-    when they were saved.
+    In that case all entries only in the saved masks are zero, and fewer weights are nonzero than when saved.
     """
     held = {name: weights[name].detach() for name in saved}
     now = sum(int(held[name][used].count_nonzero()) for name, used in saved.items())
     added = any(bool(held[name][used & ~present[name]].any()) for name, used in saved.items())
     if now < sum(nonzero.values()) and not added:
         raise StateError(
-            "the weights that these masks use are zero, as making the model sparse sets them: load the"
-            " model's and the optimiser's states after that, then this one"
+            "the weights in these masks are zero, as sparsify() sets them: load the states of model and"
+            " optimiser after sparsify(), then this one"
         )
 
 
-def _mask(name: str, bits: Any, weight: Tensor, limits: tuple[int, int], layout: Layout) -> Tensor:
+def _mask(name: str, bits: Any, weight: Tensor, limits: tuple[int, int], layout: DensityLayout) -> Tensor:
     n = weight.numel()
     if not isinstance(bits, Tensor) or bits.dtype is not torch.uint8 or bits.shape != ((n + 7) // 8,):
         raise StateError(
@@ -106,8 +101,8 @@ def _mask(name: str, bits: Any, weight: Tensor, limits: tuple[int, int], layout:
     least, most = limits
     if not least <= (count := int(used.sum())) <= most:
         raise StateError(
-            f"the mask of {name} has {count} of {n} entries in use, and this training has {least} to {most}:"
-            " the state is damaged"
+            f"the mask of {name} must have {least} to {most} of {n} entries in use, got {count}: the state is"
+            " damaged"
         )
     if layout == "2:4" and int(used.view(-1, 4).sum(1).min()) < 2:
         raise StateError(f"the mask of {name} has fewer than two of four in use: the state is damaged")

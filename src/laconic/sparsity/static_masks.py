@@ -1,4 +1,4 @@
-"""Static masks: weights chosen at random before the first step, and never again. A baseline."""
+"""Static masks: random masks, fixed throughout training. A baseline."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from laconic.sparsity.densities import Layout, check_density
+from laconic.sparsity.densities import DensityLayout, check_density
 from laconic.sparsity.mask_rule import Moment
 from laconic.sparsity.sparsify import Sparsifier
 
 
 @dataclass(frozen=True, repr=False)
 class StaticMasks(Sparsifier):
-    """The masks of the start, throughout.
+    """Fixed random masks.
 
     Args:
-        density: Share of the weights that are in use, in (0, 1]; default: 0.1.
-        layout: "erk" (default): narrow layers keep more; "uniform": all the same, and the first is dense;
-            "2:4": two of each four neighbours, with density=0.5.
+        density: Fraction of weights in use, in (0, 1]; default: 0.1.
+        layout: "erk" (default): narrow layers are denser; "uniform": equal densities, the first layer dense;
+            "2:4": two of every four consecutive weights, with density=0.5.
 
     >>> StaticMasks(density=0.2)
     static_masks(density=0.2)
     """
 
     density: float = 0.1
-    layout: Layout = "erk"
+    layout: DensityLayout = "erk"
 
     examples: ClassVar[tuple[str, ...]] = ("static_masks(density=0.1)",)
 

@@ -12,9 +12,9 @@ class SparsityStats:
     Attributes:
         turn: Steps so far.
         updates: Updates of the masks so far.
-        density: Share of the treated layers' weights that are in use.
-        changed: Share of the entries in use that the last update brought.
-        score_bytes: Payload that this rank has sent for the scores: the dense gradients of the updates.
+        density: Fraction of weights in use in the sparse layers.
+        changed: Fraction of entries in use that the last update added.
+        score_bytes: Payload sent by this rank for the dense gradients of the updates.
     """
 
     turn: int

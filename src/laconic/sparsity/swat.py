@@ -1,8 +1,8 @@
-"""SWAT: the largest weights compute, and the largest inputs are kept for backward; no masks.
+"""SWAT: compute with the largest weights, and save the largest inputs for backward.
 
-Raihan and Aamodt 2020, arXiv:2001.01969: per layer the largest weights compute, forward and for the gradient
-of the inputs; the largest inputs are kept for the gradient of the weights, which is dense. Thresholds are
-computed every tenth batch and reused in between. The equations are in `layers`.
+Raihan and Aamodt 2020, arXiv:2001.01969: each layer uses its largest weights in forward and for the gradient
+of its inputs, and its largest inputs for the gradient of the weights, which is dense. Thresholds are computed
+every tenth batch. The equations are in `layers`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ LAYERS: dict[type, Callable[[Any, Thresholds], SwatConv2d | SwatLinear]] = {
 }
 First = Literal["dense", "sparse"]
 FIRSTS: tuple[First, ...] = ("dense", "sparse")
-Layout = Literal["uniform", "erk"]
-LAYOUTS: tuple[Layout, ...] = ("uniform", "erk")
+DensityLayout = Literal["uniform", "erk"]
+LAYOUTS: tuple[DensityLayout, ...] = ("uniform", "erk")
 
 
 @dataclass(frozen=True, repr=False)
 class SwatTraining(Transform):
-    """The arguments of `laconic.sparsity.swat`.
+    """Arguments of `laconic.sparsity.swat`.
 
     >>> SwatTraining(sparsity=0.8)
     swat(sparsity=0.8)
@@ -52,7 +52,7 @@ class SwatTraining(Transform):
     sparsity: float = 0.9
     refresh: int = 10
     first: First = "dense"
-    layout: Layout = "uniform"
+    layout: DensityLayout = "uniform"
     keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class SwatTraining(Transform):
         arguments.names("keep", self.keep, "head")
 
     def attach(self, model: nn.Module, optimizer: Optimizer | None = None, run: Run = DEFAULT_RUN) -> Swat:
-        return _attached(model, self, self.keep)
+        return _attach(model, self, self.keep)
 
 
 def swat(
@@ -72,48 +72,48 @@ def swat(
     refresh: int = 10,
     first: First = "dense",
     *,
-    layout: Layout = "uniform",
+    layout: DensityLayout = "uniform",
     keep: Collection[str] = (),
 ) -> Swat:
-    """Train a model's Conv2d and Linear layers with sparse weights and sparse kept inputs, from now on.
+    """Train a model's Conv2d and Linear layers with sparse weights and sparse saved inputs.
 
-    The model changes in place. Its parameters are the same objects, dense and under the same names:
+    Changes the model in place. Its parameters remain the same dense objects with the same names, so
     optimisers, DistributedDataParallel, `laconic.compress` and `state_dict` work as before, and a plain model
-    loads the result. But test it sparse, as it was trained: a dense forward pass has other outputs. Biases
-    and all other layers stay dense. What other layers keep for backward does not change.
+    loads the result. Evaluate with the sparse layers: dense layers give other outputs. Biases and other
+    layers stay dense.
 
-    The arithmetic is that of dense tensors with zeros: this saves memory for kept inputs, not time. A layer
-    counts each call in training as a batch, so do not run it again by activation checkpointing.
+    Computes with dense tensors with zeros: saves memory for saved inputs, not time. Each call of a layer in
+    training counts as a batch, so do not combine it with activation checkpointing.
 
     Args:
         model: Its layers are replaced by `SwatConv2d` and `SwatLinear`.
-        sparsity: Share of weights and kept inputs that are left out, in (0, 1); default: 0.9.
-        refresh: Training batches from one computation of the thresholds to the next; default: 10.
-        first: "dense" (default) leaves the first of these layers as it is, in the model's own order.
-        layout: "uniform" (default), or "erk": narrow layers keep more, wide ones less (`densities`). A layer
-            that ERK leaves dense does not change.
-        keep: Names of modules that stay dense with everything inside; default: none.
+        sparsity: Fraction of weights and saved inputs to drop, in (0, 1); default: 0.9.
+        refresh: Training batches between computations of the thresholds; default: 10.
+        first: "dense" (default) leaves the first of these layers unchanged.
+        layout: "uniform" (default) or "erk": narrow layers are denser (`densities`). Layers that ERK leaves
+            dense do not change.
+        keep: Names of modules that stay dense, with their children; default: none.
 
     Returns:
-        The handle, which counts bytes, saves the thresholds and takes it all back.
+        The handle, which counts bytes, saves the thresholds, and can undo the change.
 
     Raises:
         SpecError: An argument is out of range.
-        AttachError: The model has no such layers, or is one itself, or has them already; two layers share a
-            weight; a layer has hooks or pads otherwise than with a number of zeros; `keep` names no module.
-            Nothing has changed then.
+        AttachError: The model has no such layers, is such a layer, or has SWAT layers already; two layers
+            share a weight; a layer has hooks or padding that is not a number of zeros; `keep` names no
+            module. The model is unchanged.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 10))
     >>> handle = swat(net, sparsity=0.9)
     >>> [type(layer).__name__ for layer in net]
     ['Conv2d', 'ReLU', 'Flatten', 'SwatLinear']
     """
-    return _attached(model, SwatTraining(sparsity, refresh, first, layout), keep)
+    return _attach(model, SwatTraining(sparsity, refresh, first, layout), keep)
 
 
 @outside_inference_mode("state_dict", "load_state_dict", "remove")
 class Swat(TransformHandle):
-    """SWAT at work on one model. `layers`: the sparse layers by name; `densities`: their shares."""
+    """Handle of `laconic.sparsity.swat`. `layers`: the sparse layers by name."""
 
     def __init__(self, model: nn.Module, pairs: dict[str, tuple[nn.Module, SwatConv2d | SwatLinear]]) -> None:
         self.model = model
@@ -124,7 +124,7 @@ class Swat(TransformHandle):
 
     @property
     def densities(self) -> dict[str, float]:
-        """Share of weights that each layer computes with at a refresh, by its name."""
+        """Fraction of weights used at a refresh, by layer name."""
         return {name: layer.thresholds.density for name, layer in self.layers.items()}
 
     @property
@@ -133,7 +133,7 @@ class Swat(TransformHandle):
         return tuple(f"{name}.weight" for name in self.layers)
 
     def stats(self) -> StoredInputs:
-        """Return bytes of the last batch that went backward."""
+        """Return the bytes saved in the last batch with a backward pass."""
         return StoredInputs(self.kept_bytes(), self.dense_bytes())
 
     def figures(self) -> dict[str, Any]:
@@ -141,51 +141,53 @@ class Swat(TransformHandle):
         return asdict(self.stats())
 
     def kept_bytes(self) -> int:
-        """Return the bytes of inputs that the sparse layers kept in the last batch that went backward."""
+        """Return the bytes of inputs saved by the sparse layers in the last batch with a backward pass."""
         return sum(layer.thresholds.kept_bytes for layer in self.layers.values())
 
     def dense_bytes(self) -> int:
-        """Return the bytes that dense layers would have kept in that batch."""
+        """Return the bytes that dense layers would have saved in that batch."""
         return sum(layer.thresholds.dense_bytes for layer in self.layers.values())
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Thresholds and batches of each layer, by its name: this rank's own, beside the model's state."""
+        """Return thresholds and batch counts of this rank, by layer name."""
         return {name: layer.thresholds.state_dict() for name, layer in self.layers.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, with the same bits. Raises `StateError`, unchanged, for another one."""
+        """Restore a state, to continue with the same bits. Raise `StateError`, unchanged, for any other."""
         if not isinstance(state, Mapping) or state.keys() != self.layers.keys():
             other = sorted(map(str, state.keys() ^ self.layers.keys())) if isinstance(state, Mapping) else []
-            raise StateError(f"saved for other sparse layers ({', '.join(other[:3])} differ): convert alike")
+            raise StateError(
+                f"saved for other sparse layers ({', '.join(other[:3])} differ): use the same arguments"
+            )
         for name, layer in self.layers.items():
             layer.thresholds.check(state[name])
         for name, layer in self.layers.items():
             layer.thresholds.load_state_dict(state[name])
 
     def remove(self) -> None:
-        """Make the layers dense again, with the parameters they have now. A second call does nothing."""
+        """Make the layers dense again, with their current parameters. A second call does nothing."""
         self._fast_path.remove()
         replace_layers(self.model, self._dense)
         self.layers = {}
 
 
-def _attached(model: nn.Module, spec: SwatTraining, keep: Collection[str]) -> Swat:
-    selected = _selected(model, spec.first, keep)
+def _attach(model: nn.Module, spec: SwatTraining, keep: Collection[str]) -> Swat:
+    selected = _select(model, spec.first, keep)
     weights = {name: tuple(layer.weight.shape) for name, layer in selected.items()}
     shares = densities(weights, round(1 - spec.sparsity, 12), spec.layout)
     made = {
-        name: _made(name, layer, Thresholds(shares[name], spec.refresh))
+        name: _sparse_layer(name, layer, Thresholds(shares[name], spec.refresh))
         for name, layer in selected.items()
         if shares[name] < 1
     }
     if not made:
         raise AttachError(
-            f"layout {spec.layout!r} leaves every layer dense at sparsity {spec.sparsity}: take a higher one"
+            f"layout {spec.layout!r} leaves every layer dense at sparsity {spec.sparsity}: use a higher one"
         )
     return Swat(model, {name: (selected[name], layer) for name, layer in made.items()})
 
 
-def _selected(model: nn.Module, first: First, keep: Collection[str]) -> dict[str, nn.Conv2d | nn.Linear]:
+def _select(model: nn.Module, first: First, keep: Collection[str]) -> dict[str, nn.Conv2d | nn.Linear]:
     """Return the layers to replace, by name."""
     layers = Layers.of(named_modules(model), LAYERS, keep, replaced=True)
     layers.refuse_parametrised(layers.found)
@@ -193,15 +195,15 @@ def _selected(model: nn.Module, first: First, keep: Collection[str]) -> dict[str
     selected = layers.outside_keep(plain[1 if first == "dense" else 0 :])
     if not selected:
         raise AttachError(
-            f"no layer to treat: of {len(layers.found)} Conv2d and Linear layers, first={first!r} and keep="
-            " leave none; give the model another one, or first='sparse'"
+            f"no layer to sparsify: of {len(layers.found)} Conv2d and Linear layers, first={first!r} and"
+            " keep= leave none; use first='sparse' or more layers"
         )
     layers.refuse_unreplaceable(selected, "sparse form")
     layers.refuse_shared(selected, "one threshold cannot serve both")
     return selected
 
 
-def _made(name: str, layer: Any, thresholds: Thresholds) -> SwatConv2d | SwatLinear:
+def _sparse_layer(name: str, layer: Any, thresholds: Thresholds) -> SwatConv2d | SwatLinear:
     try:
         return LAYERS[type(layer)](layer, thresholds)
     except AttachError as error:

@@ -1,4 +1,4 @@
-"""When a layer computes anew which of its weights and inputs are large enough."""
+"""Magnitude thresholds of a SWAT layer, refreshed periodically."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from laconic.sparsity.bitmask import nbytes, pack, threshold
 
 
 class Thresholds:
-    """The thresholds of one layer, and what its last batch kept for backward.
+    """Thresholds of one layer, and the bytes saved by its last batch.
 
-    Both keep ceil(density * n) of n entries at a refresh, and those as large as the last of them; until the
-    next refresh the same thresholds serve other weights and inputs, so that the shares drift a little.
+    A refresh keeps the ceil(density * n) largest of n entries, and ties with the last. The thresholds stay
+    until the next refresh, so the density drifts.
 
     Args:
-        density: Share of entries to keep, of the weight and of an input, in (0, 1].
-        refresh: Batches from one refresh to the next.
+        density: Fraction of entries of the weight and of an input to keep, in (0, 1].
+        refresh: Batches between refreshes.
     """
 
     def __init__(self, density: float, refresh: int) -> None:
@@ -35,20 +35,20 @@ class Thresholds:
         return self.batches % self.refresh == 0
 
     def exact(self, x: Tensor) -> float:
-        """The threshold of x's ceil(density * n) largest entries, as x is now."""
+        """Return the threshold of the ceil(density * n) largest entries of x."""
         return threshold(x, kept(self.density, x.numel()))
 
     def of_weight(self, weight: Tensor, training: bool) -> float:
-        """The threshold to compute with, without counting a batch."""
+        """Return the weight's threshold without counting a batch."""
         return self.weight if training and not self.due else self.exact(weight)
 
     def batch(self, x: Tensor, weight: Tensor, training: bool) -> tuple[float, tuple[Tensor, Tensor]]:
-        """The weights' threshold of a batch that goes backward, and its inputs packed."""
+        """Return the weight's threshold and the packed inputs of a batch with a backward pass."""
         if training and not self.due:
             least, of_input = self.weight, self.input
         else:
             least, of_input = self.exact(weight), self.exact(x)
-        if training and x.numel():  # an empty batch shows nothing
+        if training and x.numel():
             self.weight, self.input = least, of_input
             self.batches += 1
         packed = (
@@ -58,7 +58,7 @@ class Thresholds:
         return least, packed
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next batches depend on."""
+        """Return the state of the thresholds."""
         return {
             "density": self.density,
             "refresh": self.refresh,
@@ -68,19 +68,21 @@ class Thresholds:
         }
 
     def check(self, state: Any) -> None:
-        """Raise `StateError` unless a saved state is of the same density and refresh."""
+        """Raise `StateError` unless a saved state has the same density and refresh."""
         if not isinstance(state, dict) or state.keys() != self.state_dict().keys():
             held = ", ".join(map(str, state)) if isinstance(state, dict) else repr(state)
-            raise StateError(f"not saved by a sparse layer: it holds {held or 'nothing'}")
+            raise StateError(f"not saved by a sparse layer: it has {held or 'nothing'}")
         numbers = (state["weight"], state["input"])
         if type(state["batches"]) is not int or any(type(each) not in (int, float) for each in numbers):
             raise StateError(f"not saved by a sparse layer: its numbers are {[*state.values()]}")
         for name, own in (("density", self.density), ("refresh", self.refresh)):
             if state[name] != own:
-                raise StateError(f"saved with {name} {state[name]}, but this layer has {own}: convert alike")
+                raise StateError(
+                    f"saved with {name} {state[name]}, but this layer has {own}: use the same arguments"
+                )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a saved state, which `check` accepts."""
+        """Restore a state accepted by `check`."""
         self.batches, self.weight, self.input = state["batches"], state["weight"], state["input"]
 
     def __repr__(self) -> str:
