@@ -270,7 +270,7 @@ def failing(spec, what):
     [
         ("async", 3, "model", AttachError, "workers differ in the optimiser 'optimizer'"),
         ("async", 2, "compressor", SpecError, "takes a codec or selector"),
-        ("async", 2, "topology", SpecError, "in 'async' and 'groups' none do"),
+        ("async", 2, "topology", SpecError, "in 'async' and 'groups' they do not"),
         ("async", 2, "state", AttachError, "has a state already"),
         ("async", 2, "nan", ArithmeticError, "nothing was pushed"),
         ("groups(size=3)", 3, "", SpecError, "start 4 ranks"),

@@ -242,7 +242,7 @@ MUTANTS = (
     ),
     Mutant(
         "replicator-staleness",
-        "replicator/servers/share.py",
+        "replicator/servers/parameter_shard.py",
         "if staleness > self.limit:",
         "if staleness >= self.limit:",
         "a gradient just as old as allowed is refused",

@@ -374,18 +374,18 @@ def test_what_cannot_be_wrapped_or_fed_is_refused() -> None:
         (AttachError, both, wrapping("generator", "generator"), LOCAL),
         (AttachError, r"shape \(3,\) was frozen or unknown when wrap_optimizer\(\) was called", late, LOCAL),
         (AttachError, "the optimiser's name differs", lambda r: wrapping(f"its{r.replica}")(r), LOCAL),
-        (AttachError, "takes no GradScaler", scaled, LOCAL),
+        (AttachError, "does not support GradScaler", scaled, LOCAL),
         (AttachError, "LBFGS evaluates the model many times", lambda r: r.wrap_optimizer(lbfgs), LOCAL),
         (SpecError, "got the strategy", wrapping("it", compressor="sgp()"), "single"),
         (SpecError, "topology must be a topology", wrapping("it", topology="dgc()"), "single"),
         (SpecError, "name must be a word", wrapping("a/b"), "single"),
-        (TypeError, "a leaf of a pytree is a tensor", lambda r: r.all_sum("text"), "single"),
+        (TypeError, "a leaf of a pytree must be a tensor", lambda r: r.all_sum("text"), "single"),
         (SpecError, "in 0..0", lambda r: r.logical_device(1), "single"),
-        (DataError, r"cut among 2 replicas .* got \(7, 2\)", seven("single"), LOCAL),
-        (DataError, r"cut among 2 replicas .* got \(7, 2\)", seven("per_worker"), LOCAL),
+        (DataError, r"split it among 2 replicas, got \(7, 2\)", seven("single"), LOCAL),
+        (DataError, r"split it among 2 replicas, got \(7, 2\)", seven("per_worker"), LOCAL),
         (
             DataError,
-            "10 does not divide among 4 replicas: take 8 or 12",
+            "10 does not divide among 4 replicas: use 8 or 12",
             lambda r: next(r.make_input(lambda context: [context.per_pipeline(10)], "per_replica")),
             "local(replicas=4)",
         ),
@@ -443,7 +443,7 @@ def test_debug_names_the_first_collective_that_differs() -> None:
         if replicator.replica == 0:
             replicator.all_sum(2.0)
         else:
-            replicator._at.comm.split(0)  # waits elsewhere
+            replicator._context.comm.split(0)  # waits elsewhere
 
     at = r"at test_replicator.py:\d+"
     assert Replicator(LOCAL).launch(order) == [101.0, 101.0]
@@ -515,7 +515,7 @@ def test_the_string_is_the_repr() -> None:
         assert repr(parsed) == spec.replace("async", "asynchronous")
         assert Replicator(repr(parsed)).deployment == parsed
     for spec, said in (
-        ("dgc()", "takes a deployment"),
+        ("dgc()", "must be a deployment"),
         ("local(replicas=0)", "replicas must be a whole number"),
         ("async(servers=0)", "servers must be a whole number"),
         ("groups(size=2, staleness=-1)", "staleness must be a whole number"),

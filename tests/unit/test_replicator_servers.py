@@ -13,12 +13,12 @@ from torch import nn
 from laconic.comm.loopback import Loopback
 from laconic.core.errors import AttachError, PeerError, StateError, WireError
 from laconic.core.turn import Turn
-from laconic.replicator.deployment import Seat, Terms
-from laconic.replicator.deployments.groups import place, serve_or_play
-from laconic.replicator.servers.calls import Call, Kind, receive, send
-from laconic.replicator.servers.described import dealt, described
-from laconic.replicator.servers.pushing import Pushing
-from laconic.replicator.servers.share import Share
+from laconic.replicator.deployment import LaunchOptions, RankContext
+from laconic.replicator.deployments.groups import place, serve_or_run
+from laconic.replicator.servers.messages import Message, MessageKind, receive, send
+from laconic.replicator.servers.optimizer_config import assign, to_config
+from laconic.replicator.servers.parameter_shard import ParameterShard
+from laconic.replicator.servers.server_client import ServerClient
 
 SHAPES = ((20, 30), (20,), (40, 5))
 
@@ -36,7 +36,7 @@ def world(ranks: int, play, *, size: int = 1, servers: int = 1, staleness: int =
     """The results of the replicas in a world of threads."""
 
     def rank(comm: Loopback):
-        return serve_or_play(comm, size, servers, staleness, play, Terms())
+        return serve_or_run(comm, size, servers, staleness, play, LaunchOptions())
 
     return [each for results in Loopback.run(ranks, rank) for each in results]
 
@@ -48,9 +48,9 @@ def test_all_gradients_arrive_or_wait_in_the_residual(compressor: str, servers: 
 
     done_together = threading.Barrier(2)
 
-    def play(seat: Seat):
+    def play(seat: RankContext):
         held = parameters()
-        controller = Pushing(seat, torch.optim.SGD(held, lr=1.0), compressor, "it", seed=0, number=0)
+        controller = ServerClient(seat, torch.optim.SGD(held, lr=1.0), compressor, "it", seed=0, number=0)
         for step in range(5):
             for each, grad in zip(held, gradient(seat.group, step), strict=True):
                 each.grad = grad
@@ -79,12 +79,14 @@ def test_all_gradients_arrive_or_wait_in_the_residual(compressor: str, servers: 
         assert all(kept["0"].abs().sum() > 0 for _, _, kept in done)
 
 
-def share(limit: int = 3, file: Path | None = None, every: int = 100, shapes=SHAPES) -> Share:
+def share(limit: int = 3, file: Path | None = None, every: int = 100, shapes=SHAPES) -> ParameterShard:
     named = {f"{i}": nn.Parameter(torch.zeros(shape)) for i, shape in enumerate(shapes)}
-    told = described(torch.optim.SGD(named.values(), lr=1.0), {p: name for name, p in named.items()})
-    told |= {"name": "it", "compressor": "dense()", "number": 0}
-    told["tensors"] = [[name, list(each.shape)] for name, each in named.items()]
-    return Share(told, torch.zeros(sum(each.numel() for each in named.values())), limit, file, every)
+    config = to_config(torch.optim.SGD(named.values(), lr=1.0), {p: name for name, p in named.items()})
+    config |= {"name": "it", "compressor": "dense()", "number": 0}
+    config["tensors"] = [[name, list(each.shape)] for name, each in named.items()]
+    return ParameterShard(
+        config, torch.zeros(sum(each.numel() for each in named.values())), limit, file, every
+    )
 
 
 def test_staleness_counts_updates_since_the_pull() -> None:
@@ -113,10 +115,10 @@ def test_a_checkpoint_goes_on_and_another_models_is_refused(tmp_path: Path) -> N
         each.push([{"momentum": 0.9}], 3, wire, 0)
     assert torch.equal(first.flat, second.flat)  # momentum too
     assert [each.name for each in file.parent.iterdir()] == [file.name]
-    refuses(StateError, "holds other tensors", share, file=file, shapes=((3, 3),))
+    refuses(StateError, "has other tensors", share, file=file, shapes=((3, 3),))
     whole = file.read_bytes()
     torch.save(torch.load(file, weights_only=True) | {"class": "Adam"}, file)
-    refuses(StateError, r"it\.pt is of Adam, and this optimiser is ", share, file=file)
+    refuses(StateError, r"it\.pt is of Adam, but this optimiser is ", share, file=file)
     for damaged in (b"", b"garbage", whole[:-100]):
         file.write_bytes(damaged)
         refuses(StateError, r"it\.pt is damaged or no checkpoint: remove it", share, file=file)
@@ -124,13 +126,13 @@ def test_a_checkpoint_goes_on_and_another_models_is_refused(tmp_path: Path) -> N
 
 def test_tensors_are_dealt_evenly_and_whole() -> None:
     sizes = [7, 100, 3, 90, 50, 1]
-    homes = dealt(sizes, servers=3)
+    homes = assign(sizes, servers=3)
     loads = [
         sum(size for size, home in zip(sizes, homes, strict=True) if home == server) for server in range(3)
     ]
     assert max(loads) == 100
     assert sum(loads) == sum(sizes)
-    assert dealt([5], servers=4) == [0]
+    assert assign([5], servers=4) == [0]
 
 
 def test_servers_take_no_device_from_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,40 +151,40 @@ class Strange(torch.optim.SGD):
         super().__init__(params, lr=rate)
 
 
-def pushing(seat: Seat, optimizer: torch.optim.Optimizer, compressor: str = "dense()") -> Pushing:
-    return Pushing(seat, optimizer, compressor, "it", seed=0, number=0)
+def pushing(seat: RankContext, optimizer: torch.optim.Optimizer, compressor: str = "dense()") -> ServerClient:
+    return ServerClient(seat, optimizer, compressor, "it", seed=0, number=0)
 
 
 def test_what_servers_cannot_do_is_refused() -> None:
     doubles, complexes = (nn.Parameter(torch.zeros(3, dtype=d)) for d in (torch.float64, torch.complex64))
     for optimizer, words in (
         (Strange(parameters(), 0.1), r"server 0 says: .*Strange cannot be built .*'rate'"),
-        (torch.optim.SGD([doubles], lr=0.1), "and servers keep float32"),
-        (torch.optim.SGD([complexes], lr=0.1), "and servers keep float32"),
+        (torch.optim.SGD([doubles], lr=0.1), "but servers use float32"),
+        (torch.optim.SGD([complexes], lr=0.1), "but servers use float32"),
     ):
         refuses(AttachError, words, world, 2, lambda seat, optimizer=optimizer: pushing(seat, optimizer))
 
-    def play(seat: Seat) -> str:
+    def play(seat: RankContext) -> str:
         (pair,) = seat.servers
-        send(pair, 0, Call(Kind.PULL, 5))
-        return str(receive(pair, 0).told)
+        send(pair, 0, Message(MessageKind.PULL, 5))
+        return str(receive(pair, 0).body)
 
     assert world(2, play) == ["no optimiser 5 was opened here"]
 
 
 def test_what_is_no_call_is_refused() -> None:
-    def play(comm: Loopback) -> Call | None:
+    def play(comm: Loopback) -> Message | None:
         if comm.rank == 0:
-            send(comm, 1, Call(Kind.PUSH, 2, 3, {"lr": [0.1]}, torch.arange(5, dtype=torch.uint8)))
+            send(comm, 1, Message(MessageKind.PUSH, 2, 3, {"lr": [0.1]}, torch.arange(5, dtype=torch.uint8)))
             comm.exchange({1: torch.tensor([99, 8, 0, 0])}, {})
             return None
         call = receive(comm, 0)
-        refuses(WireError, "begins with", receive, comm, 0)
+        refuses(WireError, "must begin with", receive, comm, 0)
         return call
 
     call = Loopback.run(2, play)[1]
     assert call is not None and call.tensors is not None
-    assert (call.kind, call.number, call.version, call.told) == (Kind.PUSH, 2, 3, {"lr": [0.1]})
+    assert (call.kind, call.number, call.version, call.body) == (MessageKind.PUSH, 2, 3, {"lr": [0.1]})
     assert call.tensors.tolist() == [0, 1, 2, 3, 4]
 
 
@@ -190,11 +192,11 @@ def test_a_group_hears_why_its_first_replica_failed() -> None:
     def fail() -> None:
         raise WireError("codec is damaged")
 
-    def play(seat: Seat) -> None:
+    def play(seat: RankContext) -> None:
         error, words = WireError, "codec is damaged"
         if seat.comm.rank:
             error, words = PeerError, "replica 0 of this group says: codec is damaged"
         link = pushing(seat, torch.optim.SGD(parameters(), lr=1.0))
-        refuses(error, words, link._led_at_once, fail)
+        refuses(error, words, link._on_leader, fail)
 
     world(3, play, size=2)

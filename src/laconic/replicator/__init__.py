@@ -1,4 +1,4 @@
-"""Replicator: a script written as for one device, moved between deployments by a string."""
+"""Replicator: run a script written for one device in a deployment named by a string."""
 
 from laconic.replicator.inputs import PER_REPLICA as PER_REPLICA
 from laconic.replicator.inputs import PER_WORKER as PER_WORKER

@@ -1,4 +1,4 @@
-"""Averaging: replicas in sync exchange their gradients at each step, by any method of `compress`."""
+"""Averaging: replicas in sync exchange gradients at each step, by any method of `compress`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from laconic.exchange.agreement import agree, built_by_all
 from laconic.exchange.gathered import GatheredState
 from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import Method, lift
-from laconic.replicator.deployment import Seat
+from laconic.replicator.deployment import RankContext
 from laconic.replicator.parameters import buckets, named
 from laconic.strategies.controller import GradientController
 from laconic.strategies.distribute import strategy_or_method
@@ -24,7 +24,7 @@ from laconic.strategies.strategy import Update
 
 
 class Averaging(GradientController):
-    """Replicas stay equal: all apply one mean gradient. What `compress` does behind DDP, at the step."""
+    """Controller that applies the same mean gradient on all replicas, as `compress` does under DDP."""
 
     def __init__(
         self, handle: Handle, optimizer: Optimizer, waiting: Callable[[], AbstractContextManager[object]]
@@ -37,7 +37,7 @@ class Averaging(GradientController):
         self._stepping = waiting if in_step else nullcontext
 
     def step(self, update: Update, loss: float | None) -> None:
-        """Exchange the gradients, then let the optimiser step by their mean."""
+        """Exchange the gradients, then step the optimiser."""
         with torch.no_grad():
             for bucket in self._buckets:
                 bucket.fill()
@@ -74,12 +74,12 @@ class Averaging(GradientController):
             super().remove()
 
     def end(self) -> None:
-        """End the exchange's thread, without a word to the others."""
+        """End the exchange's thread without a collective."""
         self.handle.buckets.end()
 
 
-def averaging(seat: Seat, optimizer: Optimizer, compressor: Any, name: str, seed: int) -> Averaging:
-    """Bind it on this replica, from the first replica's parameters. Called by all replicas in sync.
+def averaging(seat: RankContext, optimizer: Optimizer, compressor: Any, name: str, seed: int) -> Averaging:
+    """Bind averaging to this replica, with the first replica's parameters. Called by all replicas in sync.
 
     Raises `AttachError` on all of them if they differ, and `SpecError` if `compressor` is no method.
     """
@@ -96,18 +96,18 @@ def averaging(seat: Seat, optimizer: Optimizer, compressor: Any, name: str, seed
         handle = built_by_all(comm, build)
         with torch.no_grad():
             for group in optimizer.param_groups:
-                for each in group["params"]:  # frozen ones too, as replicas compute with them
+                for each in group["params"]:  # including frozen ones
                     comm.broadcast(each.data)
     comm.reset()
     return Averaging(handle, optimizer, seat.waiting)
 
 
 def as_method(compressor: Any) -> Method:
-    """The method that `compressor=` stands for. Raises `SpecError` for a strategy."""
+    """Return the method that `compressor` names. Raise `SpecError` for a strategy."""
     found = strategy_or_method(compressor)
     if not isinstance(found, Method):
         raise SpecError(
-            f"compressor= takes a method, codec, selector or reducer, got the strategy {found!r}: the"
-            " deployment says how replicas stay together, and topology= gossips"
+            f"compressor= must be a method, codec, selector or reducer, got the strategy {found!r}: choose"
+            " the strategy by the deployment, or use topology= for gossip"
         )
     return lift(found)

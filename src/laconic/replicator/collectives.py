@@ -1,4 +1,4 @@
-"""Meetings: the collectives of a Replicator, on pytrees of tensors."""
+"""Collectives of a Replicator, on pytrees of tensors."""
 
 from __future__ import annotations
 
@@ -9,65 +9,69 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from laconic.core import arguments
-from laconic.replicator.collectives import Group
+from laconic.replicator.differentiable import Group
 from laconic.replicator.leaves import Pytree, flatten
 
 Op = Literal["mean", "sum"]
 
 
-class Meetings(ABC):
-    """What replicas in sync do together. All make the same calls, in one order."""
+class Collectives(ABC):
+    """Collectives of the replicas in sync, which all make the same calls in the same order."""
 
     @property
     @abstractmethod
-    def _meets(self) -> Group:
-        """The replicas in sync with this one."""
+    def _collective_group(self) -> Group:
+        """Replicas in sync with this one."""
 
     @property
     def replica(self) -> int:
-        """This replica's number among those in sync."""
-        return self._meets.comm.rank
+        """Number of this replica among those in sync."""
+        return self._collective_group.comm.rank
 
     @property
     def replicas(self) -> int:
-        """How many are in sync."""
-        return self._meets.comm.size
+        """Number of replicas in sync."""
+        return self._collective_group.comm.size
 
     def all_sum(self, tree: Pytree) -> Pytree:
-        """The sum over replicas of each leaf of a pytree. One message a dtype; differentiable."""
+        """Return the sum over replicas of each leaf of a pytree. One message per dtype; differentiable."""
         tensors, structure = flatten(tree)
-        return structure.rebuilt(self._meets.sums(tensors, "all_sum({})", structure))
+        return structure.rebuilt(self._collective_group.sums(tensors, "all_sum({})", structure))
 
     def all_mean(self, tree: Pytree) -> Pytree:
-        """The mean over replicas of each leaf of a pytree. One message a dtype; differentiable."""
+        """Return the mean over replicas of each leaf of a pytree. One message per dtype; differentiable."""
         tensors, structure = flatten(tree)
-        sums = self._meets.sums(tensors, "all_mean({})", structure)
+        sums = self._collective_group.sums(tensors, "all_mean({})", structure)
         return structure.rebuilt(each / self.replicas for each in sums)
 
     def all_gather(self, tree: Pytree) -> Pytree:
-        """All replicas' rows of each leaf, in replica order; of a 0-dim one a vector. Differentiable.
+        """Return all replicas' rows of each leaf, in replica order; for 0-dim leaves a vector.
+        Differentiable.
 
         The first dimension may differ between replicas.
         """
         tensors, structure = flatten(tree)
-        return structure.rebuilt(self._meets.gathers(tensors, "all_gather({})", Kinds(tensors)))
+        return structure.rebuilt(self._collective_group.gathers(tensors, "all_gather({})", Kinds(tensors)))
 
     def broadcast(self, tree: Pytree, root: int = 0) -> Pytree:
-        """The root's tensors on every replica. Differentiable: the root gets the sum of all gradients."""
+        """Return the root's tensors on every replica.
+
+        Differentiable: the root gets the sum of all gradients.
+        """
         arguments.whole("root", root, 0, self.replicas - 1)
         tensors, structure = flatten(tree)
-        sent = self._meets.broadcasts(tensors, root, "broadcast({}, root={})", structure, root)
+        sent = self._collective_group.broadcasts(tensors, root, "broadcast({}, root={})", structure, root)
         return structure.rebuilt(sent)
 
     def map_reduce(self, fn: Callable[..., Pytree], *arguments_: Any, op: Op = "mean") -> Pytree:
-        """`fn(*arguments_)` on every replica, and the "mean" (default) or "sum" of what they return."""
+        """Return the "mean" (default) or "sum" over replicas of `fn(*arguments_)`."""
         arguments.choice("op", op, get_args(Op))
         made = fn(*arguments_)
         return self.all_mean(made) if op == "mean" else self.all_sum(made)
 
 
 class Kinds:
-    """Dtypes and shapes of tensors without the first dimension, in which replicas may differ, as text."""
+    """Text of tensors' dtypes and shapes, without the first dimension, which may differ between replicas."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._tensors = tensors

@@ -1,4 +1,4 @@
-"""Deployment: where the replicas of a script run. A `Seat` is what one replica finds there."""
+"""Deployment: where the replicas of a script run, and the `RankContext` of each."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What a deployment is started with.
+class LaunchOptions:
+    """Options of a launch.
 
     Attributes:
-        timeout_s: Seconds that a replica waits for another in one collective.
-        checkpoints: Folder of the servers' checkpoints; None: there are none.
-        every: Updates from one checkpoint of a server to its next.
+        timeout_s: Seconds that a replica waits for others in one collective.
+        checkpoints: Folder of the servers' checkpoints, or None.
+        every: Updates between checkpoints of a server.
     """
 
     timeout_s: float = 1800.0
@@ -33,23 +33,23 @@ class Terms:
 
 
 @dataclass
-class Seat:
+class RankContext:
     """One replica's place in a deployment.
 
     Attributes:
-        comm: The replicas in sync with this one; `comm.rank` is this replica's number among them.
-        group, groups: Which group of such replicas it is, and how many there are.
-        alone: Whether there is nobody to exchange anything with, now or ever.
+        comm: The replicas in sync; `comm.rank` is this replica's number.
+        group, groups: Number of this group of replicas in sync, and the number of groups.
+        alone: Whether no other replica or server exists.
         one_process: Whether the replicas of `comm` are threads of one process.
-        served: Whether parameters are on servers.
-        servers: For each server, the Comm of the server (rank 0) and this replica (rank 1). Only the first
-            replica of a group talks to servers; for the others it is empty.
-        server_count: How many servers there are.
-        staleness: The most updates that may lie between a gradient and its application, on servers.
-        place: This replica's number on its machine, which decides its devices.
-        terms: What the deployment was started with.
-        waiting: Inside, this replica computes nothing: others of its process may.
-        side: The same as `comm` for another thread of this replica, such as that of an exchange.
+        served: Whether servers have the parameters.
+        servers: A Comm with each server (rank 0) and this replica (rank 1); empty except on the first replica
+            of a group.
+        server_count: Number of servers.
+        staleness: Maximum number of updates between a gradient's parameters and its application, on servers.
+        place: Number of this replica on its machine, which determines its devices.
+        terms: Options of the launch.
+        waiting: Context for waiting, in which other replicas of the process may run.
+        side: A Comm like `comm` for another thread of this replica.
     """
 
     comm: Comm
@@ -62,7 +62,7 @@ class Seat:
     server_count: int = 0
     staleness: int = 0
     place: int = 0
-    terms: Terms = field(default_factory=Terms)
+    terms: LaunchOptions = field(default_factory=LaunchOptions)
     waiting: Callable[[], AbstractContextManager[object]] = nullcontext
     side: Comm = field(default=None)  # type: ignore[assignment]  # `comm`, unless given
 
@@ -71,22 +71,22 @@ class Seat:
 
 
 class Deployment(Spec):
-    """Base of every deployment that a string can name."""
+    """Base of deployments."""
 
     @abstractmethod
-    def launch(self, play: Callable[[Seat], T], terms: Terms) -> list[T]:
-        """Play every replica of this process, and serve where it is a server; the replicas' results."""
+    def launch(self, play: Callable[[RankContext], T], terms: LaunchOptions) -> list[T]:
+        """Run every replica, or the server, of this process; return the replicas' results."""
 
-    def seat(self, terms: Terms) -> tuple[Seat, Callable[[], object]]:
-        """The seat of this process's only replica, and what ends it. Raises `AttachError` for others."""
+    def seat(self, terms: LaunchOptions) -> tuple[RankContext, Callable[[], object]]:
+        """Return the context of this process's only replica and its close function, if it has just one."""
         raise AttachError(
-            f"{self!r} starts replicas or servers by itself: put the script into a function main(replicator)"
-            " and call Replicator(...).launch(main)"
+            f"{self!r} starts replicas or servers: put the script into a function main(replicator) and call"
+            " Replicator(...).launch(main)"
         )
 
 
-def only(seat: tuple[Seat, Callable[[], Any]], play: Callable[[Seat], T]) -> list[T]:
-    """The result of the only replica of this process."""
+def only(seat: tuple[RankContext, Callable[[], Any]], play: Callable[[RankContext], T]) -> list[T]:
+    """Run the only replica of this process."""
     place, close = seat
     try:
         return [play(place)]
@@ -95,7 +95,7 @@ def only(seat: tuple[Seat, Callable[[], Any]], play: Callable[[Seat], T]) -> lis
 
 
 def deployment_of(spec: Any) -> Deployment:
-    """The deployment that a string names.
+    """Return the deployment that a string names.
 
     >>> deployment_of("async(staleness=4)"), deployment_of("local")
     (asynchronous(staleness=4), local())
@@ -104,7 +104,7 @@ def deployment_of(spec: Any) -> Deployment:
         spec = parse(re.sub(r"^\s*async\b", "asynchronous", spec))
     if not isinstance(spec, Deployment):
         raise SpecError(
-            "a Replicator takes a deployment, 'single', 'sync', 'async', 'groups(size=4)' or"
+            "the spec must be a deployment, such as 'single', 'sync', 'async', 'groups(size=4)' or"
             f" 'local(replicas=4)', got {spec!r}"
         )
     return spec

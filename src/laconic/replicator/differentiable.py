@@ -1,12 +1,13 @@
-"""Collectives that gradients go back through: sum, gather and broadcast over the replicas of a group.
+"""Differentiable collectives: sum, gather and broadcast over the replicas of a group.
 
-Each replica has a loss L_r of its own, and gradients are those of sum_r L_r:
+Each replica has its own loss L_r, and gradients are those of sum_r L_r:
 
-    y = sum_r x_r        on every replica     dL/dx_r = sum_s dL_s/dy_s          a sum again
+    y = sum_r x_r        on every replica     dL/dx_r = sum_s dL_s/dy_s          another sum
     y = [x_0, x_1, ...]  on every replica     dL/dx_r = sum_s (dL_s/dy_s)[r]     a reduce-scatter
-    y = x_root           on every replica     dL/dx_root = sum_s dL_s/dy_s       a sum, kept by the root
+    y = x_root           on every replica     dL/dx_root = sum_s dL_s/dy_s       a sum, used by the root
 
-Backward passes communicate too, so every replica runs them, in one order. They can be differentiated again.
+Backward passes communicate as well, so all replicas must run them in the same order. They can be
+differentiated again.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from laconic.replicator.order import Order
 
 
 class Group:
-    """The replicas in sync with this one: their Comm, and the order in which they meet."""
+    """Replicas in sync: their Comm, and the check of the order of collectives."""
 
     def __init__(self, comm: Comm, order: Order) -> None:
         self.comm, self.order = comm, order
 
     def sums(self, tensors: Sequence[Tensor], what: str, *parts: object) -> list[Tensor]:
-        """The sum over replicas of each tensor, of bools as int64: one message for all tensors of a dtype."""
+        """Return the sum of each tensor over replicas (bools as int64), with one message per dtype."""
         tensors = [each.long() if each.dtype is torch.bool else each for each in tensors]
         note = self.order.note(what, *parts)
         return list(_AllSum.apply(self, note, *tensors)) if tensors else []  # type: ignore[no-untyped-call]
 
     def gathers(self, tensors: Sequence[Tensor], what: str, *parts: object) -> list[Tensor]:
-        """All replicas' rows of each tensor, in replica order."""
+        """Return all replicas' rows of each tensor, in replica order."""
         note = self.order.note(what, *parts)
         made: list[Tensor] = []
         for each in tensors:
@@ -44,7 +45,7 @@ class Group:
         return made
 
     def broadcasts(self, tensors: Sequence[Tensor], root: int, what: str, *parts: object) -> list[Tensor]:
-        """The root's tensors on every replica."""
+        """Return the root's tensors."""
         note = self.order.note(what, *parts)
         return [_Broadcast.apply(self, note, root, each) for each in tensors]  # type: ignore[no-untyped-call]
 
@@ -85,7 +86,7 @@ class _AllGather(Function):
 
 
 class _Scatter(Function):
-    """The sum over replicas of this replica's rows of x."""
+    """Sum over replicas of this replica's rows of x."""
 
     @staticmethod
     def forward(ctx: Any, group: Group, note: str, rows: list[int], x: Tensor) -> Tensor:
@@ -117,7 +118,7 @@ class _Broadcast(Function):
 
 
 def _rows_of_all(comm: Comm, x: Tensor) -> list[Tensor]:
-    """Each replica's rows. Those of rows without elements are counted, as their lengths say nothing."""
+    """Return each replica's rows. Rows without elements need a message with their number."""
     one = x.shape[1:]
     if one.numel():
         return [each.view(-1, *one) for each in comm.all_gather(x.contiguous().view(-1))]
@@ -128,12 +129,11 @@ def _rows_of_all(comm: Comm, x: Tensor) -> list[Tensor]:
 
 
 def differentiable(x: Tensor) -> bool:
-    """Whether gradients can be of this dtype."""
     return x.is_floating_point() or x.is_complex()
 
 
 def by_kind(tensors: Sequence[Tensor], combine: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """`combine`, of flat tensors in place, on all tensors of one dtype and device as one; new tensors."""
+    """Apply `combine`, in place on flat tensors, to all tensors of each dtype and device at once; copies."""
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for i, each in enumerate(tensors):
         kinds.setdefault((each.dtype, each.device), []).append(i)
@@ -142,6 +142,6 @@ def by_kind(tensors: Sequence[Tensor], combine: Callable[[Tensor], Tensor]) -> l
         flat = combine(torch.cat([tensors[i].detach().reshape(-1) for i in places]))
         parts = torch.split(flat, [tensors[i].numel() for i in places])
         made |= {i: part.view(tensors[i].shape) for i, part in zip(places, parts, strict=True)}
-    if len(tensors) > 1:  # no two outputs share memory: each may be written to by itself
+    if len(tensors) > 1:  # outputs must not share memory, as callers may write to them
         return [made[i].clone() for i in range(len(tensors))]
     return [made[i] for i in range(len(tensors))]

@@ -1,4 +1,4 @@
-"""Gossiping: replicas in sync exchange parameters with a few others, along a topology."""
+"""Gossiping: replicas in sync average parameters with neighbours of a topology."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from laconic.comm.metered import Metered
 from laconic.core import arguments
 from laconic.core.spec import parse
 from laconic.exchange.agreement import Fingerprint
-from laconic.replicator.deployment import Seat
+from laconic.replicator.deployment import RankContext
 from laconic.strategies.distribute import bind
 from laconic.strategies.gossip.choco import CHOCO
 from laconic.strategies.gossip.sgp import SGP
@@ -22,9 +22,9 @@ from laconic.strategies.strategy import Strategy
 
 
 class FixedMembership(Membership):
-    """The replicas of a group, which none of them leaves. The deployment closes its groups."""
+    """Membership of a group without changes. The deployment closes its groups."""
 
-    def __init__(self, seat: Seat) -> None:  # not Membership's: the groups are the deployment's
+    def __init__(self, seat: RankContext) -> None:  # without super(), as the deployment has the groups
         self.comm, side = Metered(seat.comm), seat.comm.split(0)
         self.start_comm = self.side_comm = side
         self.heartbeats = self.joint_calls = None
@@ -37,12 +37,12 @@ class FixedMembership(Membership):
 
 
 def gossiping(
-    seat: Seat, optimizer: Optimizer, topology: Any, compressor: Any, name: str, seed: int
+    seat: RankContext, optimizer: Optimizer, topology: Any, compressor: Any, name: str, seed: int
 ) -> ParameterController:
     """Bind a gossip strategy to this replica, as `distribute` does. Called by all replicas in sync.
 
-    Stochastic gradient push (`sgp`); with a compressor CHOCO-SGD (`choco`), whose graph stays the same.
-    Raises `AttachError` or `SpecError` on all replicas if one of them cannot.
+    Stochastic gradient push (`sgp`); with a compressor CHOCO-SGD (`choco`), on a static graph. Raises
+    `AttachError` or `SpecError` on all replicas if one of them fails.
     """
     strategy, membership = strategy_of(topology, compressor), FixedMembership(seat)
 
@@ -53,7 +53,7 @@ def gossiping(
 
 
 def strategy_of(topology: Any, compressor: Any) -> Strategy:
-    """The strategy that gossips along this topology.
+    """Return the gossip strategy for this topology.
 
     >>> strategy_of("ring()", None), strategy_of("ring()", "sign()")
     (sgp(ring()), choco(sign()))

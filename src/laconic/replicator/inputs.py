@@ -1,4 +1,4 @@
-"""Inputs: how many pipelines read the data, and which part of their batches a replica gets."""
+"""Inputs: the number of data pipelines, and each replica's part of their batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from laconic.comm.comm import Comm
 from laconic.comm.gather_text import gather_text
 from laconic.core.errors import DataError, PeerError
-from laconic.replicator.deployment import Seat
+from laconic.replicator.deployment import RankContext
 from laconic.replicator.leaves import Pytree, Structure, flatten, with_plain_tuples
 from laconic.replicator.order import END
 
@@ -25,13 +25,13 @@ PER_REPLICA: Replication = "per_replica"
 
 @dataclass(frozen=True)
 class InputContext:
-    """What an input function knows of its place.
+    """Share of an input pipeline, passed to the input function.
 
     Attributes:
-        pipeline: The number of this pipeline, 0 to `pipelines` - 1, over all replicas of the deployment.
-        pipelines: How many there are. Let each read its own share, such as `order[pipeline::pipelines]`.
-        replicas: Replicas in sync, whose batches together make an update's.
-        fed: How many of them this pipeline feeds: its batches are cut in so many parts.
+        pipeline: Number of this pipeline, 0 to `pipelines` - 1, over all replicas of the deployment.
+        pipelines: Number of pipelines. Each should read its own share, such as `order[pipeline::pipelines]`.
+        replicas: Replicas in sync, whose batches together make one update.
+        fed: Replicas fed by this pipeline, which split each of its batches.
     """
 
     pipeline: int
@@ -40,7 +40,8 @@ class InputContext:
     fed: int
 
     def per_replica(self, batch: int) -> int:
-        """Examples of a replica, of `batch` in an update. Raises `DataError` where they do not divide.
+        """Return the examples per replica for `batch` examples per update. Raise `DataError` if they do not
+        divide.
 
         >>> InputContext(pipeline=0, pipelines=2, replicas=4, fed=2).per_replica(64)
         16
@@ -48,13 +49,13 @@ class InputContext:
         if batch < 1 or batch % self.replicas:
             low = max(1, batch // self.replicas) * self.replicas
             raise DataError(
-                f"a batch of {batch} does not divide among {self.replicas} replicas: take {low} or"
+                f"a batch of {batch} does not divide among {self.replicas} replicas: use {low} or"
                 f" {low + self.replicas}"
             )
         return batch // self.replicas
 
     def per_pipeline(self, batch: int) -> int:
-        """Examples in a batch of this pipeline. Raises `DataError` where they do not divide.
+        """Return the examples per batch of this pipeline. Raise `DataError` if they do not divide.
 
         >>> InputContext(pipeline=0, pipelines=2, replicas=4, fed=2).per_pipeline(64)
         32
@@ -65,8 +66,11 @@ class InputContext:
 InputFn = Callable[[InputContext], Iterable[Any]]
 
 
-def inputs(seat: Seat, input_fn: InputFn, replication: Replication) -> Iterator[Any]:
-    """This replica's batches. Called by all replicas of a group, which then ask for each batch together."""
+def inputs(seat: RankContext, input_fn: InputFn, replication: Replication) -> Iterator[Any]:
+    """Return this replica's batches.
+
+    Called by all replicas of a group, which then request each batch together.
+    """
     size = seat.comm.size
     shared = size > 1 and (replication == SINGLE or (replication == PER_WORKER and seat.one_process))
     if shared:
@@ -79,7 +83,7 @@ def inputs(seat: Seat, input_fn: InputFn, replication: Replication) -> Iterator[
 
 
 def _shared(comm: Comm, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """The parts of one pipeline's batches: replica 0 reads them, cuts them and hands them out."""
+    """Yield this replica's parts of the batches that replica 0 reads, splits and sends."""
     batches: Iterator[Any] | None = None
     while True:
         parts: list[list[Tensor]] = []
@@ -100,18 +104,19 @@ def _shared(comm: Comm, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         message = json.loads(heard)
         if message[0] == "end":
             return
-        if message[0] == "data":  # its batch: what a replica would say of its own
+        if message[0] == "data":
             raise DataError(message[1])
         if message[0] == "error":
             raise PeerError(f"replica {comm.rank}: the input pipeline on replica 0 failed: {message[1]}")
         _, structure, leaves = message
-        yield Structure.from_json(structure).rebuilt(_handed_out(comm, leaves, parts))
+        yield Structure.from_json(structure).rebuilt(_distribute_parts(comm, leaves, parts))
 
 
 def cut(batch: Pytree, size: int) -> tuple[list[list[Tensor]], str]:
-    """Each tensor cut for the replicas along its first dimension, on the host; and the message about them.
+    """Split each tensor along its first dimension for the replicas, on the host; return the parts and a
+    header.
 
-    Numbers go to all replicas as they are. Raises `DataError` where a tensor does not divide.
+    Numbers go to all replicas unchanged. Raises `DataError` if a tensor does not divide.
     """
     tensors, structure = flatten(with_plain_tuples(batch), exact=True)
     parts = []
@@ -120,9 +125,9 @@ def cut(batch: Pytree, size: int) -> tuple[list[list[Tensor]], str]:
             parts.append([each] * size)
         elif not each.dim() or each.shape[0] % size:
             raise DataError(
-                f"a batch that is cut among {size} replicas has tensors whose first dimension divides, got"
-                f" {tuple(each.shape)}: let input_fn ask context.per_pipeline(batch), and drop the last batch"
-                " where it is smaller"
+                f"the first dimension of a tensor must be a multiple of {size} to split it among {size}"
+                f" replicas, got {tuple(each.shape)}: use context.per_pipeline(batch) in input_fn, and drop a"
+                " smaller last batch"
             )
         else:
             parts.append([part.contiguous().cpu() for part in each.chunk(size)])
@@ -130,10 +135,10 @@ def cut(batch: Pytree, size: int) -> tuple[list[list[Tensor]], str]:
     return parts, json.dumps(["batch", structure.to_json(), leaves])
 
 
-def _handed_out(
+def _distribute_parts(
     comm: Comm, leaves: Sequence[tuple[str, list[int]]], parts: list[list[Tensor]]
 ) -> list[Tensor]:
-    """This replica's part of each tensor, sent by replica 0."""
+    """Return this replica's part of each tensor, sent by replica 0."""
     mine = []
     for i, (dtype, shape) in enumerate(leaves):
         if comm.rank == 0:

@@ -1,7 +1,6 @@
-"""Leaves of pytrees: tensors and numbers in dicts, lists and tuples, in one order on every replica.
+"""Leaves of pytrees: tensors and numbers in dicts, lists and tuples, in the same order on every replica.
 
-A dict is read by its keys in sorted order, however it was filled: collectives then meet the same tensors
-everywhere. None stays None.
+Keys of a dict are sorted, so that collectives meet the same tensors everywhere. None stays None.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ NUMBERS: dict[str, tuple[torch.dtype, Callable[[Tensor], Any]]] = {
 
 @dataclass(frozen=True)
 class Structure:
-    """A pytree without its tensors; leaves are in sorted order of their paths.
+    """A pytree without its tensors; leaves are sorted by path.
 
     Attributes:
-        spec: The containers, as torch describes them.
-        places: Place of each leaf in `spec`.
-        kinds: Kind of each leaf: "none", "tensor", or of `NUMBERS`.
-        text: All that replicas must have alike.
+        spec: The containers, as a torch TreeSpec.
+        places: Position of each leaf in `spec`.
+        kinds: Kind of each leaf: "none", "tensor", or a key of `NUMBERS`.
+        text: Description that must be equal on all replicas.
     """
 
     spec: pytree.TreeSpec
@@ -51,12 +50,12 @@ class Structure:
         return pytree.tree_unflatten([leaves[place] for place in sorted(leaves)], self.spec)
 
     def to_json(self) -> str:
-        """Return the structure as JSON. Raises `TypeError` for keys other than strings and numbers."""
+        """Return the structure as JSON. Raise `TypeError` for keys that are no strings or numbers."""
         return json.dumps([pytree.treespec_dumps(self.spec), self.places, self.kinds])
 
     @classmethod
     def from_json(cls, text: str) -> Structure:
-        """Return the structure that `to_json` wrote."""
+        """Return the structure from a result of `to_json`."""
         spec, places, kinds = json.loads(text)
         return cls(pytree.treespec_loads(spec), tuple(places), tuple(kinds))
 
@@ -65,7 +64,7 @@ def flatten(tree: Pytree, *, exact: bool = False) -> tuple[list[Tensor], Structu
     """Return the tensors of a pytree in sorted order, and its structure.
 
     Args:
-        exact: Whether whole numbers and flags stay what they are; else all numbers are floats, as for a mean.
+        exact: Keep integers and bools; otherwise all numbers become floats, as for a mean.
 
     Raises:
         TypeError: A leaf is no tensor, number or None.
@@ -101,20 +100,20 @@ def _kind(leaf: Any, exact: bool) -> str:
             return "float"
         return "bool" if isinstance(leaf, bool) else "int"
     raise TypeError(
-        "a leaf of a pytree is a tensor, a number or None, in dicts, lists and tuples, got"
-        f" {type(leaf).__name__}: give its tensors alone"
+        "a leaf of a pytree must be a tensor, a number or None, in dicts, lists and tuples, got"
+        f" {type(leaf).__name__}: pass only its tensors"
     )
 
 
 def _key(entry: Any) -> tuple[str, Any]:
-    """Return what orders an entry of a path among its siblings."""
+    """Return the sort key of an entry of a path."""
     if isinstance(entry, pytree.MappingKey):
         return type(entry.key).__name__, str(entry.key)
     return "", entry.idx if isinstance(entry, pytree.SequenceKey) else str(entry)
 
 
 def with_plain_tuples(tree: Pytree) -> Pytree:
-    """Return a pytree whose named tuples are tuples, as other processes may not know their classes."""
+    """Return a pytree with plain tuples instead of named ones, whose classes other processes may lack."""
 
     def is_named(node: Any) -> bool:
         return isinstance(node, tuple) and hasattr(node, "_fields")

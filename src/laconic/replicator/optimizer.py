@@ -1,4 +1,4 @@
-"""The optimiser that `wrap_optimizer` returns: yours, whose steps are those of the deployment."""
+"""ReplicatedOptimizer: result of `wrap_optimizer`, which steps with the other replicas."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from laconic.strategies.distributed_optimizer import DistributedOptimizer
 
 
 class ReplicatedOptimizer(DistributedOptimizer):
-    """Shares the parameter groups of the wrapped one, so that learning rate schedules work.
+    """Optimiser with the parameter groups of the wrapped one, so that learning rate schedules work.
 
-    Hooks of `register_step_pre_hook` see the gradients that the deployment has made, such as the mean of all
-    replicas: clip there. Servers step parameters themselves, so in `async` and `groups` no hook is called.
+    Hooks of `register_step_pre_hook` see the exchanged gradients, such as the mean of all replicas: clip
+    there. In `async` and `groups` servers step the parameters, and no hook is called.
 
     Attributes:
-        name: Its name among the optimisers of a script.
+        name: Name among the optimisers of a script.
     """
 
     _not_exchanged = (
-        "was frozen or unknown when wrap_optimizer() was called, so replicas do not exchange it: give it to"
+        "was frozen or unknown when wrap_optimizer() was called, so replicas do not exchange it: add it to"
         " the optimiser before wrap_optimizer(), with requires_grad"
     )
 
@@ -37,16 +37,17 @@ class ReplicatedOptimizer(DistributedOptimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """A GradScaler leaves its finding to `step`, so that no replica skips a step alone."""
+        """Whether a GradScaler leaves skipping to `step`, so that no replica skips alone."""
         return True
 
     @property
     def updates(self) -> int:
-        """How often the parameters have been updated: by all groups together, where there are several."""
+        """Number of updates of the parameters, by all groups together."""
         return self.stats().updates
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Compute the closure, if there is one, and do one step with the other replicas. Its result.
+        """Compute the closure, if given, make one step with the other replicas, and return the closure's
+        result.
 
         Raises:
             NonFiniteError: A gradient is NaN or infinite on one replica: no parameter was changed by it.
@@ -55,8 +56,8 @@ class ReplicatedOptimizer(DistributedOptimizer):
         """
         if getattr(self, "found_inf", None) is not None:
             raise AttachError(
-                "a replicated optimiser takes no GradScaler: use bfloat16 under torch.autocast, which needs"
-                " none, or laconic.compress(model, optimizer, spec, scaler=scaler)"
+                "a replicated optimiser does not support GradScaler: use bfloat16 under torch.autocast, or"
+                " laconic.compress(model, optimizer, spec, scaler=scaler)"
             )
         loss = evaluate(closure)
         self._order.check(self._order.note("step of {!r}", self.name))
@@ -64,5 +65,5 @@ class ReplicatedOptimizer(DistributedOptimizer):
         return loss
 
     def stats(self) -> ReplicatorStats:
-        """Bytes, seconds, updates and staleness of this replica since the start."""
+        """Return bytes, seconds, updates and staleness of this replica since the start."""
         return ReplicatorStats.over(self.controller.stats())

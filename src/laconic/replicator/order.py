@@ -1,13 +1,11 @@
-"""Order: are all replicas about to do the same collective?
+"""Order: check that all replicas make the same collective.
 
-Collectives meet by their order alone. Replicas that call them in different orders wait for each other for
-ever, or silently mix tensors of one shape. With `debug=True` each replica keeps a hash of all collectives so
-far: their kinds, the shapes and dtypes of their tensors, and the lines of the script that call them. Before
-each collective all gather 8 bytes of it. Where they differ, every replica raises `PeerError`, which tells
-what each is about to do: it is the first that differs, as all before it were equal.
+Replicas that call collectives in different orders deadlock or mix tensors silently. With `debug=True` each
+replica keeps a hash of its collectives so far: their kinds, shapes, dtypes and calling lines. Before each
+collective the replicas gather 8 bytes of it; at the first difference every replica raises `PeerError` with
+the next collective of each.
 
-A collective called from another line counts as another one, even if it is of the same kind: that is how a
-loop over a set, or an `if` that depends on the rank, is found before it mixes tensors.
+The calling line counts, to find loops over sets and branches on the rank before tensors are mixed.
 """
 
 from __future__ import annotations
@@ -28,21 +26,21 @@ END = "the end of the script"
 
 
 class Order:
-    """Checks nothing: what replicas have without `debug=True`."""
+    """Order without checks, as used without `debug=True`."""
 
     def note(self, what: str, *parts: object) -> str:
-        """What a message says of a collective: `what.format(*parts)`, and where the script calls it."""
+        """Return the description of a collective, `what.format(*parts)`, and the calling line."""
         return what
 
     def check(self, note: str) -> None:
-        """Called before every collective."""
+        """Check a collective before it begins."""
 
 
 class CheckedOrder(Order):
     """Compares each collective with those of the other replicas before it begins.
 
     Args:
-        comm: A group of its own, of the replicas in sync; all make this at once.
+        comm: A separate group of the replicas in sync; all create it at once.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -52,10 +50,10 @@ class CheckedOrder(Order):
         self._digest = b""
 
     def note(self, what: str, *parts: object) -> str:
-        return f"{what.format(*parts)} at {called_at()}"
+        return f"{what.format(*parts)} at {caller_location()}"
 
     def check(self, note: str) -> None:
-        """Raise `PeerError` on every replica unless all are about to do this."""
+        """Raise `PeerError` on every replica unless all make this collective."""
         comm = self._comm
         self._count += 1
         self._digest = hashlib.blake2b(self._digest + note.encode(), digest_size=8).digest()
@@ -70,20 +68,20 @@ class CheckedOrder(Order):
             texts = gather_text(comm, note)
         except PeerError as error:
             raise PeerError(f"{self._alone(note)}: {error}") from error
-        raise PeerError(differing(self._count, texts))
+        raise PeerError(describe_difference(self._count, texts))
 
     def _alone(self, note: str) -> str:
-        """What to say where the others do not come."""
+        """Return the message for replicas that do not arrive."""
         counts = [counter.add(0) for counter in self._counters]
         behind = ", ".join(f"replica {i} at {count}" for i, count in enumerate(counts) if count < self._count)
         late = f"; behind it: {behind}" if behind else ""
         return f"replica {self._comm.rank} waits at collective {self._count}, {note}{late}"
 
 
-def differing(count: int, texts: list[str]) -> str:
-    """What to say of the first collective that differs: what each replica is about to do.
+def describe_difference(count: int, texts: list[str]) -> str:
+    """Return the message for the first collective that differs.
 
-    >>> differing(3, ["all_sum at a.py:1", "all_sum at a.py:1", "all_gather at a.py:2"])
+    >>> describe_difference(3, ["all_sum at a.py:1", "all_sum at a.py:1", "all_gather at a.py:2"])
     'replicas differ at collective 3: all_sum at a.py:1 (replicas 0, 1); all_gather at a.py:2 (replica 2)'
     """
     groups = []
@@ -93,8 +91,8 @@ def differing(count: int, texts: list[str]) -> str:
     return f"replicas differ at collective {count}: {'; '.join(groups)}"
 
 
-def called_at() -> str:
-    """The file and line of the script that called us."""
+def caller_location() -> str:
+    """Return file and line of the calling script."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(OURS):
         frame = frame.f_back

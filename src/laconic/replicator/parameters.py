@@ -1,4 +1,4 @@
-"""The parameters that an optimiser holds: their names, and their gradients in flat buffers."""
+"""Parameters of an optimiser: their names, and their gradients in flat buffers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from laconic.core.errors import AttachError
 
 
 def named(optimizer: Optimizer) -> dict[Tensor, str]:
-    """The trained parameters, by the names that the optimiser was given, or else by their numbers.
+    """Return the trained parameters, with the names known to the optimiser, or else numbers.
 
-    `SGD(model.named_parameters())` gives it the model's names. Raises `AttachError` where none is trained.
+    `SGD(model.named_parameters())` passes the model's names. Raises `AttachError` if no parameter is trained.
     """
     held = [
         (each, name)
@@ -25,7 +25,7 @@ def named(optimizer: Optimizer) -> dict[Tensor, str]:
         if each.requires_grad
     ]
     if not held:
-        raise AttachError("this optimiser holds no parameter with requires_grad: there is nothing to train")
+        raise AttachError("this optimiser has no parameter with requires_grad: nothing to train")
     names = [name for _, name in held]
     if all(isinstance(name, str) for name in names) and len({*names}) == len(names):
         return {each: str(name) for each, name in held}
@@ -34,9 +34,9 @@ def named(optimizer: Optimizer) -> dict[Tensor, str]:
 
 @dataclass(frozen=True)
 class GradientBucket:
-    """The gradients of parameters of one device and dtype, one after the other, as DDP hands them over.
+    """Gradients of the parameters of one device and dtype, concatenated, as in a DDP bucket.
 
-    `flat` (n,); complex gradients are pairs of reals in it.
+    `flat` (n,); complex gradients are pairs of reals.
     """
 
     number: int
@@ -45,29 +45,29 @@ class GradientBucket:
     held: Sequence[Tensor]
 
     def index(self) -> int:
-        """Its place among the buckets of a step."""
+        """Return the number of the bucket in a step."""
         return self.number
 
     def is_last(self) -> bool:
-        """Whether the step has no other after it."""
+        """Return whether this is the last bucket of a step."""
         return self.last
 
     def buffer(self) -> Tensor:
-        """All gradients, flat."""
+        """Return all gradients, flat."""
         return self.flat
 
     def parameters(self) -> list[Tensor]:
-        """The parameters, in order."""
+        """Return the parameters, in order."""
         return list(self.held)
 
     def gradients(self) -> list[Tensor]:
-        """Each parameter's gradient: a view of the buffer."""
+        """Return each parameter's gradient as a view of the buffer."""
         whole = torch.view_as_complex(self.flat.view(-1, 2)) if self.held[0].is_complex() else self.flat
         parts = torch.split(whole, [each.numel() for each in self.held])
         return [part.view(each.shape) for part, each in zip(parts, self.held, strict=True)]
 
     def fill(self) -> None:
-        """Copy the gradients in; zeros where a parameter has none."""
+        """Copy the gradients to the buffer; zeros for parameters without one."""
         for view, each in zip(self.gradients(), self.held, strict=True):
             if each.grad is None:
                 view.zero_()
@@ -75,7 +75,7 @@ class GradientBucket:
                 view.copy_(dense(each.grad))
 
     def give(self) -> None:
-        """Copy what is in the buffer to the parameters' gradients."""
+        """Copy the buffer to the parameters' gradients."""
         for view, each in zip(self.gradients(), self.held, strict=True):
             if each.grad is None or each.grad.is_sparse:
                 each.grad = torch.empty_like(each)
@@ -83,12 +83,12 @@ class GradientBucket:
 
 
 def dense(grad: Tensor) -> Tensor:
-    """A gradient as a dense tensor, as an embedding may have a sparse one."""
+    """Return a gradient as a dense tensor; embeddings may have sparse ones."""
     return grad.detach().to_dense() if grad.is_sparse else grad.detach()
 
 
 def buckets(parameters: Sequence[Tensor]) -> list[GradientBucket]:
-    """A bucket for each device and dtype, in the order in which they come first."""
+    """Return a bucket for each device and dtype, in order of first occurrence."""
     kinds = [(str(each.device), str(each.dtype)) for each in parameters]
     order = sorted(range(len(parameters)), key=lambda i: kinds.index(kinds[i]))
     found = [[parameters[i] for i in run] for _, run in groupby(order, key=lambda i: kinds[i])]

@@ -1,4 +1,4 @@
-"""Plain: a replica that is alone, and exchanges nothing."""
+"""Plain: controller of a single replica, which exchanges nothing."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from laconic.strategies.strategy import Notes, Update
 
 
 class Plain(Controller):
-    """The optimiser's own steps, counted."""
+    """Controller that counts the optimiser's steps."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer, self.steps = optimizer, 0
 
     def step(self, update: Update, loss: float | None) -> None:
-        """`update()`. Raises `NonFiniteError`, with nothing changed, as many replicas do."""
+        """Call `update()`. Raise `NonFiniteError`, with nothing changed, as with many replicas."""
         if not all_finite(gradients(self._optimizer)):
             raise NonFiniteError(
-                "a gradient is NaN or infinite: nothing was changed; call optimizer.zero_grad() and go on, or"
-                " lower the learning rate"
+                "a gradient is NaN or infinite: nothing was changed; call optimizer.zero_grad() and continue,"
+                " or lower the learning rate"
             )
         update()
         self.steps += 1
@@ -46,7 +46,7 @@ class Plain(Controller):
         return nullcontext(0.0)
 
     def finish(self) -> None:
-        """There is one model."""
+        """Do nothing: only one model exists."""
 
     @property
     def rank(self) -> int:
@@ -64,7 +64,7 @@ class Plain(Controller):
         self.steps = int(own_part(state, 0, 1)["step"])
 
     def discard(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no residual exists."""
 
     def remove(self) -> None:
-        """The optimiser is ordinary already."""
+        """Do nothing: the optimiser is unchanged."""

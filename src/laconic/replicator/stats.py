@@ -1,4 +1,4 @@
-"""What a replica's exchanges have cost, and how stale its gradients were."""
+"""Statistics of a replica's exchanges and the staleness of its gradients."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class ReplicatorStats(Stats):
     """Cumulative figures of this replica.
 
     Attributes:
-        updates: Updates of the parameters so far, by all groups together; without servers, the steps.
-        staleness: How many of this replica's gradients were applied after so many updates of others since
-            their parameters were pulled. Without servers all are applied at 0.
-        refused: Gradients that were older than the bound, and not applied.
+        updates: Updates of the parameters so far, by all groups together; without servers, steps.
+        staleness: Number of this replica's gradients by staleness: updates of others between pull and
+            application. Without servers all have 0.
+        refused: Gradients rejected by servers as too stale.
     """
 
     updates: int = 0
@@ -25,7 +25,7 @@ class ReplicatorStats(Stats):
 
     @classmethod
     def over(cls, stats: Stats) -> ReplicatorStats:
-        """The same figures; of replicas without servers the histogram has one bar."""
+        """Return the figures of `stats`; without servers all steps have staleness 0."""
         if isinstance(stats, cls):
             return stats
         own = {each.name: getattr(stats, each.name) for each in fields(stats)}

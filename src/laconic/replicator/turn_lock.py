@@ -1,9 +1,9 @@
-"""Baton: replicas of one process take turns, each with a random state of its own.
+"""Lock that lets one replica of a process run at a time, and swaps the random state with it.
 
-torch's default generator belongs to the process. If replicas drew from it as their threads happen to run, no
-two runs would be alike. So a replica runs only while it holds the baton, and gives it on where it waits for
-the others. With it goes the state of the default generators of torch, Python and NumPy: a script that seeds
-them gets what it would get in a process of its own.
+torch's default generator belongs to the process, so threads that draw from it in any order would not be
+reproducible. A replica runs only while it holds the lock, and releases it while it waits for others. The
+state of the default generators of torch, Python and NumPy is swapped with it: each replica draws as in its
+own process.
 """
 
 from __future__ import annotations
@@ -25,54 +25,54 @@ T = TypeVar("T")
 RandomState = tuple[Tensor, Any, Any]
 
 
-class Baton:
-    """One replica's hold on it. `lock`: of all replicas of the process. `state`: the random one at first."""
+class TurnLock:
+    """Lock and random state of one replica. `lock`: shared by all replicas; `state`: initial random state."""
 
     def __init__(self, lock: threading.Lock, state: RandomState) -> None:
         self._lock, self._state = lock, state
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Inside, this replica runs alone, with its own random state."""
-        self._take()
+    def hold(self) -> Iterator[None]:
+        """Hold the lock, with this replica's random state."""
+        self._acquire_lock()
         try:
             yield
         finally:
-            self._give()
+            self._release_lock()
 
     @contextmanager
-    def released(self) -> Iterator[None]:
-        """Inside, this replica waits, and others run."""
-        self._give()
+    def release(self) -> Iterator[None]:
+        """Release the lock while this replica waits."""
+        self._release_lock()
         try:
             yield
         finally:
-            self._take()
+            self._acquire_lock()
 
-    def _take(self) -> None:
+    def _acquire_lock(self) -> None:
         self._lock.acquire()
         restore(self._state)
 
-    def _give(self) -> None:
-        self._state = present()
+    def _release_lock(self) -> None:
+        self._state = random_state()
         self._lock.release()
 
 
-def present() -> RandomState:
-    """The state of the default generators of torch, Python and NumPy."""
+def random_state() -> RandomState:
+    """Return the state of the default generators of torch, Python and NumPy."""
     return torch.get_rng_state(), random.getstate(), np.random.get_state()
 
 
 def restore(state: RandomState) -> None:
-    """The reverse of `present`."""
+    """Restore a result of `random_state`."""
     torch.set_rng_state(state[0])
     random.setstate(state[1])
     np.random.set_state(state[2])
 
 
 def states(count: int) -> list[RandomState]:
-    """A random state for each replica: the first has the process's own, the others are seeded from it."""
-    seed, found = torch.initial_seed(), [present()]
+    """Return a random state per replica: the first is that of the process, the others are seeded from it."""
+    seed, found = torch.initial_seed(), [random_state()]
     for replica in range(1, count):
         draws = random.Random(f"{seed} {replica}")
         generator = torch.Generator("cpu").manual_seed(draws.getrandbits(63))
@@ -81,14 +81,14 @@ def states(count: int) -> list[RandomState]:
     return found
 
 
-class Passing(Comm):
-    """A Comm whose caller gives the baton on while it waits for the others."""
+class TurnTakingComm(Comm):
+    """Comm that releases the turn lock during collectives."""
 
-    def __init__(self, comm: Comm, baton: Baton) -> None:
-        self.comm, self.rank, self.size, self._baton = comm, comm.rank, comm.size, baton
+    def __init__(self, comm: Comm, turn_lock: TurnLock) -> None:
+        self.comm, self.rank, self.size, self._turn_lock = comm, comm.rank, comm.size, turn_lock
 
     def _wait(self, call: Callable[[], T]) -> T:
-        with self._baton.released():
+        with self._turn_lock.release():
             return call()
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
@@ -109,8 +109,8 @@ class Passing(Comm):
     def exchange(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> None:
         self._wait(lambda: self.comm.exchange(sends, recvs))
 
-    def split(self, color: int) -> Passing:
-        return Passing(self._wait(lambda: self.comm.split(color)), self._baton)
+    def split(self, color: int) -> TurnTakingComm:
+        return TurnTakingComm(self._wait(lambda: self.comm.split(color)), self._turn_lock)
 
     def counter(self) -> Counter:
         return self._wait(self.comm.counter)

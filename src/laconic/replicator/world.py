@@ -1,4 +1,4 @@
-"""The world of a deployment over processes: torchrun's, joined if the script has not joined it."""
+"""World of a deployment over processes: torchrun's, joined if the script has not done so."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from laconic.core.errors import AttachError
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def opened(timeout_s: float, deployment: object) -> tuple[TorchComm, Callable[[], None]]:
-    """A group of our own of all ranks, and what closes it. Raises `AttachError` without torchrun."""
+def join_world(timeout_s: float, deployment: object) -> tuple[TorchComm, Callable[[], None]]:
+    """Return a new group of all ranks and its close function. Raise `AttachError` without torchrun."""
     joined = not dist.is_initialized()
     if joined:
         missing = [name for name in NEEDED if name not in os.environ]
         if missing:
             raise AttachError(
-                f"{deployment!r} runs in several processes, and {missing[0]} is not set: start the script"
-                " with torchrun --nproc-per-node N script.py, or take 'single' or 'local(replicas=N)'"
+                f"{deployment!r} runs in several processes, but {missing[0]} is not set: start the script"
+                " with torchrun --nproc-per-node N script.py, or use 'single' or 'local(replicas=N)'"
             )
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
@@ -38,5 +38,5 @@ def opened(timeout_s: float, deployment: object) -> tuple[TorchComm, Callable[[]
 
 
 def local_rank() -> int:
-    """This process's number on its machine, as torchrun has set it; 0 where it has not."""
+    """Return torchrun's number of this process on its machine; 0 without torchrun."""
     return int(os.environ.get("LOCAL_RANK", "0"))

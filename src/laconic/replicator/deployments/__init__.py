@@ -1,1 +1,1 @@
-"""Deployments: one file for each place where the replicas of a script can run."""
+"""Deployments, one per file."""

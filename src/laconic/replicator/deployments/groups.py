@@ -1,4 +1,4 @@
-"""Groups: replicas in step inside a group, groups at their own pace, parameters on servers."""
+"""Groups: synchronous within a group, asynchronous between groups, with parameters on servers."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import TypeVar
 from laconic.comm.comm import Comm
 from laconic.core import arguments
 from laconic.core.errors import SpecError
-from laconic.replicator.deployment import Deployment, Seat, Terms
-from laconic.replicator.servers.calls import Call, Kind, send
-from laconic.replicator.servers.pairs import SERVER, closed, paired
+from laconic.replicator.deployment import Deployment, LaunchOptions, RankContext
+from laconic.replicator.servers.messages import Message, MessageKind, send
+from laconic.replicator.servers.pairs import SERVER, connect, disconnect
 from laconic.replicator.servers.serving import heartbeats, serve
-from laconic.replicator.world import local_rank, opened
+from laconic.replicator.world import join_world, local_rank
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)
 class Groups(Deployment):
-    """Sync inside, async between: a group pushes its mean gradient and pulls what all have made of it.
+    """Groups that push their mean gradients to servers and pull the updated parameters.
 
-    The first `servers` ranks hold the parameters, as `asynchronous` says; the others form groups of `size`
-    consecutive ranks. A group that loses a rank ends, and the others go on.
+    The first `servers` ranks have the parameters, as in `asynchronous`; the others form groups of `size`
+    consecutive ranks. A group that loses a rank ends, and the others continue.
 
     Args:
-        size: Replicas in a group, 1 or more; default: 2.
-        servers: Ranks that hold parameters and train nothing, 1 or more; default: 1.
-        staleness: The most updates of others between a gradient's parameters and its application, 0 or more;
-            an older one is refused; default: 16.
+        size: Replicas per group, at least 1; default: 2.
+        servers: Ranks with parameters and no training, at least 1; default: 1.
+        staleness: Maximum number of updates of others between a gradient's parameters and its application, at
+            least 0; older gradients are rejected; default: 16.
 
     Raises:
         SpecError: An argument is out of range.
@@ -44,7 +44,7 @@ class Groups(Deployment):
         arguments.whole(f"{self.name}: servers", self.servers, 1)
         arguments.whole(f"{self.name}: staleness", self.staleness, 0)
 
-    def launch(self, play: Callable[[Seat], T], terms: Terms) -> list[T]:
+    def launch(self, play: Callable[[RankContext], T], terms: LaunchOptions) -> list[T]:
         return served(self, self.size, self.servers, self.staleness, play, terms)
 
 
@@ -53,43 +53,48 @@ def served(
     size: int,
     servers: int,
     staleness: int,
-    play: Callable[[Seat], T],
-    terms: Terms,
+    play: Callable[[RankContext], T],
+    terms: LaunchOptions,
 ) -> list[T]:
-    """Serve on the first ranks of torchrun, and play a replica on each of the others."""
-    world, close = opened(terms.timeout_s, deployment)
+    """Serve on the first ranks of torchrun, and run a replica on each of the others."""
+    world, close = join_world(terms.timeout_s, deployment)
     try:
         workers = world.size - servers
         if workers < size or workers % size:
             more = servers + size * max(1, -(-workers // size))
             raise SpecError(
                 f"{deployment!r} has {servers} server{'s' if servers > 1 else ''} and groups of {size}, which"
-                f" {world.size} ranks do not make: start {more} ranks"
+                f" do not fit {world.size} ranks: start {more} ranks"
             )
-        return serve_or_play(world, size, servers, staleness, play, terms)
+        return serve_or_run(world, size, servers, staleness, play, terms)
     finally:
         close()
 
 
 def place(rank: int, servers: int) -> int:
-    """A replica's number on its machine, where the first ranks of all are servers, which need no device."""
+    """Return a replica's number on its machine, not counting servers, which need no device."""
     first = rank - local_rank()
     return local_rank() - max(0, servers - first)
 
 
-def serve_or_play(
-    world: Comm, size: int, servers: int, staleness: int, play: Callable[[Seat], T], terms: Terms
+def serve_or_run(
+    world: Comm,
+    size: int,
+    servers: int,
+    staleness: int,
+    play: Callable[[RankContext], T],
+    terms: LaunchOptions,
 ) -> list[T]:
-    """The part of this rank of the world: nothing from a server, its result from a replica."""
+    """Run this rank: return nothing on a server, the result on a replica."""
     is_server, number = world.rank < servers, (world.rank - servers) // size
     group = world.split(world.size if is_server else number)
-    pairs = paired(world, range(servers), range(servers, world.size, size))
+    pairs = connect(world, range(servers), range(servers, world.size, size))
     if is_server:
         serve(pairs, world, terms, staleness)
         return []
     beats = heartbeats(world)
     try:
-        seat = Seat(
+        seat = RankContext(
             group,
             group=number,
             groups=(world.size - servers) // size,
@@ -102,10 +107,10 @@ def serve_or_play(
         )
         result = play(seat)
         for pair in seat.servers:
-            send(pair, SERVER, Call(Kind.BYE))
+            send(pair, SERVER, Message(MessageKind.BYE))
         return [result]
     finally:
         if beats is not None:
             beats.close()
         for pair in pairs.values():
-            closed(pair)
+            disconnect(pair)

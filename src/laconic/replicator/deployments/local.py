@@ -1,4 +1,4 @@
-"""Local: all replicas in one process, in step: to try a script out, and to test it."""
+"""Local: all replicas in one process, in sync, for tests and trials."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 
 from laconic.comm.loopback import Loopback
 from laconic.core import arguments
-from laconic.replicator.baton import Baton, Passing, restore, states
-from laconic.replicator.deployment import Deployment, Seat, Terms
+from laconic.replicator.deployment import Deployment, LaunchOptions, RankContext
+from laconic.replicator.turn_lock import TurnLock, TurnTakingComm, restore, states
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)
 class Local(Deployment):
-    """Threads that take turns: each runs until it waits for the others, with a random state of its own.
+    """Replicas as threads, one running at a time, each with its own random state.
 
-    It computes what `sync` computes, in the time of all replicas together: torch's own threads are what uses
-    the cores. The process keeps the random state that it had.
+    The results equal those of `sync`. Replicas run one after the other; torch's threads use the cores. The
+    random state of the process is restored.
 
     Args:
-        replicas: How many, 1 or more; default: 2.
+        replicas: Number of replicas, at least 1; default: 2.
 
     Raises:
         SpecError: `replicas` is out of range.
@@ -36,21 +36,21 @@ class Local(Deployment):
     def __post_init__(self) -> None:
         arguments.whole("local: replicas", self.replicas, 1)
 
-    def launch(self, play: Callable[[Seat], T], terms: Terms) -> list[T]:
+    def launch(self, play: Callable[[RankContext], T], terms: LaunchOptions) -> list[T]:
         lock, own = threading.Lock(), states(self.replicas)
 
         def replica(comm: Loopback) -> T:
-            baton = Baton(lock, own[comm.rank])
-            # a backward pass that waits for another replica must not block the one thread of a device
-            with baton.held(), torch.autograd.set_multithreading_enabled(False):
-                passing = Passing(comm, baton)
+            turn_lock = TurnLock(lock, own[comm.rank])
+            # a backward pass that waits for another replica must not block the only thread of a device
+            with turn_lock.hold(), torch.autograd.set_multithreading_enabled(False):
+                turn_taking = TurnTakingComm(comm, turn_lock)
                 return play(
-                    Seat(
-                        passing,
+                    RankContext(
+                        turn_taking,
                         one_process=True,
                         place=comm.rank,
                         terms=terms,
-                        waiting=baton.released,
+                        waiting=turn_lock.release,
                         side=comm,
                     )
                 )

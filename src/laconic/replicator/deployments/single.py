@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from laconic.comm.loopback import Loopback
-from laconic.replicator.deployment import Deployment, Seat, Terms, only
+from laconic.replicator.deployment import Deployment, LaunchOptions, RankContext, only
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)
 class Single(Deployment):
-    """Plain training on one device: nothing is exchanged, so nothing is compressed either."""
+    """Plain training on one device, without exchange or compression."""
 
-    def launch(self, play: Callable[[Seat], T], terms: Terms) -> list[T]:
+    def launch(self, play: Callable[[RankContext], T], terms: LaunchOptions) -> list[T]:
         return only(self.seat(terms), play)
 
-    def seat(self, terms: Terms) -> tuple[Seat, Callable[[], object]]:
-        return Seat(Loopback.world(1)[0], alone=True, one_process=True, terms=terms), lambda: None
+    def seat(self, terms: LaunchOptions) -> tuple[RankContext, Callable[[], object]]:
+        return RankContext(Loopback.world(1)[0], alone=True, one_process=True, terms=terms), lambda: None

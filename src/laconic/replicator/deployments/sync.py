@@ -1,4 +1,4 @@
-"""Sync: one replica a process, all in step; every update has the gradients of all."""
+"""Sync: one replica per process, all in sync; every update uses the gradients of all."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from laconic.replicator.deployment import Deployment, Seat, Terms, only
-from laconic.replicator.world import local_rank, opened
+from laconic.replicator.deployment import Deployment, LaunchOptions, RankContext, only
+from laconic.replicator.world import join_world, local_rank
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)
 class Sync(Deployment):
-    """All ranks of torchrun. An update waits for the slowest replica; a lost one ends the training."""
+    """All ranks of torchrun. An update waits for the slowest replica; a lost one ends training."""
 
-    def launch(self, play: Callable[[Seat], T], terms: Terms) -> list[T]:
+    def launch(self, play: Callable[[RankContext], T], terms: LaunchOptions) -> list[T]:
         return only(self.seat(terms), play)
 
-    def seat(self, terms: Terms) -> tuple[Seat, Callable[[], object]]:
-        comm, close = opened(terms.timeout_s, self)
-        return Seat(comm, place=local_rank(), terms=terms), close
+    def seat(self, terms: LaunchOptions) -> tuple[RankContext, Callable[[], object]]:
+        comm, close = join_world(terms.timeout_s, self)
+        return RankContext(comm, place=local_rank(), terms=terms), close

@@ -1,12 +1,12 @@
-"""Servers: ranks that hold parameters, and apply the gradients that workers push to them.
+"""Servers: ranks that have parameters and apply the gradients pushed by workers.
 
     worker                                              server
-    open: how the optimiser is built, its tensors  -->  builds it for its share, unless it has it
-                                                   <--  the version of its tensors, and the tensors
+    open: config of the optimiser, its tensors     -->  builds its shard of it at the first call
+                                                   <--  version of its tensors, and the tensors
     push: a gradient of version v, encoded         -->  version - v updates came first: its staleness
-                                                   <--  the new version and tensors, applied or refused
+                                                   <--  new version and tensors, applied or rejected
     bye                                            -->
 
-Every worker has a connection of its own to every server, and a server a thread for each: whoever is lost
-takes nobody along.
+Every worker has a connection to every server, and a server has a thread per worker, so the loss of one does
+not affect others.
 """

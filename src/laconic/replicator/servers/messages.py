@@ -1,8 +1,8 @@
-"""Calls: what travels between a worker and a server.
+"""Messages between a worker and a server.
 
-A message is four int64, [kind, bytes of the body, number, version], and then its body. `number`: which of
-the worker's optimisers; in an answer, the staleness. A body is [bytes of JSON, int64][JSON, padded to 8 bytes
-with spaces][bytes of tensors].
+A message has four int64, [kind, bytes of the body, number, version], and a body: [bytes of JSON, int64][JSON,
+padded to 8 bytes with spaces][bytes of tensors]. `number`: of the worker's optimiser; in an answer, the
+staleness.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from laconic.comm.comm import Comm
 from laconic.core.errors import WireError
 from laconic.core.framing import as_numbers, read_bytes
 
-MOST = 1 << 40  # bytes of a body: what is above it is no length
+MAX_BYTES = 1 << 40  # of a body; longer ones are invalid
 
 
-class Kind(IntEnum):
-    """What a message is: the first four go to a server, the others come from it."""
+class MessageKind(IntEnum):
+    """Kind of a message. The first four go to a server, the others come from it."""
 
     OPEN = 1
     PUSH = 2
@@ -35,19 +35,19 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Call:
-    """One message. `told`: its JSON; `tensors`: bytes uint8 (m,)."""
+class Message:
+    """One message. `body`: its JSON; `tensors`: bytes uint8 (m,)."""
 
-    kind: Kind
+    kind: MessageKind
     number: int = 0
     version: int = 0
-    told: Any = None
+    body: Any = None
     tensors: Tensor | None = None
 
 
-def send(comm: Comm, peer: int, call: Call) -> None:
-    """Send it to this rank of a pair. Raises `PeerError` if that is gone."""
-    text = json.dumps(call.told).encode()
+def send(comm: Comm, peer: int, call: Message) -> None:
+    """Send a message to this rank of a pair. Raise `PeerError` if it is gone."""
+    text = json.dumps(call.body).encode()
     text += b" " * (-len(text) % 8)
     tensors = torch.empty(0, dtype=torch.uint8, device="cpu") if call.tensors is None else call.tensors
     head = torch.tensor([len(text)], dtype=torch.int64, device="cpu").view(torch.uint8)
@@ -63,19 +63,22 @@ def send(comm: Comm, peer: int, call: Call) -> None:
     comm.exchange({peer: body}, {})
 
 
-def receive(comm: Comm, peer: int) -> Call:
-    """The next message of this rank of a pair. Raises `PeerError` if it is gone, `WireError` for no call."""
+def receive(comm: Comm, peer: int) -> Message:
+    """Return the next message from this rank of a pair.
+
+    Raise `PeerError` if it is gone, `WireError` if invalid.
+    """
     header = torch.zeros(4, dtype=torch.int64, device="cpu")
     comm.exchange({}, {peer: header})
     kind, nbytes, number, version = header.tolist()
-    if kind not in {*Kind} or not 8 <= nbytes <= MOST:
-        raise WireError(f"a message begins with [kind, bytes, number, version], got {header.tolist()}")
+    if kind not in {*MessageKind} or not 8 <= nbytes <= MAX_BYTES:
+        raise WireError(f"a message must begin with [kind, bytes, number, version], got {header.tolist()}")
     body = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
     comm.exchange({}, {peer: body})
     head, rest = read_bytes(body, 8, "the length of the text")
     text, tensors = read_bytes(rest, max(0, int(as_numbers(head, torch.int64))), "the text")
     try:
-        told = json.loads(bytes(text.tolist()))
+        config = json.loads(bytes(text.tolist()))
     except ValueError as error:
-        raise WireError(f"the text of a message is no JSON: {error}") from error
-    return Call(Kind(kind), number, version, told, tensors)
+        raise WireError(f"the text of a message is not JSON: {error}") from error
+    return Message(MessageKind(kind), number, version, config, tensors)

@@ -1,4 +1,4 @@
-"""An optimiser in words: its class, its settings and its tensors, so that a server can build its share."""
+"""Config of an optimiser: class, settings and names of tensors, from which a server builds its shard."""
 
 from __future__ import annotations
 
@@ -13,29 +13,35 @@ from torch.optim import Optimizer
 from laconic.core.errors import AttachError
 from laconic.core.layout import Entry, Layout
 
-SILENT = ("params", "param_names")  # what a group holds beside its settings
+SILENT = ("params", "param_names")  # items of a group that are no settings
 PLAIN = (bool, int, float, str, type(None))
 
 
-def described(optimizer: Optimizer, names: Mapping[Tensor, str]) -> dict[str, Any]:
-    """The class, and each group's settings and names of tensors. Raises `AttachError` if words fail."""
+def to_config(optimizer: Optimizer, names: Mapping[Tensor, str]) -> dict[str, Any]:
+    """Return class, settings and tensor names of an optimiser.
+
+    Raise `AttachError` if it cannot be rebuilt.
+    """
     kind = type(optimizer)
     if "<locals>" in kind.__qualname__:
         raise AttachError(
-            f"{kind.__qualname__} is defined inside a function, and servers build the optimiser anew by its"
-            " name: define its class at the top of a module"
+            f"{kind.__qualname__} is defined inside a function, but servers import it by name: define the"
+            " class at the top of a module"
         )
     if optimizer.state:
         raise AttachError(
-            f"this {kind.__name__} has a state already, and the servers' begins empty: wrap it before its"
-            " first step; Replicator(checkpoints=folder) keeps the servers' state"
+            f"this {kind.__name__} has a state already, but the servers start without one: wrap it before its"
+            " first step; Replicator(checkpoints=folder) saves the servers' state"
         )
     members = [[names[each] for each in group["params"] if each in names] for group in optimizer.param_groups]
     return {"class": [kind.__module__, kind.__qualname__], "groups": settings(optimizer), "members": members}
 
 
 def settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What each group is set to now. Raises `AttachError` for a setting that is no number, word or list."""
+    """Return the current settings of each group.
+
+    Raise `AttachError` for one that is no number, string or list.
+    """
     return [
         {key: _plain(key, value) for key, value in group.items() if key not in SILENT}
         for group in optimizer.param_groups
@@ -49,29 +55,31 @@ def _plain(key: str, value: Any) -> Any:
         return [_plain(key, each) for each in value]
     if not isinstance(value, PLAIN):
         raise AttachError(
-            f"servers are told an optimiser's settings as numbers and words, and {key} is {value!r}"
+            f"settings of an optimiser on servers must be numbers, strings or lists, but {key} is {value!r}"
         )
     return value
 
 
-def built(told: Mapping[str, Any], layout: Layout, flat: Tensor) -> tuple[Optimizer, dict[str, nn.Parameter]]:
-    """The optimiser of these words, and its parameters by name: the tensors of flat float32 (n,).
+def from_config(
+    config: Mapping[str, Any], layout: Layout, flat: Tensor
+) -> tuple[Optimizer, dict[str, nn.Parameter]]:
+    """Return the optimiser of a config, and its parameters by name as views of flat float32 (n,).
 
-    Raises `AttachError` if there is no such class here, or it takes other arguments than its groups hold.
+    Raises `AttachError` if the class does not exist here or cannot be built from the settings of its groups.
     """
-    module, name = told["class"]
+    module, name = config["class"]
     try:
         kind: Any = importlib.import_module(module)
         for part in name.split("."):
             kind = getattr(kind, part)
     except (ImportError, AttributeError) as error:
-        raise AttachError(f"there is no {module}.{name} on the server: {error}") from error
+        raise AttachError(f"the server cannot import {module}.{name}: {error}") from error
     if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
-        raise AttachError(f"{module}.{name} is no optimiser")
+        raise AttachError(f"{module}.{name} is not an optimiser")
     parts = {entry.name: nn.Parameter(view(flat, entry)) for entry in layout}
     groups = [
         {"params": [parts[each] for each in members if each in parts], **group}
-        for members, group in zip(told["members"], told["groups"], strict=True)
+        for members, group in zip(config["members"], config["groups"], strict=True)
     ]
     needed = {
         each.name: groups[0][each.name]
@@ -87,16 +95,16 @@ def built(told: Mapping[str, Any], layout: Layout, flat: Tensor) -> tuple[Optimi
 
 
 def view(flat: Tensor, entry: Entry) -> Tensor:
-    """A tensor's part of flat (n,), in its shape."""
+    """Return a tensor's part of flat (n,), in its shape."""
     return flat[entry.offset : entry.offset + entry.numel].view(entry.shape)
 
 
-def dealt(sizes: Sequence[int], servers: int) -> list[int]:
-    """The server of each tensor: the largest first, each to the server that has least so far.
+def assign(sizes: Sequence[int], servers: int) -> list[int]:
+    """Return the server of each tensor: largest tensors first, each to the server with the least so far.
 
-    Whole tensors, as optimisers such as LARS look at the norms of whole ones.
+    Tensors are not split, as optimisers such as LARS use norms of whole ones.
 
-    >>> dealt([10, 500, 20, 480], servers=2)
+    >>> assign([10, 500, 20, 480], servers=2)
     [0, 0, 1, 1]
     """
     loads, home = [0] * servers, [0] * len(sizes)

@@ -1,4 +1,4 @@
-"""Pairs: a group of its own for each worker and each server, so that none breaks with another."""
+"""Pairs: a process group for each worker and server, independent of the others."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from laconic.comm.torch_comm import TorchComm
 SERVER, WORKER = 0, 1  # ranks in a pair
 
 
-def paired(world: Comm, servers: Iterable[int], workers: Iterable[int]) -> dict[int, Comm]:
-    """For a server its pair with each worker, for a worker that with each server, by the other's rank in the
-    world; for others nothing. Called by all ranks of `world`, in which servers come before workers.
+def connect(world: Comm, servers: Iterable[int], workers: Iterable[int]) -> dict[int, Comm]:
+    """Return this rank's pairs by the other's rank: of a server with all workers, of a worker with all
+    servers.
 
-    Pairs are made in the order of workers, then servers: so no two ranks wait for each other.
+    Called by all ranks of `world`, in which servers come before workers. The order of workers, then servers,
+    avoids deadlocks.
     """
     found: dict[int, Comm] = {}
     for server, worker in ((server, worker) for worker in workers for server in servers):
@@ -31,7 +32,7 @@ def paired(world: Comm, servers: Iterable[int], workers: Iterable[int]) -> dict[
     return found
 
 
-def closed(pair: Comm) -> None:
-    """Leave a pair: the other end, if it waits, is told that this one is gone."""
+def disconnect(pair: Comm) -> None:
+    """Close a pair; the other end gets an error."""
     if isinstance(pair, TorchComm):
         pair.close()

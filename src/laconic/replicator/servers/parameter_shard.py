@@ -1,4 +1,4 @@
-"""Share: a server's part of one optimiser's tensors. It applies gradients, counts them and saves itself."""
+"""ParameterShard: a server's part of one optimiser's tensors, which applies gradients and saves itself."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from laconic.core.errors import AttachError, StateError
 from laconic.core.framing import as_bytes, as_numbers
 from laconic.core.layout import Layout
 from laconic.exchange.method import lift_codec
-from laconic.replicator.servers.described import built, view
+from laconic.replicator.servers.optimizer_config import from_config, view
 from laconic.strategies.gossip.mixing.coded import coded_matrices
 
 log = logging.getLogger("laconic")
 
 
-class Share:
-    """The tensors of one optimiser that live on one server, float32 on the host.
+class ParameterShard:
+    """Tensors of one optimiser on one server, float32 on the host.
 
-    `version`: updates so far. `staleness`: how many were applied at each; `refused`: how many were too old.
-    `lock`: for whoever reads or changes them. `file`: where it saves itself each `every` updates, or None.
+    `version`: updates so far; `staleness`: number of gradients applied at each staleness; `refused`: number
+    of rejected ones; `lock`: for access to the tensors; `file`: checkpoint, written every `every` updates, or
+    None.
     """
 
     def __init__(
-        self, told: dict[str, Any], initial: Tensor, limit: int, file: Path | None, every: int
+        self, config: dict[str, Any], initial: Tensor, limit: int, file: Path | None, every: int
     ) -> None:
-        self.told = told
-        self.layout = Layout.of((name, tuple(shape)) for name, shape in told["tensors"])
+        self.config = config
+        self.layout = Layout.of((name, tuple(shape)) for name, shape in config["tensors"])
         if initial.numel() != self.layout.numel:
-            raise AttachError(f"{self.layout.numel} elements are described, {initial.numel()} came")
+            raise AttachError(f"the config has {self.layout.numel} elements, but {initial.numel()} were sent")
         self.flat = initial.clone()
-        self.optimizer, self._parameters = built(told, self.layout, self.flat)
-        self.wires = coded_matrices(lift_codec(told["compressor"]), self.layout, damped=False)
+        self.optimizer, self._parameters = from_config(config, self.layout, self.flat)
+        self.wires = coded_matrices(lift_codec(config["compressor"]), self.layout, damped=False)
         self.limit, self.file, self.every = limit, file, every
         self.version, self.refused = 0, 0
         self.staleness: Counter[int] = Counter()
@@ -51,22 +52,22 @@ class Share:
 
     @property
     def bytes(self) -> Tensor:
-        """The tensors as they are now, as bytes of their own."""
+        """Copy of the current tensors as bytes."""
         return as_bytes(self.flat.clone())
 
-    def check_same(self, told: dict[str, Any]) -> None:
-        """Raise `AttachError` unless another worker's words are those of the first."""
+    def check_same(self, config: dict[str, Any]) -> None:
+        """Raise `AttachError` unless another worker's config equals the first one."""
         for key in ("class", "members", "tensors", "compressor"):
-            if told[key] != self.told[key]:
+            if config[key] != self.config[key]:
                 raise AttachError(
-                    f"workers differ in the optimiser {self.told['name']!r}: its {key} is {told[key]} on one,"
-                    f" {self.told[key]} on another; run one script on all"
+                    f"workers differ in the optimiser {self.config['name']!r}: its {key} is {config[key]} on"
+                    f" one, {self.config[key]} on another; run the same script on all"
                 )
 
     def push(self, groups: Sequence[dict[str, Any]], version: int, wire: Tensor, step: int) -> int | None:
-        """Apply a gradient of parameters of this version; its staleness, or None if it is refused.
+        """Apply a gradient of parameters of this version; return its staleness, or None if rejected.
 
-        `groups`: the settings of each group at the worker, whose schedule holds for its gradients.
+        `groups`: the worker's current settings of each group.
         """
         staleness = self.version - version
         if staleness > self.limit:
@@ -86,14 +87,14 @@ class Share:
         return staleness
 
     def save(self) -> None:
-        """Write a checkpoint, under another name first: a crash leaves the old one or the new one whole."""
+        """Write a checkpoint under a temporary name and rename it, so that a crash leaves a complete file."""
         if self.file is None or (self._saved == self.version and self.file.exists()):
             return
         self.file.parent.mkdir(parents=True, exist_ok=True)
         state = {
             "version": self.version,
-            "class": self.told["class"],
-            "tensors": self.told["tensors"],
+            "class": self.config["class"],
+            "tensors": self.config["tensors"],
             "flat": self.flat,
             "optimizer": self.optimizer.state_dict(),
         }
@@ -110,25 +111,24 @@ class Share:
             state = torch.load(file, map_location="cpu", weights_only=True)
         except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
             raise StateError(
-                f"{file} is damaged or no checkpoint: remove it to start anew, or give Replicator another"
-                " folder"
+                f"{file} is damaged or no checkpoint: remove it to start from scratch, or use another folder"
             ) from error
-        if state["tensors"] != self.told["tensors"]:
+        if state["tensors"] != self.config["tensors"]:
             raise StateError(
-                f"{file} holds other tensors than this optimiser's: it is of another model or another number"
-                " of servers; give Replicator another folder"
+                f"{file} has other tensors than this optimiser: it is of another model or another number of"
+                " servers; use another folder"
             )
-        if state.get("class", self.told["class"]) != self.told["class"]:
+        if state.get("class", self.config["class"]) != self.config["class"]:
             raise StateError(
-                f"{file} is of {state['class']}, and this optimiser is {self.told['class']}: build that one,"
-                " or give Replicator another folder"
+                f"{file} is of {state['class']}, but this optimiser is {self.config['class']}: build that"
+                " one, or use another folder"
             )
         self.flat.copy_(state["flat"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.version = self._saved = int(state["version"])
-        log.warning("%s: goes on at update %d", file, self.version)
+        log.warning("%s: continues at update %d", file, self.version)
 
 
 def read_floats(wire: Tensor) -> Tensor:
-    """Bytes as float32 (n,)."""
+    """Return bytes as float32 (n,)."""
     return as_numbers(wire, torch.float32)

@@ -1,4 +1,4 @@
-"""Pushing: a worker's side of the servers. A group of workers pushes through its first one."""
+"""ServerClient: a worker's side of the servers. A group of workers pushes through its first one."""
 
 from __future__ import annotations
 
@@ -22,60 +22,62 @@ from laconic.exchange.method import lift_codec
 from laconic.exchange.state import FORMAT, Identity, RankState, check_shapes, label, model_digest, unlabel
 from laconic.exchange.stats import Stats
 from laconic.exchange.stopwatch import Seconds
-from laconic.replicator.deployment import Seat
+from laconic.replicator.deployment import RankContext
 from laconic.replicator.parameters import named
-from laconic.replicator.servers.described import dealt, described, settings
 from laconic.replicator.servers.link import Link
+from laconic.replicator.servers.optimizer_config import assign, settings, to_config
 from laconic.replicator.stats import ReplicatorStats
 from laconic.strategies.controller import Controller
 from laconic.strategies.strategy import Notes, Update
 
 
-class Pushing(Controller):
-    """Every step pushes this group's mean gradient, and loads what the servers have made of it.
+class ServerClient(Controller):
+    """Controller that pushes the group's mean gradient at each step and loads the updated parameters.
 
-    The wrapped optimiser never steps: servers have one of its kind, which gets the settings that its groups
-    have at each push. It begins at the servers' parameters, or, where they have none yet, at its own.
+    The wrapped optimiser never steps: servers have a copy, which gets the current settings of its groups with
+    each push. Starts from the servers' parameters, or its own if they have none yet.
 
-    `number`: how many optimisers this replica has wrapped before. Raises `AttachError` if workers differ, and
-    `SpecError` if `compressor` is no codec or selector.
+    `number`: number of optimisers that this replica wrapped before. Raises `AttachError` if workers differ,
+    and `SpecError` if `compressor` is no codec or selector.
     """
 
     def __init__(
-        self, seat: Seat, optimizer: Optimizer, compressor: Any, name: str, seed: int, number: int
+        self, seat: RankContext, optimizer: Optimizer, compressor: Any, name: str, seed: int, number: int
     ) -> None:
-        self._seat, self._optimizer, self.name, self._seed = seat, optimizer, name, seed
+        self._rank_context, self._optimizer, self.name, self._seed = seat, optimizer, name, seed
         self._names = named(optimizer)
-        _refuse_what_servers_cannot_keep(self._names)
+        _check_dtypes(self._names)
         self.comm = Metered(seat.comm)
         self.steps, self.refused = 0, 0
         self.staleness: Counter[int] = Counter()
         self.dense_bytes, self._seconds = 0, Seconds()
         codec = lift_codec(compressor)
-        told = {"name": name, "compressor": repr(codec), **described(optimizer, self._names)}
-        told["number"] = number
-        self._links = self._linked(told)
+        config = {"name": name, "compressor": repr(codec), **to_config(optimizer, self._names)}
+        config["number"] = number
+        self._links = self._make_links(config)
         self.layout = Layout.of((name, tuple(each.shape)) for each, name in self._names.items())
-        alike = {"the optimiser's name": name, "the model": model_digest(self.layout), **_alike(told)}
+        alike = {"the optimiser's name": name, "the model": model_digest(self.layout), **_must_match(config)}
         agree(seat.comm, lambda: alike)
-        self._led(lambda link: link.open(told))
+        self._for_each_link(lambda link: link.open(config))
         self._load()
         self.comm.reset()
 
-    def _linked(self, told: Mapping[str, Any]) -> list[Link]:
-        """A link to each server that gets a tensor; on followers, which talk to none, the same without it."""
+    def _make_links(self, config: Mapping[str, Any]) -> list[Link]:
+        """Return a link to each server with a tensor; only the first replica of a group has pairs."""
         parameters = list(self._names)
-        homes = dealt([each.numel() for each in parameters], self._seat.server_count)
+        homes = assign([each.numel() for each in parameters], self._rank_context.server_count)
         links = []
         for server in sorted({*homes}):
             there = [each for each, home in zip(parameters, homes, strict=True) if home == server]
             own = {self._names[each]: each for each in there}
-            pair = self.comm.over(self._seat.servers[server]) if self._seat.servers else None
-            links.append(Link(server, pair, own, told["compressor"], self._seat, self.name, self._seed))
+            pair = self.comm.over(self._rank_context.servers[server]) if self._rank_context.servers else None
+            links.append(
+                Link(server, pair, own, config["compressor"], self._rank_context, self.name, self._seed)
+            )
         return links
 
     def step(self, update: Update, loss: float | None) -> None:
-        """Push the gradient instead of `update()`. Raises `NonFiniteError`, with nothing pushed."""
+        """Push the gradient instead of `update()`. Raise `NonFiniteError`, with nothing pushed."""
         size = self.comm.size
         for link in self._links:
             link.collect()
@@ -84,9 +86,9 @@ class Pushing(Controller):
         if not all(bool(link.grad.isfinite().all()) for link in self._links):
             raise NonFiniteError(
                 f"a gradient of {self.name!r} is NaN or infinite: nothing was pushed; call"
-                " optimizer.zero_grad() and go on, or lower the learning rate"
+                " optimizer.zero_grad() and continue, or lower the learning rate"
             )
-        self._led_at_once(self._push)
+        self._on_leader(self._push)
         found = [link.staleness for link in self._links]
         if None in found:
             self.refused += 1
@@ -94,7 +96,7 @@ class Pushing(Controller):
             self.staleness[max(each or 0 for each in found)] += 1
         self._load()
         self.steps += 1
-        vars(self._optimizer)["_opt_called"] = True  # a schedule of torch looks whether steps come first
+        vars(self._optimizer)["_opt_called"] = True  # torch's schedulers check this
 
     def _push(self) -> None:
         began = time.perf_counter()
@@ -102,25 +104,25 @@ class Pushing(Controller):
         for link in self._links:
             link.encode(self.steps)
         self._seconds.encode_s += time.perf_counter() - began
-        for link in self._links:  # to all servers first: they work at the same time
+        for link in self._links:  # to all servers first, so that they work concurrently
             link.push(groups, self.steps)
         for link in self._links:
             link.take_answer(self.steps)
         self.dense_bytes += sum(link.dense_sent for link in self._links)
 
-    def _led(self, act: Callable[[Link], None]) -> None:
-        """Done for each link by the first replica of a group."""
+    def _for_each_link(self, act: Callable[[Link], None]) -> None:
+        """Call `act` for each link on the first replica of a group."""
 
         def each() -> None:
             for link in self._links:
                 act(link)
 
-        self._led_at_once(each)
+        self._on_leader(each)
 
-    def _led_at_once(self, act: Callable[[], None]) -> None:
-        """Done by the first replica of a group for all: they share its outcome, and its tensors."""
+    def _on_leader(self, act: Callable[[], None]) -> None:
+        """Call `act` on the first replica of a group; share its result and tensors with all."""
         failure: Exception | None = None
-        if self._seat.servers:
+        if self._rank_context.servers:
             try:
                 act()
             except Exception as error:
@@ -163,32 +165,32 @@ class Pushing(Controller):
 
     def finish(self) -> None:
         """Load the servers' parameters. Called by all replicas of a group."""
-        self._led(Link.pull)
+        self._for_each_link(Link.pull)
         self._load()
 
     @property
     def rank(self) -> int:
-        return self._seat.group
+        return self._rank_context.group
 
     def _identity(self) -> Identity:
         return Identity(
             format=FORMAT,
             spec=repr(self._links[0].codec),
             model=model_digest(self.layout),
-            rank=self._seat.group,
-            size=self._seat.groups,
+            rank=self._rank_context.group,
+            size=self._rank_context.groups,
             seed=self._seed,
         )
 
     def state_dict(self) -> RankState:
-        """What this worker has not sent yet; parameters and momentum are in the servers' checkpoints."""
+        """Return this worker's residuals; parameters and momentum are in the servers' checkpoints."""
         kept = {f"residual/{link.server}": link.residual.clone() for link in self._links if link.keeps}
-        return RankState(**self._identity(), step=self.steps, tensors=label(kept, self._seat.group))
+        return RankState(**self._identity(), step=self.steps, tensors=label(kept, self._rank_context.group))
 
     def gathered(self, optimiser: Mapping[str, Any]) -> tuple[GatheredState, list[Any]]:
         raise StateError(
-            "workers on servers never meet, so nobody can gather their states: Replicator(checkpoints=folder)"
-            " lets the servers write theirs, and state_dict() gives this worker's own"
+            "workers on servers cannot gather their states: use Replicator(checkpoints=folder) for the"
+            " servers' state, and state_dict() for that of this worker"
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -203,22 +205,22 @@ class Pushing(Controller):
             link.residual.zero_()
 
     def remove(self) -> None:
-        """The deployment says goodbye to the servers."""
+        """Do nothing: the deployment closes the connections."""
 
 
-def _alike(told: Mapping[str, Any]) -> dict[str, str]:
-    return {"the optimiser": str(told["class"]), "compressor=": str(told["compressor"])}
+def _must_match(config: Mapping[str, Any]) -> dict[str, str]:
+    return {"the optimiser": str(config["class"]), "compressor=": str(config["compressor"])}
 
 
-def _refuse_what_servers_cannot_keep(names: Mapping[Tensor, str]) -> None:
+def _check_dtypes(names: Mapping[Tensor, str]) -> None:
     for each, name in names.items():
         if each.is_complex():
             raise AttachError(
-                f"{name} is complex, and servers keep float32: give its real and imaginary parts as two"
-                " parameters, or take 'sync' or 'local'"
+                f"{name} is complex, but servers use float32: split it into two real parameters, or use"
+                " 'sync' or 'local'"
             )
         if each.dtype == torch.float64:
             raise AttachError(
-                f"{name} is float64, and servers keep float32, which would round it: make the model float32"
-                " by model.float() before its optimiser, or take 'sync' or 'local'"
+                f"{name} is float64, but servers use float32: call model.float() before creating the"
+                " optimiser, or use 'sync' or 'local'"
             )

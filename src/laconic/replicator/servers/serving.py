@@ -1,4 +1,4 @@
-"""Serving: what a server does from beginning to end."""
+"""Serving: the main loop of a server."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from laconic.comm.comm import Comm
 from laconic.comm.naming import in_store
 from laconic.comm.torch_comm import TorchComm
 from laconic.core.errors import LaconicError, PeerError, WireError
-from laconic.replicator.deployment import Terms
-from laconic.replicator.servers.calls import Call, Kind, receive, send
-from laconic.replicator.servers.pairs import WORKER, closed
-from laconic.replicator.servers.share import Share, read_floats
+from laconic.replicator.deployment import LaunchOptions
+from laconic.replicator.servers.messages import Message, MessageKind, receive, send
+from laconic.replicator.servers.pairs import WORKER, disconnect
+from laconic.replicator.servers.parameter_shard import ParameterShard, read_floats
 from laconic.strategies.membership.heartbeats import Heartbeats
 
 log = logging.getLogger("laconic")
-LOOK_S = 0.5  # between two looks at who is alive
+POLL_S = 0.5  # between checks of heartbeats
 GRACE_S = 1.0  # for workers that have failed
 BEATS = "replicator"
 
 
 def heartbeats(world: Comm) -> Heartbeats | None:
-    """This rank's heartbeat, where ranks are processes; called by every rank that serves or is served."""
+    """Return this rank's heartbeat if ranks are processes. Called by every server and worker."""
     if not isinstance(world, TorchComm):
         return None
     store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
@@ -37,78 +37,80 @@ def heartbeats(world: Comm) -> Heartbeats | None:
 
 
 def file_of(folder: Path | None, name: str, server: int) -> Path | None:
-    """Where a server keeps its share of this optimiser."""
+    """Return the checkpoint file of a server for this optimiser."""
     return None if folder is None else folder / f"{name}-server{server}.pt"
 
 
 class Service:
-    """All shares of one server, and who still works with them."""
+    """Shards of one server, and its lost workers."""
 
-    def __init__(self, server: int, terms: Terms, limit: int) -> None:
+    def __init__(self, server: int, terms: LaunchOptions, limit: int) -> None:
         self.server, self.terms, self.limit = server, terms, limit
-        self.shares: dict[str, Share] = {}
+        self.shares: dict[str, ParameterShard] = {}
         self.lost: dict[int, str] = {}
         self.error: BaseException | None = None
         self._lock = threading.Lock()
 
-    def attend(self, worker: int, pair: Comm) -> None:
+    def serve_worker(self, worker: int, pair: Comm) -> None:
         """Answer a worker until it says goodbye or is lost."""
-        opened: dict[int, Share] = {}
+        join_world: dict[int, ParameterShard] = {}
         try:
-            while (call := receive(pair, WORKER)).kind != Kind.BYE:
+            while (call := receive(pair, WORKER)).kind != MessageKind.BYE:
                 try:
-                    answer = self._answer(call, opened)
+                    answer = self._answer(call, join_world)
                 except LaconicError as error:
-                    answer = Call(Kind.ERROR, told=str(error))
+                    answer = Message(MessageKind.ERROR, body=str(error))
                 send(pair, WORKER, answer)
         except PeerError as error:
             self.lost[worker] = str(error)
-            log.warning("server %d: worker %d is lost, and the others go on: %s", self.server, worker, error)
+            log.warning("server %d: worker %d is lost, the others continue: %s", self.server, worker, error)
         except BaseException as error:
             self.error = error
 
-    def _answer(self, call: Call, opened: dict[int, Share]) -> Call:
-        if call.kind == Kind.OPEN:
-            opened[call.number] = self._opened(call)
-        if call.number not in opened:
+    def _answer(self, call: Message, join_world: dict[int, ParameterShard]) -> Message:
+        if call.kind == MessageKind.OPEN:
+            join_world[call.number] = self._open_shard(call)
+        if call.number not in join_world:
             raise WireError(f"no optimiser {call.number} was opened here")
-        share = opened[call.number]
+        share = join_world[call.number]
         with share.lock:
             staleness: int | None = 0
-            if call.kind == Kind.PUSH:
+            if call.kind == MessageKind.PUSH:
                 assert call.tensors is not None
-                groups, step = call.told
+                groups, step = call.body
                 staleness = share.push(groups, call.version, call.tensors, step)
-            kind = Kind.REFUSED if staleness is None else Kind.APPLIED
-            return Call(kind, staleness or 0, share.version, None, share.bytes)
+            kind = MessageKind.REFUSED if staleness is None else MessageKind.APPLIED
+            return Message(kind, staleness or 0, share.version, None, share.bytes)
 
-    def _opened(self, call: Call) -> Share:
-        """The share that a worker describes: made by the first one, and the same for all others."""
+    def _open_shard(self, call: Message) -> ParameterShard:
+        """Return the shard of a config, created for the first worker."""
         assert call.tensors is not None
-        name = call.told["name"]
+        name = call.body["name"]
         with self._lock:
             if name not in self.shares:
                 file = file_of(self.terms.checkpoints, name, self.server)
                 initial = read_floats(call.tensors)
-                self.shares[name] = Share(call.told, initial, self.limit, file, self.terms.every)
-            self.shares[name].check_same(call.told)
+                self.shares[name] = ParameterShard(call.body, initial, self.limit, file, self.terms.every)
+            self.shares[name].check_same(call.body)
             return self.shares[name]
 
     def save(self) -> None:
-        """Write a checkpoint of all shares."""
+        """Write a checkpoint of all shards."""
         for share in self.shares.values():
             with share.lock:
                 share.save()
 
 
-def serve(pairs: Mapping[int, Comm], world: Comm, terms: Terms, limit: int) -> None:
+def serve(pairs: Mapping[int, Comm], world: Comm, terms: LaunchOptions, limit: int) -> None:
     """Serve these workers until each has said goodbye or is lost. `limit`: the bound on staleness.
 
-    Raises `PeerError` if all were lost. A checkpoint is written in any case.
+    Raises `PeerError` if all were lost. Always writes a checkpoint at the end.
     """
     service, beats = Service(world.rank, terms, limit), heartbeats(world)
     threads = {
-        worker: start_thread(partial(service.attend, worker, pair), f"serves worker {worker}", end=_nothing)
+        worker: start_thread(
+            partial(service.serve_worker, worker, pair), f"serves worker {worker}", end=_nothing
+        )
         for worker, pair in pairs.items()
     }
     try:
@@ -117,32 +119,32 @@ def serve(pairs: Mapping[int, Comm], world: Comm, terms: Terms, limit: int) -> N
         if beats is not None:
             beats.close()
         for pair in pairs.values():
-            closed(pair)
+            disconnect(pair)
         service.save()
     if service.error is not None:
         raise service.error
     if pairs and len(service.lost) == len(pairs):
-        time.sleep(GRACE_S)  # their own errors come first, and tell more
+        time.sleep(GRACE_S)  # let the workers report their errors first
         why = next(iter(service.lost.values()))
-        raise PeerError(f"server {world.rank}: all {len(pairs)} workers are lost, the first because: {why}")
+        raise PeerError(f"server {world.rank}: all {len(pairs)} workers are lost, the first with: {why}")
 
 
 def wait(
     service: Service, threads: Mapping[int, threading.Thread], living: Callable[[], set[int] | None]
 ) -> None:
-    """Until every worker's thread has ended, or the worker has no heartbeat, or this server has failed."""
+    """Wait until every worker's thread has ended or its heartbeat has stopped, or this server has failed."""
     pending = dict(threads)
     while pending and service.error is None:
-        alive, deadline = living(), time.monotonic() + LOOK_S
+        alive, deadline = living(), time.monotonic() + POLL_S
         for worker, thread in list(pending.items()):
             thread.join(max(0.01, deadline - time.monotonic()))
             if not thread.is_alive():
                 del pending[worker]
             elif alive is not None and worker not in alive:
                 service.lost[worker] = f"worker {worker} has no heartbeat"
-                log.warning("server %d: worker %d has no heartbeat, and is left", service.server, worker)
+                log.warning("server %d: worker %d has no heartbeat and is dropped", service.server, worker)
                 del pending[worker]
 
 
 def _nothing() -> None:
-    """A thread of a server ends with its worker."""
+    """Do nothing: the thread ends with its worker."""
