@@ -463,8 +463,8 @@ def test_a_foreign_optimiser_or_one_that_climbs_is_refused() -> None:
 @for_each("second", [admm, straight_through])
 def test_a_model_is_drawn_to_one_table_at_a_time(second) -> None:
     model, optimizer, handle = begun()
-    refuses(AttachError, "drawn to a table already", second, model, optimizer)
-    with pytest.raises(AttachError, match="drawn to a table already"):
+    refuses(AttachError, "quantised to a table already", second, model, optimizer)
+    with pytest.raises(AttachError, match="quantised to a table already"):
         second(nn.Sequential(model.cell, nn.Linear(2, 2)), optimizer)
     handle.remove()
     handle.remove()

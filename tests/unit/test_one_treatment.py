@@ -33,8 +33,8 @@ KINDS = {
 PAIRS = [*product(KINDS, [*KINDS, "swat"])]
 SAID = {
     "binarise": "has few bits already",
-    "admm": "is drawn to a table already",
-    "straight_through": "is drawn to a table already",
+    "admm": "is quantised to a table already",
+    "straight_through": "is quantised to a table already",
     "rigl": "is masked already",
     "static_masks": "is masked already",
 }

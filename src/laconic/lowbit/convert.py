@@ -15,7 +15,7 @@ from laconic.lowbit.evonorm import EvoNormS0, RangeEvoNorm
 from laconic.lowbit.grid import Precision, Rounding
 from laconic.lowbit.layers import QuantConv2d, QuantLinear
 from laconic.lowbit.range_norm import RangeGroupNorm, RangeNorm
-from laconic.transforms.computed import copied
+from laconic.transforms.computed import copy_model
 from laconic.transforms.fast_path import FastPathOff
 from laconic.transforms.keep import check_keep
 from laconic.transforms.selection import named_modules, refuse_hooks
@@ -67,7 +67,7 @@ def convert(
     precision = Precision(bits, rounding, seed)
     check_keep(named_modules(model), keep)
     with _device_of(model):  # for layers without parameters, such as Add
-        made = _convert(copied(model), "", precision, keep, {})
+        made = _convert(copy_model(model), "", precision, keep, {})
     FastPathOff(made, [module for module in made.modules() if isinstance(module, (QuantConv2d, QuantLinear))])
     return made
 

@@ -15,7 +15,7 @@ from laconic.lowbit.few_bit_layers import KINDS
 from laconic.lowbit.few_bits import FewBits
 from laconic.lowbit.packed_layers import FORMS, Packed
 from laconic.lowbit.shift_norm import ShiftBatchNorm
-from laconic.transforms.computed import copied
+from laconic.transforms.computed import copy_model
 from laconic.transforms.fast_path import FastPathOff
 from laconic.transforms.selection import refuse_hooks, replace_layers
 
@@ -63,7 +63,7 @@ def pack(model: nn.Module) -> nn.Module:
             made[name] = FORMS[type(layer)].of(layer)
         except AttachError as error:
             raise AttachError(f"{name!r}: {error}") from None
-    return _freeze(copied(model, {id(layer): made[name] for name, layer in named.items()}))
+    return _freeze(copy_model(model, {id(layer): made[name] for name, layer in named.items()}))
 
 
 def packed_layers(model: nn.Module) -> dict[str, Packed]:
@@ -110,7 +110,7 @@ def load_packed(path: str | Path, model: nn.Module) -> nn.Module:
     except Exception as error:  # torch.load raises many kinds of errors for damaged files
         raise StateError(f"{path} is not a packed model, or is damaged: {type(error).__name__}") from None
     layers, norms, state = _read_parts(found)
-    made = copied(model)
+    made = copy_model(model)
     replace_layers(made, {name: _empty_layer(made, name, bits) for name, bits in layers.items()})
     if norms is not None:
         replace_layers(made, {name: _shift_norm(made, name) for name in norms})

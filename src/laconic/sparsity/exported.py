@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from laconic.core import arguments
 from laconic.core.errors import AttachError
 from laconic.sparsity.sparse_weight import SparseWeight, is_two_of_four, smaller_form
-from laconic.transforms.computed import copied
+from laconic.transforms.computed import copy_model
 from laconic.transforms.fast_path import FastPathOff, uncalled
 from laconic.transforms.selection import named_modules, replace_layers
 
@@ -95,7 +95,7 @@ def export(model: nn.Module, form: Form = "auto") -> nn.Module:
     ['SparseLinear', 'ReLU', 'Linear']
     """
     arguments.choice("form", form, get_args(Form))
-    made = copied(model)
+    made = copy_model(model)
     names = named_modules(made)
     left, stored = uncalled(names), dict[nn.Module, SparseLinear | SparseConv2d]()
     for name, layer in names.items():

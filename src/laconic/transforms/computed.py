@@ -44,14 +44,14 @@ def refuse_computed(name: str, layer: nn.Module) -> None:
             )
 
 
-def copied(model: Model, memo: dict[int, Any] | None = None) -> Model:
+def copy_model(model: Model, memo: dict[int, Any] | None = None) -> Model:
     """Return a deep copy. Raises `AttachError` if a module stores a tensor computed from parameters."""
     for name, module in model.named_modules():
         for key, part in vars(module).items():
             if isinstance(part, Tensor) and not part.is_leaf:
                 raise AttachError(
                     f"{_of(name, key)} is computed from parameters, and such a tensor cannot be copied:"
-                    f" {FIX}; a result that your own module holds, set to None"
+                    f" {FIX}; or set a result stored by your own module to None"
                 )
     return copy.deepcopy(model, memo)
 

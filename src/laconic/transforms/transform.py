@@ -52,14 +52,14 @@ DEFAULT_RUN = Run()
 
 @dataclass(frozen=True)
 class StoredInputs:
-    """Bytes that layers store for backward, as they are stored and as they would be dense."""
+    """Bytes that layers store for backward, compressed (`kept`) and dense."""
 
     kept: int
     kept_dense: int
 
 
 class TransformHandle(ABC):
-    """A transform at work on one model. `model`: the transformed model."""
+    """A transform attached to one model. `model`: the transformed model."""
 
     model: nn.Module
 
@@ -69,7 +69,7 @@ class TransformHandle(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a checkpoint needs beside those of the model and the optimiser."""
+        """Return the state for a checkpoint, without the states of model and optimiser."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""One transform at a time: layers that are masked, drawn to a table or have few bits take no second one.
+"""Check that layers are transformed once: masked, quantised to a table or with few bits.
 
-A second one would undo the first: signs have no zeros for a mask to keep, and a mask has no place in a table.
+A second transform would undo the first: signs have no zeros for a mask, and tables no place for one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from laconic.core.errors import AttachError
 from laconic.core.mask import mask_of
 from laconic.transforms.keep import is_kept
 
-_drawn: WeakSet[nn.Module] = WeakSet()
+_table_layers: WeakSet[nn.Module] = WeakSet()
 
 
 class TransformedLayer(nn.Module):
@@ -24,14 +24,14 @@ class TransformedLayer(nn.Module):
     state: ClassVar[str]
 
 
-def mark_drawn(layers: Iterable[nn.Module]) -> None:
-    """Note that a training draws these layers to a table."""
-    _drawn.update(layers)
+def mark_table_layers(layers: Iterable[nn.Module]) -> None:
+    """Mark layers that are trained towards a table."""
+    _table_layers.update(layers)
 
 
-def unmark_drawn(layers: Iterable[nn.Module]) -> None:
-    """Note that no training draws these layers to a table."""
-    _drawn.difference_update([*layers])
+def unmark_table_layers(layers: Iterable[nn.Module]) -> None:
+    """Remove the marks of these layers."""
+    _table_layers.difference_update([*layers])
 
 
 def refuse_transformed(modules: Mapping[str, nn.Module], keep: Collection[str] = ()) -> None:
@@ -41,8 +41,8 @@ def refuse_transformed(modules: Mapping[str, nn.Module], keep: Collection[str] =
             continue
         if isinstance(module, TransformedLayer):
             state = module.state
-        elif module in _drawn:
-            state = "is drawn to a table already"
+        elif module in _table_layers:
+            state = "is quantised to a table already"
         elif any(each is not None and mask_of(each) is not None for each in module._parameters.values()):
             state = "is masked already"
         else:

@@ -13,7 +13,7 @@ from laconic.core.errors import StateError, WireError
 from laconic.lowbit.tables.layers import PACKED, PackedMatrix
 from laconic.lowbit.tables.tables import Table, table_with
 from laconic.lowbit.tables.weights import Quantised, layer_weights
-from laconic.transforms.computed import copied
+from laconic.transforms.computed import copy_model
 from laconic.transforms.fast_path import FastPathOff
 
 PARTS = ("codes", "alpha", "values")
@@ -59,7 +59,7 @@ def packed_copy(model: nn.Module, found: Quantised, table: Table) -> nn.Module:
     for name, (alpha, q) in found.items():
         layer, _, key = name.rpartition(".")
         matrices.setdefault(layer, {})[key] = PackedMatrix.of(alpha, q, table)
-    return _replace_layers(copied(model), matrices)
+    return _replace_layers(copy_model(model), matrices)
 
 
 def size_of(packed: nn.Module, model: nn.Module) -> Size:
@@ -112,7 +112,7 @@ def load_tables(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
             raise StateError(f"{layer}.{missing[0]}.codes is missing: the file is damaged")
     if not matrices:
         raise StateError("this state has no packed layer of this model: load it with load_state_dict()")
-    packed = _replace_layers(copied(model), matrices)
+    packed = _replace_layers(copy_model(model), matrices)
     try:
         packed.load_state_dict(dict(state))
     except RuntimeError as error:

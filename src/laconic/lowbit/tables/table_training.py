@@ -24,7 +24,7 @@ from laconic.lowbit.training import LowBitHandle
 from laconic.optim.closure import evaluated
 from laconic.optim.step_watch import StepWatch
 from laconic.optim.unwrapping import after_steps, before_steps, require_plain
-from laconic.transforms.transformed import mark_drawn, unmark_drawn
+from laconic.transforms.transformed import mark_table_layers, unmark_table_layers
 
 
 @outside_inference_mode("finish", "pack")
@@ -52,7 +52,7 @@ class TableTraining(LowBitHandle):
             after_steps(self.optimizer, self._after_step),
         ]
         self._watch = StepWatch("training towards few bits", self.optimizer, self.weights.values())
-        mark_drawn(self._layers.values())
+        mark_table_layers(self._layers.values())
 
     @abstractmethod
     def solution(self) -> Quantised:
@@ -120,7 +120,7 @@ class TableTraining(LowBitHandle):
             hook.remove()
         if self._watch is not None:
             self._watch.remove()
-        unmark_drawn(self._layers.values())
+        unmark_table_layers(self._layers.values())
         self._removed = True
 
     def _current_solution(self) -> Quantised:
