@@ -252,9 +252,9 @@ def test_ghost_batch_norm_sees_one_copy_at_a_time_and_a_measurement_leaves_it_al
 
 
 def test_copies_refuse_what_cannot_be() -> None:
-    with pytest.raises(SpecError, match="multiple of 3 rows, got 8"):
+    with pytest.raises(SpecError, match="multiple of copies=3, got 8"):
         Copies(3).backward(norm_net(), F.cross_entropy, *data(2))
-    refuses(SpecError, "leave one of the two out", Copies, 2, outputs="averaged", correct_every=5)
+    refuses(SpecError, "correct_every must be 0 with", Copies, 2, outputs="averaged", correct_every=5)
     x, y = data(2)
     with pytest.raises(SpecError, match="8 rows of inputs, 4 of labels"):
         Copies(2).backward(norm_net(), F.cross_entropy, x, y[:4])

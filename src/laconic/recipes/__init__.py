@@ -1,4 +1,4 @@
-"""Recipes: known good settings of several pieces at once, such as all that a large batch needs."""
+"""Recipes: tested combinations of settings, such as those for large batches."""
 
 from laconic.recipes.accumulation import Accumulation as Accumulation
 from laconic.recipes.copies import Copies as Copies

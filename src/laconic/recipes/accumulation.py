@@ -1,9 +1,9 @@
-"""Accumulation: any global batch on any machine, as the mean over micro-batches that fit.
+"""Gradient accumulation: a global batch as the mean over micro-batches that fit in memory.
 
-A step's gradient is the sum of (size of the part / size of the whole) * its mean gradient: exactly that of
-the whole batch, but for BatchNorm, which sees one part at a time. Ranks exchange once a step.
+A step's gradient is the sum of (size of the part / size of the whole) * its mean gradient, equal to that of
+the whole batch except for BatchNorm. Ranks exchange once per step.
 
-On one rank the first part and the whole are the two batch sizes of the gradient noise scale; on several the
+On one rank the gradient noise scale is measured from the first part and the whole; on several ranks the
 exchange measures it, see `laconic.exchange.noise_scale`.
 """
 
@@ -25,12 +25,13 @@ from laconic.optim.unwrapping import check_is_scaler
 
 
 class Accumulation:
-    """How a global batch comes apart: `per_rank` examples on each rank, in parts of `sizes`, largest first.
+    """Split of a global batch: `per_rank` examples on each rank, in parts of `sizes`, largest first.
 
     Args:
-        batch: Examples of a step over all ranks.
-        most: Most examples in one forward pass.
-        ranks: Number of ranks, which divides `batch`; default: the size of the default process group, or 1.
+        batch: Examples per step over all ranks.
+        most: Maximum number of examples in one forward pass.
+        ranks: Number of ranks, which must divide `batch`; default: the size of the default process group, or
+            1.
 
     Raises:
         SpecError: The batch does not divide, or a number is out of range.
@@ -51,8 +52,7 @@ class Accumulation:
             low, high = batch - batch % ranks, batch + ranks - batch % ranks
             near = f"{low} or {high}" if low else str(high)
             raise SpecError(
-                f"a global batch must be a multiple of the {ranks} ranks, so that each example counts alike,"
-                f" got {batch}: take {near}"
+                f"batch must be a multiple of the number of ranks, {ranks}, got {batch}: use {near}"
             )
         self.batch, self.ranks, self.most = batch, ranks, most
         self.per_rank = batch // ranks
@@ -66,28 +66,28 @@ class Accumulation:
 
     @property
     def noise(self) -> Noise | None:
-        """Gradient noise in batches of `sizes[0]` examples, measured at every fifth step on a single rank.
+        """Gradient noise in batches of `sizes[0]` examples, measured every fifth step on a single rank.
 
-        None with one part a step, and before the first. `noise.examples(unit=sizes[0])` is the batch up to
-        which a larger one pays.
+        None with one part per step, and before the first measurement. Batches above
+        `noise.examples(unit=sizes[0])` no longer speed up training.
         """
         return self._noise.noise()
 
     def parts(
         self, model: nn.Module, *tensors: Tensor, scaler: torch.amp.GradScaler | None = None
     ) -> Iterator[tuple[Any, ...]]:
-        """Micro-batches of this rank's tensors, each of `per_rank` rows; every part but the last is no_sync.
+        """Yield micro-batches of this rank's tensors, with `per_rank` rows each; all but the last under
+        no_sync.
 
-        Give every part its backward pass, and leave no part out:
+        Run a backward pass for every part:
 
             for share, x, y in accumulation.parts(model, x, y):
                 (share * loss_function(model(x), y)).backward()
 
         Args:
             model: Under DistributedDataParallel or plain; compressed or not.
-            tensors: Inputs, labels and the like; examples are rows.
-            scaler: The GradScaler that scales the losses, so that `noise` is of gradients without its scale;
-                default: none.
+            tensors: Inputs and labels, with examples as rows.
+            scaler: GradScaler of the losses, to measure `noise` without its scale; default: none.
 
         Returns:
             An iterator of (share, *rows), where share is the part's weight in the mean; they sum to 1.
@@ -100,14 +100,14 @@ class Accumulation:
         for each in tensors:
             if len(each) != self.per_rank:
                 raise SpecError(
-                    f"this rank's part of a batch of {self.batch} on {self.ranks} ranks is {self.per_rank}"
-                    f" examples, got {len(each)}: let the loader give batches of {self.per_rank}, without a"
-                    " shorter last one (drop_last=True)"
+                    f"this rank's part of a batch of {self.batch} on {self.ranks} ranks must have"
+                    f" {self.per_rank} examples, got {len(each)}: set the loader's batch size to"
+                    f" {self.per_rank}, with drop_last=True"
                 )
         replicated, last = inside(model), len(self.sizes) - 1
         trained = [each for each in model.parameters() if each.requires_grad]
         due = self.ranks == 1 and last > 0 and self._steps % EVERY == 0
-        measures = due and all(each.grad is None for each in trained)  # nothing from before in the sum
+        measures = due and all(each.grad is None for each in trained)  # no earlier gradients
         pieces = zip(*(torch.split(each, list(self.sizes)) for each in tensors), strict=True)
         small = 0.0
         for number, (size, rows) in enumerate(zip(self.sizes, pieces, strict=True)):
@@ -123,6 +123,6 @@ class Accumulation:
 
 
 def squared_norm(parameters: list[nn.Parameter]) -> float:
-    """The squared norm of all gradients together."""
+    """Return the squared norm of all gradients together."""
     grads = [each.grad for each in parameters if each.grad is not None and not each.grad.is_sparse]
     return float(torch.nn.utils.get_total_norm(grads)) ** 2 if grads else 0.0

@@ -1,11 +1,10 @@
-"""Copies: the training step of a batch that holds several augmentations of each example.
+"""Copies: training step on a batch with several augmentations of each example.
 
-Hoffer et al. 2020, arXiv:1901.09335, and the options of its code: chunks one after the other, the average of
-a model's outputs over an example's copies, and a correction of the gradient's norm. The gradients of copies
-partly cancel, so that their mean is shorter than each; the correction makes it as long as they are on
-average:
+Hoffer et al. 2020, arXiv:1901.09335, with the options of its code: sequential chunks, averaged outputs over
+an example's copies, and a correction of the gradient's norm. Gradients of copies partly cancel; the
+correction restores the mean norm of a single copy:
 
-    factor = mean_j |g_j| / |mean_j g_j|        of copy j's gradient g_j, at every `correct_every`-th step
+    factor = mean_j |g_j| / |mean_j g_j|        of copy j's gradient g_j, every `correct_every` steps
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 
 class Copies:
-    """Takes duplicate-major batches, of `laconic.data.batch_augmentation(across="batch")`, apart.
+    """Backward passes for duplicate-major batches of `laconic.data.batch_augmentation(across="batch")`.
 
     Args:
         copies: Copies of each example in a batch.
-        outputs: "each" (default): the loss is the mean over all inputs, one copy of all examples after the
-            other, so that memory is that of one copy, and BatchNorm sees distinct examples (ghost BatchNorm).
-            "averaged": the loss of the mean of the outputs over an example's copies, in one pass.
-        correct_every: Steps from one measurement of the norm's factor to the next, each of which costs a
-            forward and backward pass; 0 (default): no correction. Only with "each".
+        outputs: "each" (default): the mean loss over all inputs, computed one copy after the other, with the
+            memory of one copy and distinct examples for BatchNorm (ghost BatchNorm). "averaged": the loss of
+            the mean output over an example's copies, in one pass.
+        correct_every: Steps between measurements of the norm's factor, each of which costs a forward and
+            backward pass; 0 (default): no correction. Only with "each".
 
     Raises:
         SpecError: An argument is out of range.
@@ -51,11 +50,11 @@ class Copies:
     ) -> None:
         arguments.whole("copies", copies, 1)
         arguments.choice("outputs", outputs, ("each", "averaged"))
-        arguments.whole("correct_every", correct_every, hint="0 leaves the norm as it is")
+        arguments.whole("correct_every", correct_every, hint="0 disables the correction")
         if outputs == "averaged" and correct_every:
             raise SpecError(
-                f"correct_every={correct_every} compares the gradients of copies, and outputs='averaged' has"
-                " one gradient for all: leave one of the two out"
+                f"correct_every must be 0 with outputs='averaged', which has one gradient for all copies, got"
+                f" {correct_every}"
             )
         self.copies, self.outputs, self.correct_every = copies, outputs, correct_every
         self.factor = 1.0
@@ -71,23 +70,24 @@ class Copies:
             y: Labels, in the same order.
 
         Returns:
-            The mean loss, without the correction's factor; it needs no gradient.
+            The mean loss, detached, without the correction's factor.
 
         Raises:
-            SpecError: `copies` does not divide the number of rows, or inputs and labels differ in it.
-            AttachError: With `correct_every`, the model has nothing to train.
+            SpecError: `copies` does not divide the number of rows, or the lengths of inputs and labels are
+                unequal.
+            AttachError: With `correct_every`, the model has no trainable parameter.
         """
         if len(x) != len(y):
-            raise SpecError(f"give a label for each input: {len(x)} rows of inputs, {len(y)} of labels")
+            raise SpecError(f"pass one label per input: {len(x)} rows of inputs, {len(y)} of labels")
         for each in (x, y):
             if len(each) % self.copies:
                 raise SpecError(
-                    f"a batch of {self.copies} copies has a multiple of {self.copies} rows, got {len(each)}:"
-                    " take batches of batch_augmentation(..., across='batch') as they are"
+                    f"the number of rows must be a multiple of copies={self.copies}, got {len(each)}: pass"
+                    " unchanged batches of batch_augmentation(..., across='batch')"
                 )
         xs, ys = x.chunk(self.copies), y.chunk(self.copies)
         if self.correct_every and self._step % self.correct_every == 0:
-            self.factor = self._measured(model, loss, xs, ys)
+            self.factor = self._measure_factor(model, loss, xs, ys)
         self._step += 1
         if self.outputs == "averaged":
             found = model(x)
@@ -103,14 +103,14 @@ class Copies:
             parts.append(part.detach())
         return torch.stack(parts).sum()
 
-    def _measured(
+    def _measure_factor(
         self, model: nn.Module, loss: Loss, xs: tuple[Tensor, ...], ys: tuple[Tensor, ...]
     ) -> float:
-        """The factor, from these copies; averaged over the ranks of a DistributedDataParallel."""
+        """Return the factor for these copies, averaged over the ranks of a DistributedDataParallel."""
         replicated = inside(model)
         trained = [each for each in model.parameters() if each.requires_grad]
         if not trained:
-            raise AttachError("no parameter of this model requires a gradient: there is nothing to train")
+            raise AttachError("no parameter of this model requires a gradient: nothing to train")
         buffers = [each.clone() for each in model.buffers()]
         total = [torch.zeros_like(each) for each in trained]
         lengths = []
@@ -135,20 +135,20 @@ class Copies:
         return float(factor)
 
     def state_dict(self) -> dict[str, float]:
-        """Plain numbers, with which a resumed training takes the same steps."""
+        """Return the step and the factor."""
         return {"step": self._step, "factor": self.factor}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Go on from a saved state. Raises `StateError` for another object's."""
+        """Restore a state. Raise `StateError` for an invalid one."""
         numbers = all(isinstance(each, int | float) for each in state.values())
         if set(state) != {"step", "factor"} or not numbers:
             raise StateError(
-                f"these are not the numbers of Copies.state_dict(), step and factor: {dict(state)!r:.80};"
-                " load what it returned"
+                f"the state must have the numbers step and factor of Copies.state_dict(), got"
+                f" {dict(state)!r:.80}"
             )
         self._step, self.factor = int(state["step"]), float(state["factor"])
 
 
 def norm(grads: list[Tensor]) -> Tensor:
-    """The norm of all of these together, float32 on the CPU."""
+    """Return the norm of all gradients together, float32 on the CPU."""
     return torch.nn.utils.get_total_norm(grads).detach().float().cpu()

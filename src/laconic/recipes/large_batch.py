@@ -1,8 +1,8 @@
-"""`large_batch`: optimiser and schedule for a batch many times the one that a model was tuned with.
+"""`large_batch`: optimiser and schedule for a batch much larger than the one a model was tuned with.
 
-The toolbox of the surveys in one call: a rate scaled with the batch, gradual warm-up, layer-wise trust
-ratios, polynomial decay, and no weight decay on vectors. Goyal et al. 2017, arXiv:1706.02677; You et al.
-2017, arXiv:1708.03888 (LARS); You et al. 2020, arXiv:1904.00962 (LAMB).
+Scales the rate with the batch, with warm-up, layer-wise trust ratios, polynomial decay, and no weight decay
+on vectors. Goyal et al. 2017, arXiv:1706.02677; You et al. 2017, arXiv:1708.03888 (LARS); You et al. 2020,
+arXiv:1904.00962 (LAMB).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from laconic.optim import LAMB, LARS
 from laconic.optim.schedule import Scaling, WarmUpThenDecay, rate_factor
 
 Kind = Literal["lamb", "lars", "sgd"]
-TRUST = 0.02  # LARS's eta: with it, rates are those of SGD, which suits the vectors too
+TRUST = 0.02  # LARS's eta, for which the rates of SGD, also used for vectors, are suitable
 
 
 @dataclass(frozen=True)
-class Usual:
-    """What an optimiser usually takes: its rate at the base batch, and the rest of the schedule."""
+class Defaults:
+    """Defaults of an optimiser: rate at the base batch, weight decay and schedule."""
 
     lr: float
     weight_decay: float
@@ -35,9 +35,9 @@ class Usual:
 
 
 USUAL = {
-    "lamb": Usual(lr=4e-3, weight_decay=0.01, scaling="sqrt", power=1.0),
-    "lars": Usual(lr=0.05, weight_decay=1e-4, scaling="linear", power=2.0),
-    "sgd": Usual(lr=0.05, weight_decay=1e-4, scaling="linear", power=2.0),
+    "lamb": Defaults(lr=4e-3, weight_decay=0.01, scaling="sqrt", power=1.0),
+    "lars": Defaults(lr=0.05, weight_decay=1e-4, scaling="linear", power=2.0),
+    "sgd": Defaults(lr=0.05, weight_decay=1e-4, scaling="linear", power=2.0),
 }
 
 
@@ -55,29 +55,29 @@ def large_batch(
     weight_decay: float | None = None,
     momentum: float = 0.9,
 ) -> tuple[Optimizer, LambdaLR]:
-    """Optimiser and schedule to train `model` with `batch` examples a step, over all ranks together.
+    """Return optimiser and schedule to train `model` with `batch` examples per step, over all ranks.
 
-    Call `schedule.step()` after each `optimizer.step()`. Both are ordinary: `laconic.compress` and
-    `laconic.distribute` take the optimiser, and each `state_dict` resumes exactly.
+    Call `schedule.step()` after each `optimizer.step()`. Both are ordinary objects that work with
+    `laconic.compress` and `laconic.distribute`; each `state_dict` resumes exactly.
 
     Args:
-        model: Its parameters are optimised.
-        batch: Examples of a step, over all ranks and micro-batches; see `Accumulation`.
-        base_batch: Examples of a step for which `lr` is right.
-        steps: Steps of the whole training: the rate is 0 after them.
-        optimizer: "lamb" (default), "lars", or "sgd": momentum SGD, whose vectors have no weight decay.
-        lr: Rate at `base_batch`; default: 0.004 for LAMB, 0.05 for LARS and SGD. LARS has the trust
-            coefficient 0.02 here, with which the rates of SGD suit it.
+        model: The model to optimise.
+        batch: Examples per step, over all ranks and micro-batches; see `Accumulation`.
+        base_batch: Examples per step for which `lr` was tuned.
+        steps: Steps of the whole training, after which the rate is 0.
+        optimizer: "lamb" (default), "lars", or "sgd": momentum SGD without weight decay on vectors.
+        lr: Rate at `base_batch`; default: 0.004 for LAMB, 0.05 for LARS and SGD. LARS uses the trust
+            coefficient 0.02, for which the rates of SGD are suitable.
         scaling: "linear", "sqrt" or "none"; default: "sqrt" for LAMB, "linear" otherwise.
         warmup_steps: Steps in which the rate rises from `lr` to the scaled one; default: a tenth of `steps`,
-            0 where `batch` is not above `base_batch`.
-        power: Of the polynomial decay; default: 1 for LAMB, 2 otherwise.
-        weight_decay: Of matrices; default: 0.01 for LAMB, 1e-4 otherwise.
-        momentum: Of LARS and SGD, in [0, 1); default: 0.9.
+            0 if `batch` is at most `base_batch`.
+        power: Power of the polynomial decay; default: 1 for LAMB, 2 otherwise.
+        weight_decay: Weight decay of matrices; default: 0.01 for LAMB, 1e-4 otherwise.
+        momentum: Momentum of LARS and SGD, in [0, 1); default: 0.9.
 
     Raises:
         SpecError: A number is out of range.
-        AttachError: The model has nothing to train.
+        AttachError: The model has no trainable parameter.
 
     >>> model = nn.Linear(3, 2)
     >>> optimizer, schedule = large_batch(model, batch=512, base_batch=128, steps=100, lr=0.01)
@@ -87,24 +87,24 @@ def large_batch(
     arguments.choice("optimizer", optimizer, tuple(USUAL))
     arguments.whole("steps", steps, 1)
     arguments.number("momentum", momentum, least=0, below=1)
-    usual = USUAL[optimizer]
-    scaling = usual.scaling if scaling is None else scaling
-    lr = usual.lr if lr is None else lr
+    defaults = USUAL[optimizer]
+    scaling = defaults.scaling if scaling is None else scaling
+    lr = defaults.lr if lr is None else lr
     arguments.number("lr", lr, above=0)
     factor = rate_factor(batch, base_batch, scaling)
     if warmup_steps is None:
         warmup_steps = steps // 10 if batch > base_batch else 0
-    rise = WarmUpThenDecay(steps, warmup_steps, 1 / factor, usual.power if power is None else power)
-    decay = usual.weight_decay if weight_decay is None else weight_decay
-    made = _made(model, optimizer, lr * factor, decay, momentum)
+    rise = WarmUpThenDecay(steps, warmup_steps, 1 / factor, defaults.power if power is None else power)
+    decay = defaults.weight_decay if weight_decay is None else weight_decay
+    made = _make_optimizer(model, optimizer, lr * factor, decay, momentum)
     return made, LambdaLR(made, rise)
 
 
-def _made(model: nn.Module, kind: Kind, lr: float, decay: float, momentum: float) -> Optimizer:
+def _make_optimizer(model: nn.Module, kind: Kind, lr: float, decay: float, momentum: float) -> Optimizer:
     trained = [each for each in model.parameters() if each.requires_grad]
     if not trained:
         raise AttachError(
-            f"{type(model).__name__} has no parameter that requires a gradient: give the model to train"
+            f"{type(model).__name__} has no parameter that requires a gradient: pass the model to train"
         )
     if kind == "lamb":
         return LAMB(trained, lr=lr, weight_decay=decay)
