@@ -288,7 +288,7 @@ def test_a_grad_scaler_is_undone_in_float32_and_inf_is_skipped(dtype):
 
 def test_what_cannot_have_masters_is_refused_whole():
     plain = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
-    words = r"bfloat16 or float16, and this optimiser's are torch\.float32"
+    words = r"bfloat16 or float16, but this optimiser.s are torch\.float32"
     refuses(AttachError, words, master_weights, plain)
     assert masters_of(plain) is None and "step" not in vars(plain)
     frozen = torch.optim.SGD(net().requires_grad_(False).parameters(), lr=0.1)
@@ -353,7 +353,7 @@ def test_an_optimiser_around_another_is_refused_at_its_first_step_at_the_latest(
     outer = master_weights(Around(torch.optim.SGD(model.parameters(), lr=0.1), hidden=True))
     before = [each.detach().clone() for each in model.parameters()]
     give_gradients(model, 0)
-    refuses(AttachError, "Around steps the model's parameters past its groups", outer.step)
+    refuses(AttachError, "Around steps the model's parameters directly", outer.step)
     assert same(before, model.parameters())
     assert outer.param_groups[0]["params"][0] is model[0].weight
     within = Around(master_weights(torch.optim.SGD(model.parameters(), lr=0.1)))

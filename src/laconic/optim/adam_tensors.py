@@ -1,7 +1,7 @@
-"""The tensors of a `torch.optim.Adam` or `AdamW`, for rules that do its steps.
+"""Tensors of a `torch.optim.Adam` or `AdamW`, for rules that replace its steps.
 
-Moments and step counts stay in the optimiser's own state: its `state_dict` saves them, and the optimiser can
-go on from them without the rule.
+Moments and step counts are in the optimiser's state, so its `state_dict` saves them, and the optimiser can
+continue without the rule.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AdamTensors:
         return self._view.settings(name)
 
     def state(self, name: str) -> dict[str, Any]:
-        """Adam's own state of this tensor, created as Adam does if there is none."""
+        """Return Adam's state of this tensor, created as by Adam if missing."""
         parameter = self._view.parameter(name)
         state: dict[str, Any] = self._view.optimiser.state[parameter]
         if not state:

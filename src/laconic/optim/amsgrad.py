@@ -17,7 +17,7 @@ from laconic.optim.settings import Parameters, above_zero, at_least_zero, two_sh
 
 
 class AMSGrad(PerTensor):
-    """With g the gradient plus `weight_decay` * w:
+    """AMSGrad, with g the gradient plus `weight_decay` * w:
 
         m = b1 * m + (1 - b1) * g        v = b2 * v + (1 - b2) * g^2        vhat = max(vhat, v)
         w = w - lr * m / sqrt(vhat + eps)

@@ -26,7 +26,7 @@ def evaluated(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of `step`, as a hook gets them, with the closure replaced by its result.
 
-    What acts before the optimiser then sees the gradients. Raises `AttachError` for LBFGS.
+    Later hooks before the step then see the gradients. Raises `AttachError` for LBFGS.
     """
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:
@@ -37,7 +37,7 @@ def evaluated(
 
 
 def refuse_lbfgs(optimizer: Optimizer, feature: str) -> None:
-    """Raise `AttachError` for LBFGS. `feature`: what it is refused for, in the message."""
+    """Raise `AttachError` for LBFGS. `feature`: the feature that does not support it, for the message."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise AttachError(
             f"LBFGS evaluates the model many times in one step, and {feature} must act between gradient and"

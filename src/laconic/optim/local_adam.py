@@ -29,7 +29,7 @@ from laconic.reducers.sum import Sum
 
 @dataclass(frozen=True)
 class LocalAdam(AdamRule):
-    """With c_t = lr / (1 - b1^t) and D = sqrt(vhat) + eps, on rank i:
+    """Adam with local steps. With c_t = lr / (1 - b1^t) and D = sqrt(vhat) + eps, on rank i:
 
         m_i = b1 * m_i + (1 - b1) * g_i       w_i = w_i - c_t * m_i / D       u_i = u_i + c_t * m_i
 

@@ -37,33 +37,32 @@ _masters: WeakKeyDictionary[Optimizer, ref[Masters]] = WeakKeyDictionary()
 
 
 def master_weights(optimizer: Kind, *, rounding: Rounding = "nearest", seed: int = 0) -> Kind:
-    """Let this optimiser step float32 weights in place of its parameters in half precision.
+    """Let this optimiser step float32 weights instead of its half-precision parameters.
 
-    Its state (momentum, Adam's moments) is float32 too; parameters in float32 stay as they are. Where a
-    parameter was written from outside, as `model.load_state_dict` or a mask does, those entries start anew
-    from what was written. With a GradScaler and float16 parameters, do not call `scaler.unscale_`, which
-    torch refuses for float16: the step divides in float32.
+    Its state (momentum, Adam's moments) is float32 as well; float32 parameters do not change. Entries written
+    from outside, by `model.load_state_dict` or a mask, restart from the written value. With a GradScaler and
+    float16 parameters, do not call `scaler.unscale_`, which torch refuses for float16: the step divides in
+    float32.
 
-    Memory: 4 bytes a weight for the masters, and 4 for their gradients inside a step. "stochastic": none
-    between steps, 8 bytes inside. `optimizer.state_dict()` has the masters as "master_weight" of each state,
-    or the number of roundings as "roundings": a resumed run does the same bits. `copy.deepcopy` copies the
-    masters too; pickle does not, so save the `state_dict`.
+    Memory per weight: 4 bytes for masters, and 4 for their gradients inside a step. "stochastic": none
+    between steps, 8 bytes inside. `optimizer.state_dict()` has the masters as "master_weight", or the number
+    of roundings as "roundings", so a resumed run has the same bits. `copy.deepcopy` copies the masters;
+    pickle does not, so save the `state_dict`.
 
     Args:
-        optimizer: Any `torch.optim.Optimizer` over the model's parameters, before or after
-            `laconic.compress`; before `laconic.distribute`, and before a schedule of its rates is built, as
-            torch warns of another `step` there.
-        rounding: "nearest" (default) keeps masters; "stochastic" keeps none, and rounds the stepped weights
+        optimizer: Any `torch.optim.Optimizer` of the model's parameters, before or after `laconic.compress`;
+            before `laconic.distribute`, and before a learning rate schedule is built.
+        rounding: "nearest" (default) stores masters; "stochastic" stores none, and rounds the updated weights
             at random: unbiased, with a noise of up to one step of the 16-bit grid.
-        seed: Of the random rounding; equal on all ranks, so that equal replicas stay equal. Default: 0.
+        seed: Seed of the random rounding; equal on all ranks, so that replicas stay equal. Default: 0.
 
     Returns:
         The same optimiser.
 
     Raises:
-        AttachError: With nothing changed: it has master weights already, holds no trained parameter in half
-            precision, is what `laconic.distribute` returned, or `rounding` is unknown, or random for sharded
-            parameters; or it wraps another optimiser and has a step of its own, as Lookahead and SAM.
+        AttachError: With nothing changed: it has master weights already, has no trained parameter in half
+            precision, or is a result of `laconic.distribute`; `rounding` is unknown, or stochastic for
+            sharded parameters; or it is a wrapper with its own step, such as Lookahead and SAM.
 
     >>> import torch
     >>> w = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
@@ -78,8 +77,8 @@ def master_weights(optimizer: Kind, *, rounding: Rounding = "nearest", seed: int
         raise AttachError(f"rounding must be one of {get_args(Rounding)}, got {rounding!r}")
     if is_ours(optimizer):
         raise AttachError(
-            f"{type(optimizer).__name__} wraps another optimiser: give master_weights that one first, then"
-            " wrap it, as in laconic.distribute(model, master_weights(optimizer), spec)"
+            f"{type(optimizer).__name__} wraps another optimiser: call master_weights on that one, then wrap"
+            " it, as in laconic.distribute(model, master_weights(optimizer), spec)"
         )
     given = optimizer
     (optimizer,), scaler = unwrap_all([given])  # type: ignore[assignment]
@@ -88,22 +87,20 @@ def master_weights(optimizer: Kind, *, rounding: Rounding = "nearest", seed: int
         raise AttachError("this optimiser has master weights already: call master_weights once")
     if scaler is not None:
         raise AttachError(
-            f"this {type(given).__name__} has a GradScaler, and steps by the `step` that it found when it was"
-            " made: call master_weights before the trainer wraps the optimiser"
+            f"this {type(given).__name__} has a GradScaler and a reference to the original `step`: call"
+            " master_weights before the trainer wraps the optimiser"
         )
     held = [each for group in optimizer.param_groups for each in group["params"]]
     if not any(each.dtype in HALF and each.requires_grad for each in held):
         found = ", ".join(sorted({str(each.dtype) for each in held})) or "none"
         raise AttachError(
-            "master_weights is for trained parameters in bfloat16 or float16, and this optimiser's are"
-            f" {found}: convert the model first, model.to(torch.bfloat16), or leave it in float32 and use"
-            " torch.autocast, where the parameters are the masters"
+            "master_weights needs trained parameters in bfloat16 or float16, but this optimiser's are"
+            f" {found}: call model.to(torch.bfloat16) first, or use torch.autocast with float32 parameters"
         )
     sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     if rounding == "stochastic" and any(isinstance(each, sharded) for each in held):
         raise AttachError(
-            "these parameters are sharded, and rounding at random is for whole ones: take"
-            " rounding='nearest', whose masters are sharded too"
+            "these parameters are sharded, which stochastic rounding does not support: use rounding='nearest'"
         )
     _install(optimizer, Masters(optimizer, at_random=rounding == "stochastic", seed=seed))
     return given
@@ -116,7 +113,7 @@ def masters_of(optimizer: Optimizer) -> Masters | None:
 
 
 def _install(optimizer: Optimizer, masters: Masters) -> None:
-    """Around this object's `step` and `load_state_dict`: hooks would be too late, as others read groups."""
+    """Replace this object's `step` and `load_state_dict`; hooks would run after others read the groups."""
     _masters[optimizer] = ref(masters)
     step, load = optimizer.step, optimizer.load_state_dict
 

@@ -1,4 +1,4 @@
-"""Masters: the float32 weights that stand in for parameters in half precision while an optimiser steps."""
+"""Masters: float32 weights that replace half-precision parameters inside an optimiser's step."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from laconic.optim.step_hooks import between_hooks
 from laconic.optim.stochastic_rounding import HALF, round_at_random
 
 MASTER, ROUNDINGS = "master_weight", "roundings"  # in the state of a parameter
-SCALING = ("grad_scale", "found_inf")  # which a GradScaler sets
+SCALING = ("grad_scale", "found_inf")  # set by a GradScaler
 
 
 class Masters:
-    """Of one optimiser. `at_random`: they are made for each step, and rounded at random after it.
+    """Master weights of one optimiser. `at_random`: created for each step, and rounded at random after it.
 
-    State (momentum and the like) belongs to the parameter between steps, and to its master inside.
+    State (such as momentum) belongs to the parameter between steps, and to its master inside.
     """
 
     def __init__(self, optimizer: Optimizer, *, at_random: bool, seed: int) -> None:
@@ -32,29 +32,29 @@ class Masters:
         self._at_random = at_random
         self._seed = seed
         self._kept: dict[Tensor, Tensor] = {}
-        self._roundings = 0  # so far
-        self._versions: dict[Tensor, int] = {}  # of the parameters, which nobody writes in a step
-        self._inside: dict[Tensor, Tensor] = {}  # a parameter's master, while groups hold masters
-        self._behind: dict[Tensor, Tensor] = {}  # and the other way round
+        self._roundings = 0
+        self._versions: dict[Tensor, int] = {}  # of the parameters, to detect writes in a step
+        self._inside: dict[Tensor, Tensor] = {}  # masters by parameter, inside a step
+        self._behind: dict[Tensor, Tensor] = {}  # parameters by master, inside a step
         for parameter in self._halves():
             self.of(parameter)
-            if parameter in optimizer.state:  # Adagrad makes its state at once
+            if parameter in optimizer.state:  # Adagrad creates its state in __init__
                 optimizer.state[parameter] = {k: _single(v) for k, v in optimizer.state[parameter].items()}
 
     def now(self, parameter: Tensor) -> Tensor:
-        """The tensor that the optimiser holds at present for this parameter of the model."""
+        """Return the optimiser's current tensor for this parameter of the model."""
         return self._inside.get(parameter, parameter)
 
     def kept(self, parameter: Tensor) -> Tensor | None:
-        """Its master, if one is kept already."""
+        """Return the stored master of a parameter, or None."""
         return self._kept.get(parameter)
 
     def behind(self, held: Tensor) -> Tensor:
-        """The parameter of the model for which the optimiser holds this tensor at present."""
+        """Return the parameter of the model for this tensor of the optimiser."""
         return self._behind.get(held, held)
 
     def of(self, parameter: Tensor) -> Tensor | None:
-        """The float32 master that is kept of a parameter in half precision; None where none is."""
+        """Return the stored float32 master of a half-precision parameter, created if needed; else None."""
         if self._at_random or parameter.dtype not in HALF:
             return None
         if parameter not in self._kept:
@@ -62,9 +62,11 @@ class Masters:
         return self._kept[parameter]
 
     def step(self, step: Callable[..., Any], closure: Callable[[], Any] | None) -> Any:
-        """The optimiser's step on masters; skipped where a GradScaler found Inf or NaN."""
+        """Step on masters; skip if a GradScaler found Inf or NaN."""
         given = vars(self._optimizer)
-        scaling = {name: given.pop(name) for name in SCALING if name in given}  # no kernel is to apply it too
+        scaling = {
+            name: given.pop(name) for name in SCALING if name in given
+        }  # applied here, not by the kernel
         try:
             if bool(scaling.get("found_inf", False)):
                 return None
@@ -83,10 +85,7 @@ class Masters:
 
     @contextmanager
     def inside(self, also: Collection[Tensor] = ()) -> Iterator[None]:
-        """Groups hold masters, which are rounded to the model's parameters at the end.
-
-        Of `also` too, trained or not.
-        """
+        """Put masters of trained parameters and `also` in the groups; round them at the end."""
         try:
             for parameter in self._halves(also):
                 self._inside[parameter] = self._fresh(parameter)
@@ -96,8 +95,8 @@ class Masters:
             yield
             if any(each._version != self._versions[each] for each in self._inside):
                 raise AttachError(
-                    f"{type(self._optimizer).__name__} steps the model's parameters past its groups, as one"
-                    " that wraps another optimiser does: give master_weights the optimiser inside it"
+                    f"{type(self._optimizer).__name__} steps the model's parameters directly instead of its"
+                    " groups, as a wrapper does: pass the inner optimiser to master_weights"
                 )
         finally:
             self._exchange(self._behind)
@@ -105,7 +104,7 @@ class Masters:
             self._publish(held)
 
     def _halves(self, also: Collection[Tensor] = ()) -> list[Tensor]:
-        """What has masters inside a step: what is trained, and what is frozen but once was."""
+        """Return the parameters with masters: trained ones, and frozen ones that were trained before."""
         known = {*self._kept, *self._optimizer.state, *also}
         return [
             each
@@ -115,17 +114,17 @@ class Masters:
 
     @torch.no_grad()
     def _fresh(self, parameter: Tensor) -> Tensor:
-        """The master at the start of a step. What was written to the parameter from outside counts."""
+        """Return the master for a step, updated from external writes to the parameter."""
         master = self.of(parameter)
         if master is None:
             return parameter.detach().float()
         same = master.to(parameter.dtype) == parameter
-        if not (same.is_cpu and bool(same.all())):  # elsewhere, asking costs more than copying
+        if not (same.is_cpu and bool(same.all())):  # on other devices copying is cheaper than checking
             master.copy_(torch.where(same, master, parameter.float()))
         return master
 
     def _exchange(self, others: Mapping[Tensor, Tensor]) -> None:
-        """Put these in their keys' place, in groups (in the same lists: LBFGS keeps one) and in the state."""
+        """Replace keys of `others` by its values, in groups (in place: LBFGS has a reference) and state."""
         for group in self._optimizer.param_groups:
             group["params"][:] = [others.get(each, each) for each in group["params"]]
         state = self._optimizer.state
@@ -142,12 +141,12 @@ class Masters:
                 other.grad.div_(scale)
 
     def _evaluated(self, closure: Callable[[], Any]) -> Any:
-        """The closure's result at the masters as they are now; its gradients become theirs."""
+        """Return the closure's result at the current masters; copy its gradients to them."""
         held, behind = self._inside, self._behind
         with torch.no_grad():
             for parameter, master in held.items():
                 parameter.copy_(master)
-        self._exchange(behind)  # so that the closure's zero_grad() meets the model's parameters
+        self._exchange(behind)  # so that the closure's zero_grad() acts on the model's parameters
         self._inside, self._behind = {}, {}
         try:
             result = closure()
@@ -172,11 +171,11 @@ class Masters:
             master.grad = None
 
     def _in_order(self) -> list[Tensor]:
-        """All parameters, as a `state_dict` numbers them."""
+        """Return all parameters in the order of a `state_dict`."""
         return [each for group in self._optimizer.param_groups for each in group["params"]]
 
     def added_to(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """The optimiser's state with what is kept here, under the number of each parameter."""
+        """Return the optimiser's state with masters and roundings, by number of parameter."""
         state = dict(state_dict["state"])
         for number, parameter in enumerate(self._in_order()):
             if (master := self._kept.get(parameter)) is not None:
@@ -189,16 +188,16 @@ class Masters:
         return {**state_dict, "state": state}
 
     def copied(self, optimizer: Optimizer, memo: dict[int, Any]) -> Masters:
-        """The masters of a copy of the optimiser that `copy.deepcopy` makes with this memo."""
+        """Return the masters for a copy of the optimiser made by `copy.deepcopy` with this memo."""
         made = Masters(optimizer, at_random=self._at_random, seed=self._seed)
         made._kept = {copy.deepcopy(each, memo): master.clone() for each, master in self._kept.items()}
         made._roundings = self._roundings
         return made
 
     def load(self, load: Callable[[dict[str, Any]], None], state_dict: dict[str, Any]) -> None:
-        """Take a state back, in float32. A state without masters leaves those of the parameters as they are.
+        """Load a state in float32. A state without masters keeps those of the parameters.
 
-        Raises `StateError`, with nothing changed, where a master has another shape than its parameter.
+        Raises `StateError`, with nothing changed, if the shape of a master differs from its parameter.
         """
         parameters = self._in_order()
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
@@ -225,7 +224,7 @@ class Masters:
 
 
 def _single_like(grad: Tensor, master: Tensor) -> Tensor:
-    """A gradient in float32, laid out as its master: fused kernels take that for granted."""
+    """Return a gradient in float32 with the strides of its master, as fused kernels require."""
     single = grad.float()
     if single.layout != torch.strided or single.stride() == master.stride():
         return single
@@ -233,5 +232,5 @@ def _single_like(grad: Tensor, master: Tensor) -> Tensor:
 
 
 def _single(value: Any) -> Any:
-    """A tensor in half precision as float32; anything else as it is."""
+    """Convert a half-precision tensor to float32."""
     return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value

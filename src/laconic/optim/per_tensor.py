@@ -1,4 +1,4 @@
-"""Base of the optimisers that update each tensor by itself."""
+"""Base of optimisers that update each tensor independently."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""QCMD AdaGrad: AdaGrad by composite mirror descent on quantised gradients; it makes sparse models.
+"""QCMD AdaGrad: AdaGrad with composite mirror descent on quantised gradients, for sparse models.
 
-Xu et al. 2022, arXiv:2208.05631, of which only the abstract was available; the update is derived from Duchi
-et al. 2011 [recalled]. Without a regulariser it is AdaGrad.
+Xu et al. 2022, arXiv:2208.05631, from the abstract; the update is derived from Duchi et al. 2011 [recalled].
+Without a regulariser it is AdaGrad.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from laconic.optim.regularised_adagrad import RegularisedAdaGrad
 
 
 class QCMDAdaGrad(RegularisedAdaGrad):
-    """With g the mean of the quantised gradients:
+    """Composite mirror descent, with g the mean of the quantised gradients:
 
         s = s + g^2        H = delta + sqrt(s)        z = w - lr * g / H
         w = argmin  1/2 sum_j H_j (w_j - z_j)^2 + lr * (l1 * |w|_1  or  l2 * sum over rows of |row|_2)
 
-    l1 makes single weights exactly zero, l2 whole rows. An entry whose gradient has always been zero does not
-    change: H would be delta there, and a quantiser that sends few entries would erase all others. To exempt
-    biases, give them a group with l1=0. State: one tensor a parameter.
+    l1 makes single weights exactly zero, l2 whole rows. Entries whose gradients were always zero do not
+    change, as H would be delta there and a sparse quantiser would erase them. To exempt biases, put them in a
+    group with l1=0. State: one tensor per parameter.
 
     Args:
         params: Parameters or parameter groups.

@@ -1,7 +1,7 @@
-"""QRDA AdaGrad: AdaGrad by regularised dual averaging on quantised gradients; it makes sparse models.
+"""QRDA AdaGrad: AdaGrad with regularised dual averaging on quantised gradients, for sparse models.
 
-Xu et al. 2022, arXiv:2208.05631, of which only the abstract was available; the update is derived from Duchi
-et al. 2011 [recalled]. Each step regularises the whole past again.
+Xu et al. 2022, arXiv:2208.05631, from the abstract; the update is derived from Duchi et al. 2011 [recalled].
+Each step regularises the whole past again.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from laconic.optim.regularised_adagrad import RegularisedAdaGrad
 
 
 class QRDAAdaGrad(RegularisedAdaGrad):
-    """With g the mean of the quantised gradients, and sums over all steps so far:
+    """Regularised dual averaging, with g the mean of the quantised gradients, and sums over all steps:
 
         s = s + g^2        H = delta + sqrt(s)        a = a + lr * g        c = c + lr
         z = w_1 - a / H
         w = argmin  1/2 sum_j H_j (w_j - z_j)^2 + c * (l1 * |w|_1  or  l2 * sum over rows of |row|_2)
 
-    At a constant rate, a is the paper's lr * t * (mean of g); with a schedule, every gradient keeps the rate
-    of its own step. The prox-centre is w_1, the weights at the first step: with zero, which suits convex
-    problems, all layers of a network would vanish together. Without a regulariser it is lazy AdaGrad. An
-    entry whose gradient has always been zero does not change. State: three tensors a parameter.
+    At a constant rate, a is the paper's lr * t * (mean of g); with a schedule, every gradient has the rate of
+    its step. The prox-centre is w_1, the first weights, as with zero all layers of a network would vanish.
+    Without a regulariser it is lazy AdaGrad. Entries whose gradients were always zero do not change. State:
+    three tensors per parameter.
 
     Args:
         params: Parameters or parameter groups.

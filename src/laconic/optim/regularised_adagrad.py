@@ -16,7 +16,7 @@ from laconic.optim.settings import Parameters, above_zero, at_least_zero
 
 
 class RegularisedAdaGrad(PerTensor):
-    """Settings of a group: `lr`, `delta` beside the root of the sum of squares, and `l1` or `l2`."""
+    """Base with the settings of a group: `lr`, `delta` (added to the root), and `l1` or `l2`."""
 
     def __init__(
         self, params: Parameters, lr: float = 0.01, l1: float = 0.0, l2: float = 0.0, delta: float = 1e-6

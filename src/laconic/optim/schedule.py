@@ -19,7 +19,7 @@ Scaling = Literal["linear", "sqrt", "none"]
 
 
 def rate_factor(batch: int, base_batch: int, scaling: Scaling = "linear") -> float:
-    """By how much the rate of `base_batch` examples is multiplied for `batch` examples.
+    """Return the factor of the rate for `batch` examples, relative to that for `base_batch`.
 
     >>> rate_factor(1024, 64), rate_factor(1024, 64, "sqrt"), rate_factor(1024, 64, "none")
     (16.0, 4.0, 1.0)
@@ -39,8 +39,8 @@ class WarmUpThenDecay:
         afterwards             end + (1 - end) * (1 - (step - warmup_steps) / (steps - warmup_steps))^power
         step >= steps          end
 
-    `start`: the factor from which it rises, such as base_batch / batch; it may be above 1, for a batch
-    smaller than the base. Raises `SpecError` for what is out of range.
+    `start`: the first factor, such as base_batch / batch; above 1 for a batch smaller than the base. Raises
+    `SpecError` for numbers out of range.
 
     >>> schedule = WarmUpThenDecay(steps=6, warmup_steps=2, start=0.5, power=1)
     >>> [schedule(step) for step in range(7)]
@@ -58,8 +58,8 @@ class WarmUpThenDecay:
         arguments.whole("warmup_steps", self.warmup_steps)
         if self.warmup_steps >= self.steps:
             raise SpecError(
-                f"warmup_steps must be below steps={self.steps}, got {self.warmup_steps}: nothing would be"
-                " left to train at the full rate; take a tenth of the steps"
+                f"warmup_steps must be below steps={self.steps}, got {self.warmup_steps}: use a tenth of the"
+                " steps"
             )
         arguments.number("start", self.start, least=0)
         arguments.number("power", self.power, above=0)

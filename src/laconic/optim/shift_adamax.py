@@ -1,9 +1,9 @@
-"""AdaMax whose products are shifts: the step and the divisor are the nearest powers of two.
+"""Shift-based AdaMax: step and divisor are rounded to powers of two.
 
     m = b1 m + (1 - b1) g;  v = max(b2 v, |g|);  w = w - AP2(lr / (1 - b1^t)) m / (AP2(v) + 2^-27)
 
-Courbariaux et al. 2016, arXiv:1602.02830, from the authors' Torch7 code, with one change: theirs writes
-AP2(v) back into v, and as AP2(0.999 * 2^e) is 2^e again, v could then never fall. Here v stays as it is.
+Courbariaux et al. 2016, arXiv:1602.02830, from the authors' Torch7 code, with one change: their code stores
+AP2(v) in v, which then never falls, as AP2(0.999 * 2^e) = 2^e. Here v is not rounded.
 AdaMax: Kingma and Ba 2015, arXiv:1412.6980. Weights are clipped by `laconic.lowbit`, after the step.
 """
 
@@ -23,7 +23,7 @@ LEAST = 2.0**-27
 
 
 class ShiftAdaMax(PerTensor):
-    """The equations above. State: two tensors a parameter, and the step.
+    """Optimiser with the equations above. State: two tensors per parameter, and the step.
 
     Args:
         params: Parameters or parameter groups.

@@ -153,7 +153,7 @@ def after_steps(optimizer: Optimizer, hook: Hook) -> RemovableHandle:
 
 
 def check_is_scaler(scaler: object) -> None:
-    """Raise `AttachError` unless this is None or a GradScaler, of torch or of another device."""
+    """Raise `AttachError` unless this is None or a GradScaler of torch or another device."""
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise AttachError(
             f"scaler= takes the GradScaler that the script steps by, got {arguments.shown(scaler)}: give"
