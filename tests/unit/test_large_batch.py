@@ -102,7 +102,9 @@ def test_accumulated_parts_are_the_whole_batch(batch: int, most: int) -> None:
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_its_neighbours() -> None:
-    refuses(SpecError, r"multiple of the number of ranks, 3, got 100: use 99 or 102", Accumulation, 100, ranks=3)
+    refuses(
+        SpecError, r"multiple of the number of ranks, 3, got 100: use 99 or 102", Accumulation, 100, ranks=3
+    )
     refuses(SpecError, "got 2: use 3", Accumulation, 2, ranks=3)
     with pytest.raises(SpecError, match=r"must have 4 examples, got 3.*drop_last=True"):
         next(Accumulation(8, ranks=2).parts(net(), torch.zeros(3, 6)))

@@ -1,4 +1,4 @@
-"""Activations in a fixed number of bits, linear between the extremes of their block (ActNN, GACT)."""
+"""Blocks: activations in a fixed number of bits, linear between the extremes of a block (ActNN, GACT)."""
 
 from __future__ import annotations
 
