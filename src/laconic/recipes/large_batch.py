@@ -34,7 +34,7 @@ class Defaults:
     power: float
 
 
-USUAL = {
+DEFAULTS = {
     "lamb": Defaults(lr=4e-3, weight_decay=0.01, scaling="sqrt", power=1.0),
     "lars": Defaults(lr=0.05, weight_decay=1e-4, scaling="linear", power=2.0),
     "sgd": Defaults(lr=0.05, weight_decay=1e-4, scaling="linear", power=2.0),
@@ -84,10 +84,10 @@ def large_batch(
     >>> type(optimizer).__name__, optimizer.defaults["lr"]
     ('LAMB', 0.02)
     """
-    arguments.choice("optimizer", optimizer, tuple(USUAL))
+    arguments.choice("optimizer", optimizer, tuple(DEFAULTS))
     arguments.whole("steps", steps, 1)
     arguments.number("momentum", momentum, least=0, below=1)
-    defaults = USUAL[optimizer]
+    defaults = DEFAULTS[optimizer]
     scaling = defaults.scaling if scaling is None else scaling
     lr = defaults.lr if lr is None else lr
     arguments.number("lr", lr, above=0)

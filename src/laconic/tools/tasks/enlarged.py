@@ -17,7 +17,7 @@ from laconic.core.turn import mix
 from laconic.data.copies_sampler import Across
 from laconic.exchange.method import Method
 from laconic.recipes import Accumulation, large_batch
-from laconic.recipes.large_batch import USUAL, Kind
+from laconic.recipes.large_batch import DEFAULTS, Kind
 from laconic.strategies.strategy import Strategy
 from laconic.tools.tasks.precision import Precision
 from laconic.tools.tasks.shard import Shard
@@ -40,7 +40,7 @@ class Enlarged:
     def check(self, workers: int, skew: float | None) -> None:
         """Raise `SpecError` if the options do not fit each other."""
         if self.recipe is not None:
-            arguments.choice("--recipe", self.recipe, tuple(USUAL))
+            arguments.choice("--recipe", self.recipe, tuple(DEFAULTS))
         arguments.whole("--copies", self.copies, 1)
         arguments.choice("--across", self.across, ("ranks", "batch"))
         if self.micro_batch_size is not None:
