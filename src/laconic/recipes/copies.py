@@ -32,8 +32,8 @@ class Copies:
         outputs: "each" (default): the mean loss over all inputs, computed one copy after the other, with the
             memory of one copy and distinct examples for BatchNorm (ghost BatchNorm). "averaged": the loss of
             the mean output over an example's copies, in one pass.
-        correct_every: Steps between measurements of the norm's factor, each of which costs a forward and
-            backward pass; 0 (default): no correction. Only with "each".
+        correct_every: Steps between measurements of the norm's factor, with an extra forward and backward
+            pass; 0 (default): no correction. Only with "each".
 
     Raises:
         SpecError: An argument is out of range.
