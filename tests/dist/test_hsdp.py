@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 
 import laconic
 from laconic.core.errors import AttachError, StateError
@@ -247,6 +249,126 @@ def test_other_trained_parameters_than_at_the_start_are_refused() -> None:
     with pytest.raises(
         AttachError, match="other parameters of the model are trained than when it was compressed"
     ):
+        loss.backward()
+
+
+class Checkpointed(nn.Module):
+    """A layer with reentrant checkpointing inside: each call gets a gradient of its own from autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.layer, x, use_reentrant=True)
+        return out
+
+
+class Twice(nn.Module):
+    """Calls one of its blocks twice, with others around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shared, self.last = nn.Linear(8, 8), Checkpointed(), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.shared(self.first(self.shared(x).tanh()).tanh()).tanh())
+        return out
+
+
+def sharded_twice(**options: Any) -> tuple[nn.Module, nn.Module]:
+    """A model whose block is called twice, in shards with replicas; and the same model, plain."""
+    torch.manual_seed(0)
+    model = Twice()
+    plain = Twice()
+    plain.load_state_dict(model.state_dict())
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("machines", "shards"))
+    for layer in (model.first, model.shared, model.last):
+        fully_shard(layer, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    return model, plain
+
+
+def loss_of_twice(model: nn.Module, step: int, factor: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+    x = torch.randn(4, 8, generator=generator).requires_grad_()
+    loss: Tensor = model(x).square().mean() * factor
+    return loss
+
+
+@on_ranks(4, (torch.float32, torch.bfloat16), timeout_s=LONG)
+def test_a_module_called_twice_has_the_gradients_of_both_calls(dtype: torch.dtype) -> None:
+    """Also on top of earlier gradients, with two losses at once, and in a second pass through one graph.
+
+    FSDP2 itself adds them up: autograd gives it both, one after the other.
+    """
+    options = {"mp_policy": MixedPrecisionPolicy(reduce_dtype=dtype)}
+    model, plain = sharded_twice(**options)
+    handle = laconic.compress(model, torch.optim.SGD(model.parameters(), lr=0.1), "sum()")
+    exact = 1e-6 if dtype == torch.float32 else 0.02
+    for each in (model, plain):
+        loss_of_twice(each, 0).backward()
+        (loss_of_twice(each, 1) + loss_of_twice(each, 2)).backward()
+        loss = loss_of_twice(each, 3)
+        loss.backward(retain_graph=True)
+        loss.backward()
+    assert handle.state_dict()["exchanges"] == 4
+    close_to_the_mean(model, plain, exact)
+
+
+@on_ranks(4, timeout_s=LONG)
+def test_a_module_called_twice_keeps_what_was_not_sent_of_both_gradients() -> None:
+    """The sum of what steps send and of the residual is the sum of gradients; a skipped step leaves all."""
+    model, plain = sharded_twice()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    handle = laconic.compress(model, optimizer, "topk(density=0.2)")
+    for step in range(3):
+        loss_of_twice(model, step).backward()
+        loss_of_twice(plain, step).backward()
+    before = handle.state_dict()["memory"]
+    sums = {name: each.grad.to_local().clone() for name, each in model.named_parameters()}
+    loss_of_twice(model, 3, factor=float("inf") if dist.get_rank() == 1 else 1.0).backward()
+    assert all(each.grad.to_local().isnan().all() for each in model.parameters())
+    after = handle.state_dict()["memory"]
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    for (name, parameter), exact in zip(model.named_parameters(), plain.parameters(), strict=True):
+        mean, sent = exact.grad / 4, sums[name]
+        dist.all_reduce(mean)
+        left = torch.zeros_like(sent)  # of biases, which travel whole
+        for key, value in after.items():
+            if key.endswith(f"residual/{name}"):
+                left = value.flatten()[: sent.numel()].view_as(sent) / 2
+        dist.all_reduce(left, group=parameter.device_mesh.get_group(0))
+        whole_of = {"shape": parameter.shape, "stride": parameter.stride()}
+        found = DTensor.from_local(sent + left, parameter.device_mesh, parameter.placements, **whole_of)
+        assert torch.allclose(found.full_tensor(), mean, atol=1e-6)
+
+
+@on_ranks(4, timeout_s=LONG)
+def test_machines_that_have_called_a_module_more_often_exchange_in_one_order() -> None:
+    """One machine alone looks at the model between steps, which counts calls that get no gradient."""
+    model, plain = sharded_twice()
+    handle = laconic.compress(model, torch.optim.SGD(model.parameters(), lr=0.1), "sum()")
+    for step in range(3):
+        if step and dist.get_rank() < 2:
+            with torch.no_grad():
+                model.first(torch.ones(1, 8))
+        for each in (model, plain):
+            loss_of_twice(each, step).backward()
+    assert handle.state_dict()["exchanges"] == 3
+    close_to_the_mean(model, plain, 1e-6)
+
+
+@on_ranks(2, timeout_s=LONG)
+def test_a_hook_that_would_see_a_gradient_before_its_exchange_is_refused() -> None:
+    model = Twice()
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("machines", "shards"))
+    fully_shard(model.shared, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    laconic.compress(model, torch.optim.SGD(model.parameters(), lr=0.1), "sum()")
+    model.shared.layer.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    loss = loss_of_twice(model, 0)
+    with pytest.raises(AttachError, match="shared is called several times in a forward pass"):
         loss.backward()
 
 

@@ -31,6 +31,7 @@ from laconic.fsdp.backward_pass import BackwardPass
 from laconic.fsdp.models import param_group_of, scattering, trained_of
 from laconic.fsdp.reduce_scatter import Shards
 from laconic.fsdp.verdict import Verdict
+from laconic.fsdp.waiting import WaitingGradients
 
 
 class Replicas:
@@ -53,6 +54,7 @@ class Replicas:
         )
         self._verdict = Verdict(within.comm.comm)
         self._pass = BackwardPass()
+        self._waiting = WaitingGradients()
         self._detach: list[Callable[[], None]] = []
         self._beside: BesideBackward | None = None
 
@@ -62,7 +64,7 @@ class Replicas:
         self._detach.append(self._pass.watch(model).remove)
         for name, module in scattering(model):
             describe(param_group_of(module), without_replicas(self._before[name]))
-            module.set_all_reduce_hook(ReplicaMean(self, name, self._before[name], param_group_of(module)))
+            module.set_all_reduce_hook(ReplicaMean(self, name, self._before[name], module))
 
     def detach(self, model: nn.Module) -> None:
         """Back to fully_shard's own all-reduce."""
@@ -124,33 +126,45 @@ class Replicas:
                 " parameters that are not used"
             )
 
-    def mean_(self, reduced: Tensor, module: str, group: Any) -> None:
+    def mean_(self, reduced: Tensor, name: str, module: FSDPModule) -> None:
         """A module's flat shard (n,) of the machine's mean gradient becomes that of all machines."""
-        layout = self._layouts[module]
-        first = self._pass.enter(self._end)
-        wait = reduced.is_cpu and reduced.dtype == torch.float32 and may_wait(reduced, group)
+        group = param_group_of(module)
+        if self._pass.enter(self._end):
+            self._waiting.begin()
+            if self._verdict is not None:
+                self._verdict.begin()
+        if self._verdict is not None:
+            self._verdict.add(group)
+        if torch._C._current_graph_task_id() >= 0 and self._waiting.waits(name, module):
+            self._waiting.add(reduced, name, group)
+        else:
+            self._exchange_(reduced.to(torch.float32), reduced, name, group)
+
+    def _exchange_(self, flat: Tensor, mean: Tensor, name: str, group: Any) -> None:
+        """Write the mean over machines of float32 `flat` (n,) to `mean`, which may be `flat` itself."""
+        layout, first = self._layouts[name], self._waiting.none_exchanged
+        self._waiting.exchanged(name)
+        wait = flat.is_cpu and flat is mean and may_wait(mean, group)
 
         def job() -> None:
             if first:
                 self.exchange.begin()
-            flat = reduced.to(torch.float32)
             finite = self.exchange.mean_(flat, layout, wait=wait)
-            if flat is not reduced:
-                reduced.copy_(flat)
-                if finite and not bool(reduced.isfinite().all()):
-                    self.exchange.cancel(f"the mean of {module or 'the model'} does not fit {reduced.dtype}")
+            if flat is not mean:
+                mean.copy_(flat)
+                if finite and not bool(mean.isfinite().all()):
+                    self.exchange.cancel(f"the mean of {name or 'the model'} does not fit {mean.dtype}")
 
         assert self._beside is not None
-        if self._verdict is not None:
-            if first:
-                self._verdict.begin()
-            self._verdict.add(group)
-        self._beside.fill(reduced, job, group)
+        self._beside.fill(mean, job, group)
 
     def _end(self) -> None:
         """All modules of this backward pass have called: agree whether it counts, on every rank."""
         assert self._beside is not None
         exchange, verdict = self.exchange, self._verdict
+        waiting = self._waiting.take()
+        for each in waiting:
+            self._exchange_(each.flat, each.mean, each.module, each.group)
 
         def end() -> None:
             if (
@@ -162,6 +176,8 @@ class Replicas:
             exchange.end()
 
         self._beside.finish(end)
+        for each in waiting:
+            each.add_mean(self._layouts[each.module])
         if verdict is not None:
             if exchange.void is not None:
                 verdict.spoil()
@@ -174,18 +190,19 @@ class ReplicaMean:
     After `set_requires_all_reduce(False)` shards add up here until machines exchange them, as in fully_shard.
     """
 
-    def __init__(self, replicas: Replicas, module: str, before: Any, group: Any) -> None:
+    def __init__(self, replicas: Replicas, name: str, before: Any, module: FSDPModule) -> None:
         self.before = before
-        self._replicas, self._module, self._group = replicas, module, group
+        self._replicas, self._name, self._module = replicas, name, module
         self._waiting: Tensor | None = None
 
     def __call__(self, reduced: Tensor) -> None:
-        self._replicas.check(reduced, self._module, self._group)
+        group = param_group_of(self._module)
+        self._replicas.check(reduced, self._name, group)
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             reduced.add_(waiting)
-        if self._group.all_reduce_grads:
-            self._replicas.mean_(reduced, self._module, self._group)
+        if group.all_reduce_grads:
+            self._replicas.mean_(reduced, self._name, self._module)
         else:
             self._waiting = reduced.clone()
             reduced.zero_()

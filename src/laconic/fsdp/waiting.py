@@ -1,0 +1,118 @@
+"""Gradients that wait for the end of the backward pass, since their module may have more of them.
+
+FSDP2 reduces the gradient of a module once for every call in the forward pass, and adds them up. An exchange
+takes each tensor once in a step. So gradients of a module with further calls add up here, FSDP2 gets zeros,
+and the mean of the sum is added to the sharded gradients at the end of the pass.
+
+Once one gradient waits, all later ones of the pass do. So the order of exchanges is the order of the first
+gradients, also if another rank has counted other calls, as after an evaluation on one machine alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from laconic.core.errors import AttachError
+from laconic.core.layout import Layout
+from laconic.fsdp.models import param_group_of
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Sum of the gradients of one module: float32 (n,), to be exchanged, and its mean in FSDP2's dtype."""
+
+    module: str
+    group: Any
+    flat: Tensor
+    mean: Tensor
+
+    def add_mean(self, layout: Layout) -> None:
+        """Add the mean to the sharded gradients."""
+        trained = (each for each in self.group.fsdp_params if each.sharded_param.requires_grad)
+        for parameter, entry in zip(trained, layout, strict=True):
+            size, stride = parameter.sharded_size, parameter.contiguous_sharded_stride
+            part = torch.as_strided(self.mean, size, stride, entry.offset)
+            grad = parameter.sharded_param.grad
+            local = grad.to_local() if isinstance(grad, DTensor) else grad
+            with torch.no_grad():
+                local.add_(part.to(device=local.device, dtype=local.dtype))
+
+
+class WaitingGradients:
+    """Gradients of the present backward pass that wait for its end, in the order of their first parts."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Waiting] = {}
+        self._exchanged: set[str] = set()
+        self._repeated: set[str] = set()  # modules that had several gradients in a pass
+
+    def begin(self) -> None:
+        """Start a backward pass."""
+        self._sums.clear()
+        self._exchanged.clear()
+
+    @property
+    def none_exchanged(self) -> bool:
+        """Whether no gradient of this pass was exchanged yet."""
+        return not self._exchanged
+
+    def exchanged(self, name: str) -> None:
+        """Note that the gradient of this module is exchanged in this pass."""
+        self._exchanged.add(name)
+
+    def waits(self, name: str, module: FSDPModule) -> bool:
+        """Return whether a gradient of this module has to wait. Raises `AttachError` if it is too late."""
+        if name in self._exchanged:
+            raise AttachError(
+                f"{name or 'the model'} has two gradients in one backward pass, and the first is exchanged"
+                " already: call the module itself in the forward pass, once for each gradient"
+            )
+        return bool(self._sums) or name in self._repeated or has_more_calls(module)
+
+    def add(self, reduced: Tensor, name: str, group: Any) -> None:
+        """Take this flat gradient (n,), and leave zeros.
+
+        Raises:
+            AttachError: A hook on a parameter would see the zeros.
+        """
+        for parameter in group.fsdp_params:
+            if getattr(parameter.sharded_param, "_post_accumulate_grad_hooks", None):
+                raise AttachError(
+                    f"{name or 'the model'} is called several times in a forward pass, so replicas exchange"
+                    " its gradient at the end of the backward pass, and its hook of"
+                    " register_post_accumulate_grad_hook() comes before that: step the optimiser after"
+                    " backward()"
+                )
+        if name in self._sums:
+            self._repeated.add(name)
+            self._sums[name].flat.add_(reduced)
+        else:
+            flat = reduced.to(torch.float32, copy=True)
+            mean = flat if reduced.dtype == torch.float32 else torch.empty_like(reduced)
+            self._sums[name] = Waiting(name, group, flat, mean)
+        reduced.zero_()
+
+    def take(self) -> list[Waiting]:
+        """Return the gradients that wait, at the end of the pass."""
+        taken = [*self._sums.values()]
+        self._sums.clear()
+        for each in taken:
+            if each.flat.is_cuda:  # made on a stream of FSDP2
+                each.flat.record_stream(torch.cuda.current_stream(each.flat.device))
+        return taken
+
+
+def has_more_calls(module: FSDPModule) -> bool:
+    """Return whether the forward pass may have called this module again, for another gradient.
+
+    FSDP2 notes each call, without gradients too, and forgets one before each gradient, except where the
+    script has chosen what to prefetch.
+    """
+    chosen = getattr(module._get_fsdp_state(), "_states_to_backward_prefetch", ())
+    return len(param_group_of(module)._post_forward_indices) > bool(chosen)
