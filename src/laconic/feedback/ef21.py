@@ -23,7 +23,7 @@ from laconic.core.codec import Codec
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
-from laconic.feedback.memory import Memory, Pending, copied
+from laconic.feedback.memory import Memory, Pending, copied, mark_overflow_
 from laconic.feedback.memory.contraction import safe_gain
 
 
@@ -77,11 +77,14 @@ class _Estimates(BoundFeedback):
         old = grad if free else copied(grad, layout)
         if not kernels.accumulate_(estimate, old, segments, eta * scale, 1 - eta, keep=True):
             kernels.undo_(estimate, old, segments)
+            mark_overflow_(grad, old, layout)
             return None
         self._old[id(layout)] = old, copied(difference, layout)
         kernels.accumulate_(difference, old, segments, scale=-1)
         if not kernels.accumulate_(difference, estimate, segments):
+            total = self._old[id(layout)][1] - old[: len(estimate)] + estimate
             self.put_back(layout)
+            mark_overflow_(grad, total, layout)
             return None
         return difference
 

@@ -21,7 +21,7 @@ from laconic.core.codec import Codec
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
-from laconic.feedback.memory import Memory, Pending, copied
+from laconic.feedback.memory import Memory, Pending, copied, mark_overflow_
 from laconic.feedback.memory.contraction import safe_gain
 
 
@@ -78,6 +78,8 @@ class Residual(BoundFeedback):
         old = grad if free else copied(residual, layout)
         if not kernels.accumulate_(residual, grad, layout.segments, scale, self._decay, keep=free):
             kernels.undo_(residual, old, layout.segments)
+            if not free:
+                mark_overflow_(grad, residual * self._decay + grad[: len(residual)] * scale, layout)
             return None
         self._old[id(layout)] = old
         return residual

@@ -26,7 +26,7 @@ from laconic.core.codec import Codec
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
-from laconic.feedback.memory import Memory, Pending, copied
+from laconic.feedback.memory import Memory, Pending, copied, mark_overflow_
 from laconic.feedback.memory.contraction import safe_gain
 from laconic.feedback.memory.velocity import Velocity
 
@@ -108,6 +108,7 @@ class _Corrected(BoundFeedback):
         )
         if not finite:
             kernels.undo_(velocity, old, layout.segments)
+            mark_overflow_(grad, old, layout)
             return None
         self._old_velocity[id(layout)] = old
         self._residual.swap(self._old, layout)

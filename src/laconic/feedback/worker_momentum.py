@@ -22,7 +22,7 @@ from laconic import kernels
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
-from laconic.feedback.memory import Memory, copied
+from laconic.feedback.memory import Memory, copied, mark_overflow_
 from laconic.feedback.memory.velocity import Velocity
 
 
@@ -56,6 +56,7 @@ class _WorkerMomentum(BoundFeedback):
         old = grad if free else copied(grad, layout)
         if not kernels.velocity_(velocity, x, old, x, layout.segments, momentum, scale, nesterov):
             kernels.undo_(velocity, old, layout.segments)
+            mark_overflow_(grad, old, layout)
             return None
         self._old[id(layout)] = old
         return x

@@ -6,6 +6,7 @@ by side. When DDP regroups its buckets, blocks are made anew and each tensor mov
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
@@ -164,3 +165,18 @@ def copied(x: Tensor, layout: Layout) -> Tensor:
     if runs.numel:
         torch._foreach_copy_(runs.views(copy), runs.views(x))
     return copy
+
+
+def mark_overflow_(grad: Tensor, total: Tensor, layout: Layout) -> None:
+    """Make these tensors of flat `grad` infinite where `total`, in the same coordinates, is not finite.
+
+    The error of a skipped step names the first tensor whose gradient is not finite. If a finite gradient
+    overflows in a memory, this names it.
+
+    >>> grad = torch.ones(2)
+    >>> mark_overflow_(grad, torch.tensor([1.0, float("nan")]), Layout.of([("a", (2,))])); grad
+    tensor([1., inf])
+    """
+    runs = layout.segments.merged
+    for view, at in zip(runs.views(grad), runs.views(total), strict=True):
+        view.masked_fill_(~at.isfinite(), math.inf)
