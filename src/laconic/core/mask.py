@@ -102,6 +102,11 @@ class MaskWatch:
         self._parameters = parameters
         self._masks: dict[str, Mask] = {}
 
+    @property
+    def present(self) -> Mapping[str, Mask]:
+        """The masks at the last call of `changed`."""
+        return self._masks
+
     def changed(self) -> Mapping[str, Mask] | None:
         """Return all masks if one differs from the last call, else None."""
         found = {name: mask for name, each in self._parameters.items() if (mask := mask_of(each)) is not None}

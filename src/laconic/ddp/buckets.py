@@ -155,14 +155,17 @@ class Buckets:
             self.left_out.discard()
         self._stepped()
 
+    def check(self) -> None:
+        """Raise `PeerError` if no bucket can be exchanged any more."""
+        if self.failure is not None:
+            raise PeerError(f"rank {self.exchange.comm.rank}: the exchange has failed: {self.failure}")
+
     def before_step(self, optimiser: OptimiserView, step: int) -> None:
         """Prepare the gradients of this optimiser for the present step.
 
         A parameter that no rank has used gets the mean of the residuals. Warn of a gradient that was changed
         since the exchange. Master weights get the mean before it was rounded to 16 bits.
         """
-        if self.failure is not None:
-            raise PeerError(f"rank {self.exchange.comm.rank}: the exchange has failed: {self.failure}")
         assert isinstance(optimiser, OptimiserHooks)
         if self.left_out is not None:
             self.left_out.give(optimiser, self._scale)

@@ -77,6 +77,7 @@ class Handle(Joinable):
             self._uneven = UnevenInputs(joined, self.buckets, self._optimisers)
             self.exchange.observers.append(self._uneven)
         self.exchange.observers += [self._saves, self.buckets]
+        self.exchange.checks.append(self.buckets.check)
 
     def __repr__(self) -> str:
         return (
@@ -173,16 +174,21 @@ class Handle(Joinable):
                     self.call_jointly("remove()")
                 self.exchange.rules.close()
         finally:
-            self.let_go()
-            self.buckets.close()
-            detach, self._detach = self._detach, ()
-            for callback in detach:
-                callback()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Detach on this rank alone, without a message to the others, which may have no handle."""
+        self.let_go()
+        self.buckets.close()
+        detach, self._detach = self._detach, ()
+        for callback in detach:
+            callback()
 
     def let_go(self) -> None:
         """Let the optimiser step by itself."""
         self._optimisers.remove()
         self.exchange.observers.clear()  # no cycle is left: the thread's last job frees the exchange
+        self.exchange.checks.clear()
 
     def when_removed(self, *callbacks: Callable[[], None]) -> None:
         """Call these once, in this order, at the end of `remove`, before those of earlier calls."""

@@ -8,7 +8,7 @@ bit-identical to its value before the step, and the optimiser refuses the step.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -76,7 +76,8 @@ class Attached:
         self.seed = seed
         self.step = 0  # backward passes so far
         self.void: str | None = None  # why the present step is skipped
-        self.observers: list[Observer] = []  # called in order before each step of an optimiser
+        self.checks: list[Callable[[], None]] = []  # raise before a step if it must not be taken
+        self.observers: list[Observer] = []  # called in order before each step of an optimiser, after these
         self.seconds = seconds or Seconds()
         self.dense_bytes = 0
         pairs = [*zip(method.routes, method.assign(layout), strict=True)]
@@ -111,11 +112,10 @@ class Attached:
 
     def end(self) -> None:
         """End a backward pass, after its last bucket, and write the means that waited for it."""
-        began = time.perf_counter()
+        began, waited = time.perf_counter(), bool(self._unwritten)
         for route, part in self._changed:
             route.accept(part)
         self._changed.clear()
-        waited = bool(self._unwritten)
         for bucket in self._unwritten:
             bucket.write_mean(skipped=self.void is not None)
         self._unwritten.clear()
@@ -234,15 +234,17 @@ class Attached:
     def before_step(self, optimiser: OptimiserView) -> list[str]:
         """Act before a step of this optimiser, and return the tensors that rules have updated in its place.
 
-        Raises:
-            NonFiniteError: The present step is skipped.
+        Raises `NonFiniteError` if the present step is skipped.
         """
+        for check in self.checks:
+            check()
         if self.void is not None:
             raise NonFiniteError(
                 f"rank {self.comm.rank}: the gradients of step {self.step - 1} are not finite ({self.void}):"
                 " no parameter was changed, and every memory is as before the step. Skip the step with"
                 " optimizer.zero_grad(), or train with a GradScaler, which skips it by itself"
             )
+        self.rules.follow_masks()
         for each in self.observers:
             each.before_step(optimiser, self.step - 1)
         return self.rules.step_(optimiser, self.step - 1)

@@ -59,7 +59,6 @@ class BoundRules:
 
     def step_(self, optimiser: OptimiserView, step: int) -> list[str]:
         """Update tensors in place of this optimiser, and return their names."""
-        self._follow_masks()
         updated: list[str] = []
         for view, rule in self._bound:
             if view is optimiser:
@@ -94,16 +93,19 @@ class BoundRules:
         for i, rule in enumerate(self):
             rule.load_state_dict(under(f"rule{i}/", state))
 
-    def _follow_masks(self) -> None:
-        """Clear the rules' state of entries that are no longer in use."""
+    def follow_masks(self) -> None:
+        """Clear the rules' state of entries that are no longer in use.
+
+        Raises `AttachError` if a rule cannot follow masks.
+        """
         masks = self._masks.changed()
-        if not masks:
-            return
-        if any(rule.exchanges_in_step for rule in self._method.rules):
+        if self._masks.present and any(rule.exchanges_in_step for rule in self._method.rules):
             raise AttachError(
                 f"{self._method} exchanges inside optimizer.step(), and sparse training wants gradients that"
                 " are exchanged before it: take another method, such as 'dgc(density=0.01)' or 'cgx()'"
             )
+        if not masks:
+            return
         for rule in self:
             state = cleared(rule.state_dict(), masks)
             if state is not None:
