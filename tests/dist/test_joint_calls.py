@@ -11,6 +11,7 @@ import time
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.comm import joint_calls
-from laconic.core.errors import PeerError, StateError
+from laconic.core.errors import AttachError, PeerError, StateError
 from tests.dist.nets import SGD, loss_of, net
 
 FAULTS = Path(__file__).parents[2] / "docs" / "faults.md"
@@ -270,6 +271,52 @@ def test_ranks_in_different_calls_name_both(pool):
     (first, _), (second, _) = pool.run(2, different_calls)
     assert f"rank 0 is in {GATHER}, and rank 1 is in finish()" in first
     assert f"rank 1 is in finish(), and rank 0 is in {GATHER}" in second
+
+
+def rank_1_attaches_another_method():
+    """The error of an attachment that the ranks do not agree on."""
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.Adam(model.parameters())
+    start, spec = time.monotonic(), "cgx()" if dist.get_rank() else "zero_one_adam()"
+    with pytest.raises(AttachError) as caught:
+        laconic.compress(model, optimizer, spec)
+    return str(caught.value), time.monotonic() - start
+
+
+def test_a_failed_attachment_is_undone_without_a_joint_call(pool):
+    """Replicas of 0/1 Adam differ between rounds, so its `remove()` takes all ranks to make them equal."""
+    for text, seconds in pool.run(2, rank_1_attaches_another_method):
+        assert text.startswith("nothing was attached: the spec differs") and seconds < LIMIT_S, text
+
+
+def last_part_fails(spec, *parts):
+    """An error in a late part of `distribute`: the threads that are left. A later call works."""
+    before = {*threading.enumerate()}
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    for part in parts:
+        fails = mock.patch(f"laconic.strategies.{part}", side_effect=ZeroDivisionError)
+        with fails, pytest.raises(ZeroDivisionError) as caught:
+            laconic.distribute(model, optimizer, spec)
+        deadline = time.monotonic() + 5.0
+        while left := {*threading.enumerate()} - before:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        del caught
+        if left:
+            return [each.name for each in left]
+    model, optimizer = laconic.distribute(model, optimizer, spec)
+    steps(model, optimizer, range(2))
+    optimizer.remove()
+    return []
+
+
+def test_an_error_after_a_strategy_was_bound_ends_its_threads(pool):
+    late = "distribute.DistributedOptimizer"
+    for spec in ("osgp()", "adpsgd()"):
+        assert pool.run(2, last_part_fails, spec, "replica.Replica.publish", late) == 2 * [[]]
+    assert pool.run(2, last_part_fails, "topk(density=0.1)", late) == 2 * [[]]
 
 
 def rank_1_removes():

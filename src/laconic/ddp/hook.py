@@ -111,7 +111,7 @@ def attach(
                 joint_calls=joint_calls,
             )
 
-        handle = built_by_all(comm, build)
+        handle = built_by_all(comm, build, Handle.abandon)
         opened.callback(handle.buckets.close)
         opened.callback(handle.let_go)
         slot = _slots.get(model) or new_slot(model)

@@ -7,6 +7,7 @@ differ, or one rank has an error, every rank raises: nobody waits in a collectiv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol, TypeVar
 
 from laconic.comm.comm import Comm
@@ -33,8 +34,13 @@ class Attachable(Protocol):
 T = TypeVar("T", bound=Attachable)
 
 
-def built_by_all(comm: Comm, build: Callable[[], T]) -> T:
+def built_by_all(comm: Comm, build: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
     """Return what `build` returns on this rank, if every rank builds the same.
+
+    Args:
+        comm: The group.
+        build: Returns the object to attach.
+        undo: Removes it on this rank alone: other ranks may have built none. Default: its `remove`.
 
     Raises:
         AttachError: On every rank, with nothing left behind, if the ranks differ or `build` failed on one.
@@ -49,7 +55,7 @@ def built_by_all(comm: Comm, build: Callable[[], T]) -> T:
         agree(comm, describe)
     except BaseException:
         for each in built:
-            each.remove()
+            (each.remove if undo is None else partial(undo, each))()
         raise
     return built[0]
 

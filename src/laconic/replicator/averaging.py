@@ -93,7 +93,7 @@ def averaging(seat: RankContext, optimizer: Optimizer, compressor: Any, name: st
 
     with seat.waiting():
         agree(comm, lambda: {"the optimiser's name": name})
-        handle = built_by_all(comm, build)
+        handle = built_by_all(comm, build, Handle.abandon)
         with torch.no_grad():
             for group in optimizer.param_groups:
                 for each in group["params"]:  # including frozen ones

@@ -124,9 +124,12 @@ def distribute(
             )
         wrapped = DistributedDataParallel(model, process_group=group, **ddp_options)
         handle = attach(wrapped, optimizers, strategy, scaler=scaler, seed=seed)
-        return wrapped, DistributedOptimizer(
-            as_one(optimizers), GradientController(handle, model.parameters()), model
-        )
+        try:
+            controller = GradientController(handle, model.parameters())
+            return wrapped, DistributedOptimizer(as_one(optimizers), controller, model)
+        except BaseException:
+            handle.abandon()
+            raise
     if ddp_options:
         option = next(iter(ddp_options))
         near = difflib.get_close_matches(option, inspect.signature(distribute).parameters, n=1)
@@ -170,9 +173,15 @@ def _share(
     controller = bind(
         model, optimizers, strategy, membership, describe, seed=seed, statistics=statistics, scaler=scaler
     )
+    try:
+        made = DistributedOptimizer(controller.optimizer, controller, model, group)
+    except BaseException:
+        _abandon(controller)
+        controller.replica.release()
+        raise
     _distributed[model] = controller
     weakref.finalize(model, _abandon, controller).atexit = False
-    return DistributedOptimizer(controller.optimizer, controller, model, group)
+    return made
 
 
 def bind(

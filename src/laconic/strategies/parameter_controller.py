@@ -64,21 +64,23 @@ class ParameterController(Controller):
         self._memory: dict[str, Tensor] = {}  # of the strategy, equal on all ranks, at the last regroup
         self._calls = 0  # collective calls since the last step
         self._furthest = (0, 0)  # steps and calls of the rank that was ahead at the last regroup
+        self.shared_scaler: SharedScaler | None = None
         if membership.rejoining:
             self._rejoin()
         else:
             self.bound = strategy.bind(replica, optimizer, membership.comm, seed)
-        replica.publish()
-        membership.comm.reset()
-        self.shared_scaler: SharedScaler | None = None
-        if scaler is not None:
-            own = membership.comm.over(membership.side_comm)
-            self.shared_scaler = SharedScaler(scaler, own, membership.exchanging)
+        try:
+            replica.publish()
+            membership.comm.reset()
+            if scaler is not None:
+                self.shared_scaler = SharedScaler(scaler, membership.side_meter, membership.exchanging)
+        except BaseException:
+            self.bound.abandon()
+            raise
 
     def __repr__(self) -> str:
-        comm = self.bound.comm
-        size = f"{self.replica.layout.numel:,} elements"
-        return f"<{self.strategy!r} on {size}, rank {comm.rank} of {comm.size}>"
+        comm, n = self.bound.comm, self.replica.layout.numel
+        return f"<{self.strategy!r} on {n:,} elements, rank {comm.rank} of {comm.size}>"
 
     def _rejoin(self) -> None:
         """Replace a process that died: load the others' average at their next step."""
@@ -149,9 +151,8 @@ class ParameterController(Controller):
         self._memory = memory or self._memory
         dense_bytes, seconds, generation = self.bound.dense_bytes, self.bound.seconds, membership.generation
         self.bound.abandon()
-        self.bound = Alone().bind(
-            self.replica, self.optimizer, membership.comm, self._seed
-        )  # lets go of the old group
+        alone = Alone().bind(self.replica, self.optimizer, membership.comm, self._seed)
+        self.bound = alone  # lets go of the old group
         while True:
             membership.renew(why)
             with suppress(PeerError):  # another rank was lost meanwhile: retry
@@ -249,9 +250,8 @@ class ParameterController(Controller):
     def _state(self) -> RankState:
         tensors = {"flat": self.replica.flat} | self.bound.state_dict()
         copies = {key: value.clone() for key, value in tensors.items()}
-        return RankState(
-            **self._identity(), step=self.bound.steps, tensors=label(copies, self.bound.comm.rank)
-        )
+        held = label(copies, self.bound.comm.rank)
+        return RankState(**self._identity(), step=self.bound.steps, tensors=held)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         own: dict[str, Any] = {}

@@ -65,6 +65,11 @@ class Membership:
             opened.pop_all()
 
     @property
+    def side_meter(self) -> Metered:
+        """The side group, with the meter of `comm`."""
+        return self.comm.over(self.side_comm)
+
+    @property
     def regroup_requested(self) -> bool:
         """Whether another rank waits for new groups."""
         return self.heartbeats is not None and self.heartbeats.regroup_requested
