@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 import warnings
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +22,8 @@ import laconic
 from laconic.core.errors import AttachError, StateError
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
+from laconic.fsdp.handle import close
+from laconic.fsdp.models import param_group_of
 from tests.dist.nets import GPT
 from tests.dist.pool import on_ranks
 from tests.dist.test_fsdp import LONG, close_to_the_mean, loss_of, step_on, whole
@@ -250,6 +255,38 @@ def test_other_trained_parameters_than_at_the_start_are_refused() -> None:
         AttachError, match="other parameters of the model are trained than when it was compressed"
     ):
         loss.backward()
+
+
+@on_ranks(2, timeout_s=LONG)
+def test_a_saved_state_copies_the_memory_once() -> None:
+    model = nn.Linear(8, 8)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("machines", "shards")))
+    handle = laconic.compress(model, torch.optim.SGD(model.parameters(), lr=0.1), FED)
+    exchange = handle._gradients.exchange
+    handle.state_dict()
+    with mock.patch.object(exchange, "state_dict", wraps=exchange.state_dict) as copies:
+        handle.state_dict()
+    assert copies.call_count == 1
+
+
+@on_ranks(2, ("sum()", FED), timeout_s=LONG)
+def test_a_failed_attachment_leaves_plain_hsdp(spec: str) -> None:
+    """After an error in the last step of it: no thread, no hook; and the model can be compressed again."""
+    model = nn.Linear(8, 8)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("machines", "shards")))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = {*threading.enumerate()}
+    closed = mock.patch("laconic.fsdp.handle.close", wraps=close)
+    fails = mock.patch("laconic.fsdp.handle.after_steps", side_effect=ZeroDivisionError)
+    with closed as closing, fails, pytest.raises(ZeroDivisionError):
+        laconic.compress(model, optimizer, spec)
+    assert closing.called and param_group_of(model)._all_reduce_hook is None
+    deadline = time.monotonic() + 5.0
+    while any(each.name.startswith("replicas of") for each in {*threading.enumerate()} - before):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    laconic.compress(model, optimizer, spec)
+    model(torch.ones(1, 8)).sum().backward()
 
 
 class Checkpointed(nn.Module):

@@ -164,13 +164,17 @@ class ShardedHandle:
         """Put our collectives in the place of FSDP's own. The groups are closed at the end."""
         model = self._model()
         assert model is not None
-        self._gradients.attach(model)
-        if self._parameters is not None:
-            for name, module in scattering(model):
-                gather = GatherCoded(self._parameters, self._within, name, self._gathers[name])
-                module.set_custom_all_gather(gather)  # type: ignore[arg-type]  # an interface that is private
-        self._detach.append(after_steps(self._optimizer, self._stepped).remove)
         self._detach.append(partial(close, groups))
+        try:
+            self._gradients.attach(model)
+            if self._parameters is not None:
+                for name, module in scattering(model):
+                    gather = GatherCoded(self._parameters, self._within, name, self._gathers[name])
+                    module.set_custom_all_gather(gather)  # type: ignore[arg-type]  # torch's interface is private
+            self.when_removed(after_steps(self._optimizer, self._stepped).remove)
+        except BaseException:
+            self.remove()
+            raise
         _compressed[model] = weakref.ref(self)
         weakref.finalize(model, close, groups).atexit = False
 

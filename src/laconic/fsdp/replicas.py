@@ -55,6 +55,7 @@ class Replicas:
         self._verdict = Verdict(within.comm.comm)
         self._pass = BackwardPass()
         self._waiting = WaitingGradients()
+        self._keeps = False  # whether there was a memory at the last look
         self._detach: list[Callable[[], None]] = []
         self._beside: BesideBackward | None = None
 
@@ -89,8 +90,10 @@ class Replicas:
 
     @property
     def keeps(self) -> bool:
-        """Whether there is a memory, another one on each rank."""
-        return bool(self.exchange.state_dict())
+        """Whether there is a memory, another one on each rank. Once there is, this copies none of it."""
+        if not self._keeps and self.exchange.remembers:
+            self._keeps = bool(self.exchange.state_dict())
+        return self._keeps
 
     @property
     def counts(self) -> dict[str, int]:
