@@ -93,9 +93,9 @@ FAMILIES = (
         ("topk(density=0.01)", "stc(density=0.01)", "sign()", "ef21_sgdm()", "ef21_sgdm(topk(density=0.1))"),
         WITHOUT_MOMENTUM,
         folder="cifar10-without-momentum",
-        why="Why methods with error feedback fall short above: what they hold back comes late, and momentum"
-        " goes on with it. Without momentum they do better than dense training. EF21 follows the gradients"
-        " slowly when one entry in a hundred changes a step; with one in ten it keeps up.",
+        why="Methods with error feedback fall short above because their residuals are applied late, and"
+        " momentum repeats them. Without momentum they do better than dense training. EF21 follows the"
+        " gradients slowly when one entry in a hundred changes per step; with one in ten it keeps up.",
     ),
     Family("Adam", 2e-3, "adam()", ("onebit_adam(warmup_steps=400)",)),
     Family(
@@ -132,8 +132,8 @@ FAMILIES = (
         600,
         "shakespeare",
         "shakespeare-by-signs",
-        "Why DeMo falls short above: it was published with steps of one length, against the sign of what"
-        " comes back, not with Adam's. Beside dense training with such steps it loses nothing.",
+        "DeMo falls short above because it was published with sign steps of the decoded momentum, not with"
+        " Adam's. Compared with dense training by sign steps it loses nothing.",
     ),
 )
 

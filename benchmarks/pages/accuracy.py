@@ -29,11 +29,11 @@ Why methods fall short at 1,000 steps, as far as we know:
   shrinks over 2,000 steps.
 - `majority_vote`: every entry moves by the learning rate, however small its gradient. It needs its own rate,
   but here, as for all methods, it has that of its family.
-- `ef21_sgdm` sends changes of an average over ten steps, into a mean that all go on using: entries that wait
-  leave old gradients in it, where error feedback leaves them out. Its papers' optimiser has no momentum.
+- `ef21_sgdm` sends changes of an average over ten steps, and all ranks use the mean of these averages: it
+  contains old gradients for unsent entries, which error feedback leaves out. Its papers use no momentum.
 - `comp_ams` and the AdaGrads: the second moment is that of the sent values. With block signs it is equal for
-  all entries of a tensor, so the step is not adapted to each entry; with sparse entries it is learned only as
-  fast as they are sent. Learning rates are those of the family."""
+  all entries of a tensor, so the step is not adapted to each entry; with sparse entries it is learned only
+  at the rate at which they are sent. Learning rates are those of the family."""
 
 APART = """\
 Why strategies fall short at 1,000 steps, as far as we know:
@@ -47,8 +47,8 @@ Why strategies fall short at 1,000 steps, as far as we know:
   to 125 times in 1,000 steps. `lsgd` and `easgd` synchronise every 4 steps, but move workers only part of
   the way. On skewed shards, `lsgd` follows the worker with the easiest examples.
 - Learning rates are those of the family; no strategy has its own. An outer step with momentum moves the model
-  by up to lr / (1 - momentum) times what the workers did, 7 for `diloco`: its own rate is a fraction of dense
-  training's, and there it loses [far less](own_rates.md)."""
+  by up to lr / (1 - momentum) times the workers' mean update, 7 for `diloco`: its best rate is a fraction of
+  dense training's, and there it loses [far less](own_rates.md)."""
 
 
 def page() -> str:
@@ -92,8 +92,8 @@ def heading(what: str, task: str, model: str) -> str:
 def methods(task: str, found: list[Standing]) -> list[str]:
     """All methods, and their picture."""
     lines = [
-        f"{found[0].contender.workers} workers. Sent: what a worker puts on the wire in a step, every copy",
-        "and header, mean over the second half; smaller: than a dense all-reduce among as many workers.",
+        f"{found[0].contender.workers} workers. Sent: bytes that a worker puts on the wire per step, every",
+        "copy and header, mean over the second half; smaller: than a dense all-reduce of the same group.",
         f"Methods without error feedback should stay within {POINTS:g} point of dense, plus one standard",
         "error; the others have no bound. Lost: points of accuracy below dense training with the same",
         "optimiser.",
@@ -168,8 +168,8 @@ def densities(found: dict[str, Any]) -> list[str]:
     lines = [
         f"## DGC's densities: {config['title']}: `{config['model']}`, {config['steps']:,} steps",
         "",
-        f"{config['workers']} workers, {config['seeds']} seeds; what a worker puts on the wire in a step,",
-        "after the warm-up. The picture counts each message once, however many ranks it goes to.",
+        f"{config['workers']} workers, {config['seeds']} seeds; bytes that a worker puts on the wire per",
+        "step, after the warm-up. The picture counts each message once, even if several ranks receive it.",
         "",
         f"![training loss by bytes and by step](accuracy-{name}.svg)",
         "",

@@ -20,9 +20,9 @@ HEAD = """# Less memory for activations
 `make docs` writes this page from the results of `python -m benchmarks.activations` in
 `benchmarks/results/activations.json`.
 
-Backward needs the inputs of layers, and these fill most of the memory of a training. `laconic.activations`
-keeps them as bytes, within a bound on the error that follows from the gradients (COMET), and what must be
-exact stays exact:
+Backward needs the inputs of layers, and these take most of the memory of a training. `laconic.activations`
+stores them compressed, within an error bound derived from the gradients (COMET); values that must be exact
+stay exact:
 
 ```python
 with laconic.activations.compress(model, "comet(share=0.01)", optimizer):
@@ -33,19 +33,19 @@ with laconic.activations.compress(model, "comet(share=0.01)", optimizer):
         optimizer.step()
 ```
 
-The error reaches the gradients of weights alone, and its sigma there stays below `share` of the mean
-|momentum|: all calls count whose gradients add up, of a layer that is used several times and of
-micro-batches. Features with one value in many examples err alike, so that their error is above it: take a
-smaller `share` there. The gradient of each layer's input is that of dense training bit by bit, with one
-exception: inputs of batch norms are coded too, which changes their input's gradient by about `share` of the
-gradient of their output, on average over channels; a channel whose gradient follows its input errs by more.
-`comet(norms='exact')` leaves them as they are, and their bytes stay. `blocks(bits=4)` keeps the same few
-bits for every layer. A mask of a ReLU or of dropout is kept as a bit an element, and a place of max pooling
-in a few bits: exact. Everything else stays as it is.
+The error affects only the gradients of weights, and its standard deviation there stays below `share` of the
+mean |momentum|, also when the gradients of several calls or micro-batches add up. Features with the same
+value in many examples have correlated errors above that bound: use a smaller `share` there. The gradient of
+each layer's input is bit-identical to dense training, with one exception: inputs of batch norms are
+compressed too, which changes their input's gradient by about `share` of the gradient of their output, on
+average over channels, and by more in a channel whose gradient follows its input. `comet(norms='exact')`
+leaves them uncompressed. `blocks(bits=4)` uses the same number of bits for every layer. Masks of ReLU and
+dropout take one bit per element and indices of max pooling a few bits, without error. All other tensors are
+unchanged.
 
-The block may hold the whole training, a step or a forward pass: bounds adapt alike, and backward may come
-after it. A session's bounds and its next rounding are in its state, to be saved beside the model's and the
-optimiser's; a state of another model is refused:
+The block may contain the whole training, a step or a forward pass: bounds adapt in each case, and backward
+may run after the block. A session's state has its bounds and its next rounding: save it with the states of
+the model and the optimiser. The state of a different model is refused:
 
 ```python
 session = laconic.activations.compress(model, "comet(share=0.01)", optimizer)
@@ -55,23 +55,24 @@ torch.save({"model": model.state_dict(), "session": session.state_dict()}, path)
 session.load_state_dict(torch.load(path)["session"])
 ```
 
-- **Gradient checkpointing**: `torch.utils.checkpoint` inside the block works; a region keeps nothing but its
-  input, which stays exact, and the rest is coded.
-- **Autocast** works; with a GradScaler, leave `optimizer` out.
-- **Compiled code**: a compiled graph saves what it fuses, so a compiled model is refused, and so is a layer
-  of the model that runs in any compiled function, and a block that is opened in one. A compiled loss or
-  optimiser step works beside. Graphs of `torch.jit` and `torch.export` are not seen: what they keep stays as
-  it is.
-- **Attention**: `nn.MultiheadAttention` calls its linear layers where no call is seen, so what it keeps stays
-  as it is. Of an `nn.TransformerEncoderLayer` the feed-forward part is coded.
-- **Computed weights** (parametrised, or gathered by FSDP2) are not known, and their layers' inputs stay.
-- **Number formats**: inputs in float32, bfloat16 and float16 are coded. A model of float64 is refused; in a
-  mixed one, its layers of float64 stay as they are.
-- A block in which backward keeps something and no layer's input is coded **warns**. NaN and Inf in a layer's
-  input are refused by the layer's name.
-- `laconic.activations.measure(model, batch)` tells kept bytes by layer: `kept.table()`, `kept.picture()`. It
-  opens a block of its own, so it goes outside of yours; given a session, it takes today's bounds.
-- On a GPU the reference in plain torch runs: it works, slowly."""
+- **Gradient checkpointing**: `torch.utils.checkpoint` inside the block works; a region stores only its exact
+  input, and all other layers are compressed.
+- **Autocast** works; with a GradScaler, omit `optimizer`.
+- **Compiled code**: a compiled graph saves fused tensors, so a compiled model is refused, and so is a layer
+  of the model that runs in a compiled function, and a block that is opened in one. A compiled loss or
+  optimiser step works. Graphs of `torch.jit` and `torch.export` are invisible: their saved tensors are
+  unchanged.
+- **Attention**: `nn.MultiheadAttention` does not call its linear layers as modules, so its saved tensors are
+  unchanged. In an `nn.TransformerEncoderLayer` only the feed-forward part is compressed.
+- **Computed weights** (parametrised, or gathered by FSDP2) are not recognised; their layers' inputs are
+  unchanged.
+- **Number formats**: inputs in float32, bfloat16 and float16 are compressed. A float64 model is refused; in a
+  mixed one, its float64 layers are unchanged.
+- A block that saves tensors but compresses no layer's input **warns**. NaN and Inf in a layer's input raise
+  an error that names the layer.
+- `laconic.activations.measure(model, batch)` returns saved bytes by layer: `kept.table()`, `kept.picture()`.
+  Call it outside of your own block; with a session, it uses the current bounds.
+- On a GPU the reference in plain torch runs, which is slow."""
 
 
 def page() -> str:
@@ -90,8 +91,8 @@ def page() -> str:
 def _memory(rows: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[str]:
     yield from ("## Memory and time", "")
     yield "Batches of 256 images of CIFAR-10, each row a fresh process with one thread, after four steps."
-    yield "*Kept*: what autograd holds at the end of forward. *Peak*: the most resident memory in the last"
-    yield "step, above what was resident before the first. Seconds of processor time a step, on a shared"
+    yield "*Kept*: bytes that autograd holds at the end of forward. *Peak*: the most resident memory in the"
+    yield "last step, above that before the first step. Seconds of processor time per step, on a shared"
     yield f"machine ({about['processor']})."
     yield ""
     heads = ("net", "activations", "kept, MB", "smaller", "peak, MB", "less", "step, s", "time")
@@ -117,9 +118,9 @@ def _memory(rows: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[str]:
     yield from table(heads, cells)
     yield ""
     yield "The peak falls less than the kept bytes: a layer's tensors are dense while it works. Freed memory"
-    yield "leaves the process here (`MALLOC_MMAP_THRESHOLD_=262144`, in all rows): by default, glibc keeps"
+    yield "returns to the system here (`MALLOC_MMAP_THRESHOLD_=262144`, in all rows): by default, glibc holds"
     yield "hundreds of MB of freed blocks of this size, and the peak of resident memory hides the gain."
-    yield "What ResNet-20 keeps by layer, dense (pale) and coded by `comet()`:"
+    yield "Bytes kept by each layer of ResNet-20, dense (pale) and compressed by `comet()`:"
     yield ""
     yield "![Bytes kept by each layer](activations.svg)"
 
@@ -146,16 +147,16 @@ def _kept(rows: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[str]:
 
 def _accuracy(rows: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[str]:
     yield from ("## Accuracy", "")
-    yield "Test accuracy in percent after short trainings, with nothing changed but what backward keeps:"
+    yield "Test accuracy in percent after short trainings that differ only in the saved activations:"
     yield "variants of a seed begin with the same weights and see the same batches. A training takes at most"
     long = [name for net, name in EPOCH.items() if any(row["net"] == net for row in rows)]
     told = f": for {' and '.join(long)} 1,600 steps of 32 images, one epoch." if long else "."
     yield f"four minutes of one core{told}"
-    yield "These are far from what the nets reach in the end: what counts is dense against coded. Mean over"
+    yield "The nets are not trained to convergence: compare dense with compressed. Mean over"
     yield "seeds and standard deviation; *points*: difference to dense training of the same seeds."
     if any(row["variant"] == activations_accuracy.NUDGED for row in rows):
-        yield "*nudged* is dense training whose first weights differ by a millionth: trainings come apart by"
-        yield "that much from rounding alone."
+        yield "*nudged* is dense training whose first weights differ by a millionth: it shows the differences"
+        yield "caused by rounding alone."
     yield ""
     key = ("net", "steps", "batch", "variant")
     rows = sorted(rows, key=lambda row: (row["net"], row["steps"], row["variant"] != "dense", row["variant"]))
@@ -206,7 +207,7 @@ def _codec(rows: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[str]:
 
 
 def _sz3(found: dict[str, Any]) -> Iterator[str]:
-    yield from ("## Beside SZ3", "")
+    yield from ("## Comparison with SZ3", "")
     yield f"Same inputs and bounds, pysz {found['pysz']}, in one process, from `python -m benchmarks.sz3`."
     yield "*Zeros kept*: the share of zeros that stay zeros. *Time*: SZ3's processor time, without"
     yield "prediction, over that of `error_bound`."

@@ -30,7 +30,7 @@ HEAD = """# Language models in 1 to 3 bits
 
 `laconic.lowbit.admm` trains a recurrent language model whose matrices end in a small table of values, with a
 scale for each row: a ternary LSTM is 15 times smaller than float32, with all scales and biases counted. The
-model, the optimiser and the training loop stay as they are:
+model, the optimiser and the training loop do not change:
 
 ```python
 import torch
@@ -54,7 +54,7 @@ assert torch.equal(again(letters), handle.finish()(letters))  # bit for bit
 assert handle.size().smaller > 15
 ```
 
-With Theta the weights, G the nearest that the table can hold, lambda scaled duals (Xu et al. 2021,
+With the weights Theta, their nearest table values G and scaled duals lambda (Xu et al. 2021,
 arXiv:2111.14836):
 
 | | |
@@ -64,30 +64,30 @@ arXiv:2111.14836):
 | then | gamma grows by 15 % up to `most`, and lambda shrinks by as much |
 | nearest | alternates alpha = v.q / (q.q) and the nearest entries to v / alpha, five times, from two starts |
 
-**A reconstruction.** The paper's text was not at hand: its abstract names the method, the tied tables and the
-extra-gradient step; gamma, its schedule and how often G moves are ours.
+**A reconstruction.** The paper's text was not available: its abstract names the method, the tied tables and
+the extra-gradient step; gamma, its schedule and the update interval of G are ours.
 
 - **Tables**: "binary" 1 bit, "ternary" 1.6 bits (five in a byte), "quinary" {0, ±1, ±2} and "septenary" {0,
   ±1, ±2, ±4} 3 bits. **Scales**: one for each "row", each matrix ("layer") or the "model".
 - **Layers**: Embedding, LSTM, GRU and Linear; `keep=` names what stays float32. Biases always do.
-- **Progress**: `handle.residual()` is |Theta - G| / |Theta|; `with handle.quantised():` tests G on the way.
+- **Progress**: `handle.residual()` is |Theta - G| / |Theta|; `with handle.quantised():` evaluates G.
 - **SGD, not Adam**: Adam divides the penalty's gradient away, and G is never reached. The penalty
   overshoots where gamma times the learning rate is above 1.
-- **Do not let the learning rate end at zero**: G and lambda move to the end, and weights that cannot follow
-  are left behind. A twentieth of the peak will do.
+- **Do not let the learning rate end at zero**: G and lambda change until the end, and the weights must be
+  able to follow. A twentieth of the peak is enough.
 - **Data-parallel**: under DistributedDataParallel and `laconic.compress` the penalty comes after the
   exchange, and all ranks have the same G. Call `admm` before `laconic.compress`. Methods that apply
-  momentum before the exchange, such as `dgc`, warn of a gradient that has changed. Strategies whose
-  replicas differ do not go with it.
+  momentum before the exchange, such as `dgc`, warn of a changed gradient. Strategies whose replicas differ
+  are not supported.
 - **Extra-gradient**: with `extragradient=True` two calls of `optimizer.step()` are one step: the first
   predicts, the second steps from the same place with the gradient there. Save after an even number of
   calls. It takes a much lower learning rate than plain steps: where rate times curvature is 1, the
   prediction is at the minimum, its gradient is 0, and the weights drift.
-- **Resuming**: save `handle.state_dict()` beside the model's and the optimiser's, for the same bits.
+- **Resuming**: save `handle.state_dict()` with the states of the model and the optimiser.
 - **Time**: a packed layer unpacks its matrix at each call, so it saves memory, not time.
 - `laconic.lowbit.straight_through` is the baseline with the same tables, scales and files.
 - In the terminal: `laconic train shakespeare --model lstm --with "dense()" --lowbit
-  "admm(table='ternary')"` tests G, shows the residual, and leaves `packed.pt` beside the checkpoints."""
+  "admm(table='ternary')"` tests G, shows the residual, and writes `packed.pt` next to the checkpoints."""
 ABOUT = f"""## Measured
 
 An LSTM of {WIDTH} units on Shakespeare, letter by letter, {STEPS:,} steps of {BATCH} windows of 64 letters,
@@ -96,8 +96,8 @@ peak of {RATES[EXTRA]:g}: at higher ones, or with a stronger penalty, it drifts.
 default one: it begins after {START} steps with gamma {GAMMA:g}, which grows by {100 * GROWTH - 100:.0f} %
 every {EVERY} steps, as one seed of shorter trainings chose. Loss in nats a letter on the test set, mean
 over seeds with the standard deviation; "above float": of the same seeds. *Smaller* counts scales, biases and
-tables; the file is that of `torch.save`. `python -m benchmarks.admm` does the runs that are missing:
-{{found}} of {{planned}} are there."""
+tables; the file is that of `torch.save`. `python -m benchmarks.admm` starts the missing runs:
+{{found}} of {{planned}} are done."""
 WIDE, HIGH, LEFT, TOP = 720, 330, 60, 20
 COLOURS = {
     "float": "#888888",

@@ -22,27 +22,27 @@ def written(found: dict[str, Any]) -> str:
     rounds = found["rounds"]
     explained, *_ = inspect.cleandoc(auto.__doc__ or "").split("\n\n")
     lines = [
-        "# auto() beside its candidates",
+        "# auto() compared with its candidates",
         "",
         explained,
         "",
-        f"What follows is of `{AUTO}`, which may take any candidate. `auto()` alone ends at the"
+        f"These figures are for `{AUTO}`, which may choose any candidate. `auto()` alone stops at the"
         " fourth: [time to accuracy](time_to_accuracy.md) has both.",
         "",
-        "Made by `make docs` from what `python -m benchmarks.auto` leaves in `benchmarks/results/auto.json`,",
+        "`make docs` writes this page from `benchmarks/results/auto.json` (`python -m benchmarks.auto`),",
         f"on a [lab](lab.md) of two hosts on {found['machine']['cores']} cores.",
         "",
         *table(
-            ("aim", "found", "kept"),
+            ("goal", "measured", "met"),
             [(bar.aim, bar.found, "yes" if bar.kept else "no") for bar in bars(found)],
         ),
         "",
         "## A step",
         "",
         "The GPT of 10.8 million parameters of [steps over slow links](steps.md). Milliseconds a step,"
-        f" median of {rounds} round{'s' if rounds > 1 else ''}. Unshaped, messages cross memory alone: there"
-        " two candidates running that do not pay end the search, and the step stays dense, even where a"
-        " lossier one would save some of it.",
+        f" median of {rounds} round{'s' if rounds > 1 else ''}. Unshaped, messages only pass through memory:"
+        " there two consecutive candidates without gain end the search, and the step stays dense, even if a"
+        " lossier candidate would be faster.",
         "",
         *table(
             ("candidate", *(named(row["link"]) for row in found["steps"])),
@@ -52,7 +52,7 @@ def written(found: dict[str, Any]) -> str:
             ],
         ),
         "",
-        "What it said when it had decided, round by round:",
+        "The logged decision of each round:",
         "",
         *(f"- {named(row['link'])}: {each}" for row in found["steps"] for each in row["said"]),
         "",
@@ -81,11 +81,11 @@ def ends(losses: list[dict[str, Any]], seeds: int) -> list[str]:
     """The section of losses."""
     rows = [(each["link"], row) for each in losses for row in each["rows"]]
     return [
-        "## Where it ends",
+        "## Final loss",
         "",
         f"A small GPT on Shakespeare's plays, {losses[0]['steps']} steps, two workers: test loss after the"
-        f" last step, mean ± standard error of {seeds} seeds, beside the candidate whose step was fastest"
-        " there.",
+        f" last step, mean ± standard error of {seeds} seeds, compared with the candidate whose step was"
+        " fastest on that link.",
         "",
         *table(
             ("link", "method", "test loss", "ms a step"),
@@ -107,8 +107,8 @@ def repeated(runs: list[dict[str, Any]]) -> list[str]:
     return [
         "## The same run again",
         "",
-        f"What auto() chooses depends on clocks. The same GPT, {runs[0]['steps']} steps with one seed: test"
-        " loss of each run, and how many times fewer bytes than dense it sent in all; measured by itself, on"
+        f"The choice of auto() depends on measured times. The same GPT, {runs[0]['steps']} steps with one"
+        " seed: test loss of each run, and how many times fewer bytes than dense it sent; measured alone, on"
         f" {runs[0]['machine']['cores']} cores ({runs[0]['machine']['processor']}).",
         "",
         *table(

@@ -29,16 +29,16 @@ NAMES = {
 }
 HEAD = """# Blocks side by side
 
-`laconic.admm` cuts a model into blocks, one on each rank, that train **at the same time**: each has a
-sub-problem of its own on a mini-batch of its own, and no backward pass crosses a block. So blocks need not
-wait for each other's passes, and what stands between two of them needs no gradient: a step function, a
-constraint, a non-negative factorisation.
+`laconic.admm` cuts a model into blocks, one on each rank, that train **at the same time**: each solves its
+own sub-problem on its own mini-batch, and no backward pass crosses a block. So blocks need not wait for each
+other's passes, and a module between two blocks needs no gradient: a step function, a constraint, a
+non-negative factorisation.
 
 ```python
 trainer = laconic.admm.BlockTrainer(model, "block_admm(blocks=3)", example=x)  # on each of 3 ranks
 for x, y in loader:  # the same batches on every rank
     loss = trainer.step(x, y)  # the last block's; None elsewhere
-trainer.finish()  # what is still under way
+trainer.finish()  # mini-batches still in flight
 trainer.gather()  # the whole model, on every rank
 ```
 
@@ -46,7 +46,7 @@ With `torchrun --nproc_per_node 3`, or in the terminal: `laconic train mnist --w
 --workers 3`, whose report has the time line, the bytes of each boundary and both residuals.
 
 **A reconstruction** of stochastic Block-ADMM and DeepFacto (Khorram et al. 2021, arXiv:2105.00339): only the
-abstract was at hand. With f_n the blocks, X_n their outputs and U_n scaled duals, one of each for a sample:
+abstract was available. With blocks f_n, their outputs X_n and scaled duals U_n, both per sample:
 
 ```text
 L = loss(f_N(X_{N-1}), y) + sum over n < N of beta/2 |X_n - f_n(X_{n-1}) + U_n|^2
@@ -54,44 +54,43 @@ L = loss(f_N(X_{N-1}), y) + sum over n < N of beta/2 |X_n - f_n(X_{n-1}) + U_n|^
 
 | step | where | needs |
 |---|---|---|
-| X_n, U_n are a forward pass and 0, or what is stored | block n + 1 | f_n from block n |
+| X_n, U_n are a forward pass and 0, or the stored values | block n + 1 | f_n from block n |
 | T_n, parameters: `steps` steps of an optimiser on the own term | block n | X_n + U_n from block n + 1 |
-| X_n: `steps` proximal steps on the two terms that hold it | block n + 1 | nothing more |
-| U_n += dual (X_n - f_n), at the sample's next visit | block n + 1 | f_n of then |
+| X_n: `steps` proximal steps on the two terms that contain it | block n + 1 | nothing more |
+| U_n += dual (X_n - f_n), at the sample's next visit | block n + 1 | f_n at that visit |
 
-A mini-batch passes the blocks twice, forward as activations and back as targets X + U; meanwhile they work on
-other ones. With `steps=1, rate=1` in mode 'online', a mini-batch alone is exactly one step of
-back-propagation; with others under way, targets are as old as the blocks behind are many.
+A mini-batch passes through the blocks twice, forward as activations and back as targets X + U; meanwhile
+blocks work on other mini-batches. With `steps=1, rate=1` in mode 'online', a single mini-batch is exactly
+one step of back-propagation; with several in flight, targets are as many steps old as there are later blocks.
 
 - **Cutting**: an `nn.Sequential`, between its children. By default blocks have equally many layers with
   parameters; `cut=('3', '7')` names the children that begin the second block and those after.
 - **Mode 'online'** forgets X and U after each mini-batch: duals are always 0. **Mode 'batch'** stores both by
   sample id, in RAM or, with `folder=`, in a file for each boundary: give `samples=len(dataset)`, and
   `trainer.step(x, y, samples=ids)` with ids of [`laconic.data.with_ids`](api.md).
-  `keep=cast('fp16')` halves what is stored.
-- **Constraints**: `laconic.admm.Proximal(operator)` begins a block, and holds what the one before gives to a
-  set or a penalty: `Proximal(torch.sign)`, `Proximal(lambda x: x.clamp(0, 1))`. It is never differentiated. A
-  step function wants a smaller `beta`, such as 0.03, so that targets can cross the step.
+  `keep=cast('fp16')` halves the storage.
+- **Constraints**: `laconic.admm.Proximal(operator)` begins a block, and restricts the previous block's output
+  to a set or by a penalty: `Proximal(torch.sign)`, `Proximal(lambda x: x.clamp(0, 1))`. It is never
+  differentiated. A step function needs a smaller `beta`, such as 0.03, so that targets can cross the step.
 - **DeepFacto**: `laconic.admm.DeepFacto(features=256, rank=32)` begins a block: X = S M with S, M >= 0, by
   multiplicative updates. `facto.code(x)` is each sample's code S, `facto.parts` is M, and `facto.error(x)`
-  what is lost.
+  the reconstruction error.
 - **Codecs**: `activations=` and `targets=` take any, such as `minmax(bits=8)`.
-- **Adam**: targets have other scales than a loss. Momentum SGD at a rate for the loss diverges; give another
-  by `optimizer=`, and start low.
+- **Adam**: targets are scaled differently from a loss. Momentum SGD at a rate for the loss diverges; pass a
+  different optimiser by `optimizer=`, and start with a low rate.
 - **Residuals**: `trainer.stats()` has the primal |X - f| / |f| and the dual one, how far X moved since its
   last visit. Test with the plain forward pass of the whole model: that is where a gap between X and f shows.
-- **Resuming**: save `trainer.state_dict()` on each rank, between steps: what is under way is part of it.
-- **Failures**: a block that diverges says so, and the others raise `PeerError` in their next ticks.
-- Random layers such as dropout draw anew in each pass; batch norms count a batch twice. Each block's rank
-  holds the whole model, and trains its own part.
+- **Resuming**: save `trainer.state_dict()` on each rank, between steps; it includes mini-batches in flight.
+- **Failures**: a block that diverges raises an error, and the others raise `PeerError` in their next ticks.
+- Random layers such as dropout draw new values in each pass; batch norms count a batch twice. Each block's
+  rank holds the whole model and trains its own part.
 """
 ABOUT = f"""## Measured
 
 MNIST, 784-{WIDTH}-{WIDTH}-10, three blocks in three processes over gloo, {PASSES} passes of batches of
 {BATCH}; the same batches for all rows of a seed. Wrong answers on the test set by a plain forward pass, in
 %, mean over seeds with the standard deviation; kB: all blocks' messages, a step; seconds of processors, over
-all processes. `python -m benchmarks.block_admm` does the runs that are missing: {{found}} of {{planned}} are
-there.
+all processes. `python -m benchmarks.block_admm` starts the missing runs: {{found}} of {{planned}} are done.
 """
 
 

@@ -26,11 +26,11 @@ HEAD = """\
 
 {clients} clients of two classes each (`{by}`), {per_round} in each of {rounds} rounds, {steps} local
 steps of {batch} examples by plain SGD at {rate:g}: the same clients, batches and first model for all schemes.
-Clients make the first model themselves. Bytes are those of all clients' messages together, as they were
-sent; clients that missed rounds get what they missed.
+Clients create the first model locally. Bytes are the sent bytes of all clients' messages; clients that missed
+rounds receive the missed updates.
 
 `make docs` writes this page from the results of `python -m benchmarks.federated`: {found} of {planned}
-trainings are there. Accuracy: mean ± standard error over seeds. Target: {share:.0%} of FedAvg's accuracy with
+trainings are done. Accuracy: mean ± standard error over seeds. Target: {share:.0%} of FedAvg's accuracy with
 the same seed, by the mean of {window} tests in a row; bytes until then are the mean over the seeds that
 reached it."""
 Trainings = dict[str, list[dict[str, Any]]]  # by scheme, one of each seed

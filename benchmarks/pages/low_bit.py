@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[1] / "results"
 HEAD = """# Signs and few bits
 
 `laconic.lowbit` trains models whose layers compute with the signs of their weights and inputs, or with a
-few bits of them, and packs them for use: a bit a weight, and products that are XNOR and popcount. `make
+few bits of them, and packs them for inference: one bit per weight, and products by XNOR and popcount. `make
 docs` writes this page.
 
 ```python
@@ -41,7 +41,7 @@ assert torch.equal(packed(x), net.eval()(x))  # the same bits
 
 On the command line: `laconic train mnist --model bnn --lowbit "binarise()" --with "dgc(density=0.01)"`.
 
-## What is trained
+## Training
 
 | | forward | backward |
 |---|---|---|
@@ -50,37 +50,37 @@ On the command line: `laconic train mnist --model bnn --lowbit "binarise()" --wi
 | `quantise(weights=k)` | 2^k even levels from -1 to 1; `scale="log"`: powers of two | the same |
 | `quantise(gradients=6)` | - | powers of two, rounded at random so that the mean is kept |
 
-- Linear, Conv2d, LSTMCell and GRUCell are treated, in place. The parameters are the same objects under the
+- Linear, Conv2d, LSTMCell and GRUCell are converted in place. The parameters are the same objects under the
   same names: optimisers, DistributedDataParallel, `laconic.compress` and `state_dict` work as before.
-- **Clipping follows every optimiser**: one hook of the process clips after each step, on copies of the model
-  too. `handle.remove()` ends the clipping, and gives the plain layers back with their master weights.
-- **Float32** models alone are taken, under autocast or not. Weights that are masked, or drawn to a table by
-  `admm`, are refused: one treatment at a time, or `keep=` apart what each is for.
+- **Clipping works with every optimiser**: one hook of the process clips after each step, on copies of the
+  model too. `handle.remove()` ends the clipping, and restores the plain layers with their master weights.
+- Only **float32** models are accepted, under autocast or not. Weights that are masked, or penalised by
+  `admm`, are refused: a layer has one transform; use `keep=` to separate them.
 - Inside `nn.TransformerEncoder` torch's fast path for evaluation, which reads weights and calls no layer, is
   off until `handle.remove()`.
-- **Signs need both signs**: put a BatchNorm before a treated layer, and no ReLU between them.
+- **Inputs need both signs**: put a BatchNorm before a converted layer, and no ReLU between them.
 - `stochastic=True` draws the signs of inputs in training; random bits depend on a seed and a count of
   calls, which `handle.state_dict()` saves. Give each rank its own `seed=`. A call that activation
   checkpointing repeats has the same bits and does not count, among a layer's last 512.
-- `norm="shift"` and `laconic.optim.ShiftAdaMax` replace factors by powers of two, as the paper has it.
-- Training computes in float32 and takes no less time or memory than before.
+- `norm="shift"` and `laconic.optim.ShiftAdaMax` replace factors by powers of two, as in the paper.
+- Training computes in float32 and needs as much time and memory as before.
 
 Ours, not the papers': the evenly spaced levels from -1 to 1 (one bit is then the sign, and padding stays
 exact), the ends and the zero of the gradients' levels, and ShiftAdaMax's stored maximum, which the authors'
 code rounds in place so that it can never fall.
 
-## What is packed
+## Packing
 
-`pack(net)` copies the model. Weights take `weights` bits each, rows filled up to whole bytes; biases,
-BatchNorms and real layers stay float32. Results are bit for bit those of the model in evaluation, because
-products of levels are whole numbers that float32 has exactly, and all that follows is done in the same
+`pack(net)` copies the model. Weights take `weights` bits each, rows padded to whole bytes; biases,
+BatchNorms and real layers stay float32. Results are bit-identical to the model in evaluation, because
+products of levels are whole numbers that float32 represents exactly, and all other operations have the same
 order. So a BatchNorm and a sign are not folded into a threshold: that is exact only up to the rounding of
 the BatchNorm. Inputs of several bits are sums of signs, and take one product for each bit. Padding with
 zeros is exact. A layer whose products could exceed 2^24, and logarithmic levels, are refused.
 
-`save_packed(packed, path)` writes tensors, numbers and names alone. `load_packed(path, model)` takes the
-plain model, reads with `weights_only=True`, trusts nothing, and leaves `model` as it is. It also reads the
-`packed.pt` that `laconic train --lowbit "binarise()"` leaves in its folder.
+`save_packed(packed, path)` writes only tensors, numbers and names. `load_packed(path, model)` takes the
+plain model, reads with `weights_only=True`, validates everything, and does not change `model`. It also reads
+the `packed.pt` that `laconic train --lowbit "binarise()"` writes to its folder.
 """
 
 

@@ -27,7 +27,7 @@ LONGER = (
 DRAWN = ("mean of local models", "P-SGA", "FedAvg", "Reptile", "MAML", "MAML, long")
 ANCHOR = ("3.27", "0.51", "0.19", "0.16")  # MAML after 8,000 rounds, measured once with another program
 JOINT = ("3.26", "2.69", "1.99", "1.73")  # the same network trained on all sinusoids together
-ABOUT = f"""Each of {AGENTS} agents has one task. Together they look for one first model from which a new
+ABOUT = f"""Each of {AGENTS} agents has one task. Together they search for an initial model from which a new
 task is learned in few steps. `laconic.federated.meta` has P-SGA (local models first, then projected gradient
 ascent from them until the agents agree), MAML of both orders, Reptile and the mean of local models, each with
 any codec up and down.
@@ -43,7 +43,7 @@ print(found.up_nbytes, found.down_nbytes, Energy().joules(found))
 ```
 
 P-SGA here is **our reconstruction** from the abstract of arXiv:2105.14772: the paper's constraint set, step
-sizes and rounds were not available. What follows says nothing about the paper's own results.
+sizes and rounds were not available. The results below say nothing about the paper's own results.
 
 `make docs` writes this page from the results of `python -m benchmarks.meta`: mean ± standard error over
 seeds. MB are those of all agents' messages in all rounds, up and down, as encoded. J is a model of energy:
@@ -61,7 +61,7 @@ SWEEP = f"""Unless a row says otherwise, K = {ROUNDS}, r = 1 (of the farthest ag
 power 1, eta = 0.01, a gradient's norm is clipped at 1, and local models take 1,000 steps. "Diverged": a loss
 above 1,000 or none.
 """
-CLASSES = """scikit-learn's digits; a digit at one of four rotations is a class of its own. Agents have
+CLASSES = """scikit-learn's digits; each digit at each of four rotations is a separate class. Agents have
 classes of the digits 0 to 6, new tasks those of 7, 8 and 9. A network 64-64-64-5. Accuracy in percent on 200
 new tasks after steps of gradient descent (rate 0.1) on 5 images of each class.
 """

@@ -27,13 +27,13 @@ def section(found: Found) -> list[str]:
     return [
         "### Why",
         "",
-        "Ascent should lead an agent back over the way on which it came. Means over agents, batches and"
+        "Ascent should lead an agent back along its path. Means over agents, batches and"
         f" {len(found)} seeds,",
         "from `python -m benchmarks.meta_reasons`; a gradient's norm is that of a batch of 10:",
         "",
         *table(("at the own models", "measured"), [(NUMBERS[name], f"{of[name]:.3f}") for name in NUMBERS]),
         "",
-        "In so many dimensions a random direction has a cosine of about 0.02 in size. The same walk from the"
+        "A random direction in this space has a cosine of about 0.02 in size. The same walk from the"
         " same models",
         "without messages, with ascent, with the projection alone (eta = 0) and with descent:",
         "",

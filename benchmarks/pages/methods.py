@@ -14,7 +14,7 @@ MEASURED = (
     *("error", "bias share", "bound", "unbiased"),
 )
 HEAD = """\
-# Every method: what it sends, what it loses
+# Every method: bytes and error
 
 `make docs` writes this page from the registry and the figures of `python -m benchmarks.methods`.
 `laconic methods --all` shows the same list, `laconic methods` one line a name, and `laconic methods NAME`
@@ -23,16 +23,16 @@ all about one name.
 **Measured** on the gradient in `benchmarks/results/{gradient}` (`python -m benchmarks.gradient`): one
 worker's batch after 100 training steps on handwritten digits, with a network of {parameters:,} parameters.
 
-- *N = 4, N = 16*: bits per parameter that a worker puts on the wire in a step, in a group of so many: every
-  copy of a message, without packet headers, which add 5 to 7 % to large messages. N ranks each hold this
-  gradient; the busiest of them, mean over {steps} steps after any warm-up, for the matrices alone: vectors
-  stay dense in nearly all methods, and are few. A dense all-reduce sends 48 and 60 bits.
-- *any N*: the same by a formula, fitted to groups of 2, 4, 8 and 16. A gather sends its message to each of
-  N - 1 ranks; an all-reduce sends 2 (N - 1) / N of what it sums. **Bold**: it grows with every worker added.
-  With `down=` it does so in networks as small as this one, for headers, and [not in larger
+- *N = 4, N = 16*: bits per parameter that a worker puts on the wire per step in a group of N: every copy of a
+  message, without packet headers, which add 5 to 7 % to large messages. Every rank holds this gradient; the
+  figure is for the busiest rank, mean over {steps} steps after any warm-up, matrices only, since most methods
+  leave the few vectors dense. A dense all-reduce sends 48 and 60 bits.
+- *any N*: a formula, fitted to groups of 2, 4, 8 and 16. A gather sends its message to each of
+  N - 1 ranks; an all-reduce sends 2 (N - 1) / N times its input. **Bold**: grows with every worker added.
+  With `down=` it grows in networks as small as this one, because of headers, and [not in larger
   ones](scaling.md#through-servers-down).
 - *smaller*: how many times less than a dense all-reduce in a group of the same size. **Bold**: it sends more.
-- *message*: bits per parameter that a worker hands to collectives, each message counted once.
+- *message*: bits per parameter that a worker passes to collectives, each message counted once.
 - *error*: mean of |C(x) - x|² / |x|² over {keys} keys, for the matrices; *bias share*: the part of it that
   remains in the mean of C(x): none if C is unbiased, all if it is deterministic. Error feedback sends it
   later.

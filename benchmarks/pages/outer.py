@@ -34,9 +34,9 @@ Dense data parallelism with AdamW does {STEPS} steps; the others train until the
 test loss of the same seed, or {PATIENCE:g} times as many steps. Each has the best learning rate of
 {", ".join(f"{rate:g}" for rate in RATES)}, chosen on the first seed.
 
-*MB* is what a worker puts on the wire until then, packet headers included; it does not depend on the link.
-*seconds* is how long that occupies 100 Mbit/s, compute apart: with `overlap=` it is beside compute, without
-in bursts between it.
+*MB* are the bytes that a worker puts on the wire until then, packet headers included, on any link. *seconds*
+is the time to send them at 100 Mbit/s, without compute: with `overlap=` in parallel with compute, otherwise
+in bursts between steps.
 """
 TOLD = ("contender", "spec", "optimiser", "rate", "seeds", "steps", "MB", "fewer", "seconds at 100 Mbit/s")
 
@@ -95,10 +95,10 @@ def verdicts(found: Mapping[str, Sequence[Mapping[str, Any]]], base: Mapping[int
         if len(rows) < len(SEEDS):
             told.append(f"- `{name}`: {len(rows)} of {len(SEEDS)} seeds are done.")
         elif not all(map(reached, rows)):
-            told.append(f"- `{name}` does not come to dense's loss in {PATIENCE:g} times its steps.")
+            told.append(f"- `{name}` does not reach dense's loss in {PATIENCE:g} times its steps.")
         else:
             verdict = "met" if fewer(rows, base) >= FEWER else "missed"
             told.append(
-                f"- `{name}`: {fewer(rows, base):.0f} times fewer bytes; the bar of {FEWER} is {verdict}."
+                f"- `{name}`: {fewer(rows, base):.0f} times fewer bytes; the goal of {FEWER} is {verdict}."
             )
     return told

@@ -11,20 +11,20 @@ from benchmarks.pages.tables import spread, table
 from benchmarks.small_net import SMALL_GPT, SMALL_NET
 from benchmarks.workers import WORKERS, Row
 
-HEAD = f"""# Each method at a learning rate of its own
+HEAD = f"""# Each method at its own learning rate
 
 `make docs` writes this page from the results of `python -m benchmarks.own_rates` in
 `benchmarks/results/own_rates/`.
 
-Noise and delay ask for another rate than dense training. {WORKERS} workers train a small convolutional net
-on CIFAR-10, {SMALL_NET.batch} images a worker and step, and a small transformer on Shakespeare, letter by
-letter, {SMALL_GPT.batch} windows a worker and step, in bf16 autocast. With the first seed each method looks
-for its rate: its family's usual one, then twice and half of the best so far, until both neighbours of the
+Noise and delay call for a different learning rate. {WORKERS} workers train a small convolutional net
+on CIFAR-10, {SMALL_NET.batch} images per worker and step, and a small transformer on Shakespeare, letter by
+letter, {SMALL_GPT.batch} windows per worker and step, in bf16 autocast. Each method's rate is searched with
+the first seed: its family's usual one, then twice and half of the best rate, until both neighbours of the
 best have a larger test loss.
 
-*Lost*: points of test accuracy below dense training of the same seeds at *its* own rate, mean ± standard
-error over seeds; *at dense's rate*: what the first seed loses at that rate. *Fewer*: bytes that a worker puts
-on the wire.
+*Lost*: points of test accuracy below dense training of the same seeds at *its* best rate, mean ± standard
+error over seeds; *at dense's rate*: the loss of the first seed at that rate. *Fewer*: bytes that a worker
+puts on the wire.
 """
 WIDTH = 110
 TOLD = ("method", "rate", "accuracy, %", "lost", "at dense's rate", "MB a worker", "fewer", "seeds")

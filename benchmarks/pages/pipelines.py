@@ -22,9 +22,8 @@ Row = dict[str, Any]
 HEAD = """# Pipelines, measured
 
 `make docs` writes this page from the results of `python -m benchmarks.pipeline` in
-`benchmarks/results/pipeline`. What is measured is [AC-SGD between pipeline stages](pipelines.md) and, for
-comparison, float32, half precision, and the same bits without memory ("direct"). *4/8*: 4 bits an activation,
-8 bits a gradient of one."""
+`benchmarks/results/pipeline`. It compares [AC-SGD between pipeline stages](pipelines.md) with float32, half
+precision, and the same bits without memory ("direct"). *4/8*: 4 bits per activation, 8 bits per gradient."""
 
 
 def page() -> str:
@@ -70,8 +69,8 @@ def _fast(speed: list[Row]) -> Iterator[str]:
     windows, micro = about["batch"], about["micro_batches"]
     yield "GPT of 10.8 million parameters, 6 layers 384 wide, windows of 256 letters, a stage on each host,"
     yield f"each with its own emulated link. {windows} windows a step in {micro} micro-batches, 1F1B, all"
-    yield "samples visited before. Computing these layers takes this machine longer than sending what"
-    yield "crosses them, which would hide most of what compression does. So nothing is computed here: a stage"
+    yield "samples visited before. Computing these layers takes this machine longer than sending their"
+    yield "activations, which would hide most of the gain. So nothing is computed here: a stage"
     yield f"sleeps as long as a fast worker would compute, {about['about']}."
     yield "Messages and coding are real."
     yield ""
@@ -79,9 +78,9 @@ def _fast(speed: list[Row]) -> Iterator[str]:
     yield f"({about['machine']['processor']}, {about['machine']['cores']} cores, shared). In brackets, how"
     yield "many times faster that is than *dense*, torch's own pipeline, whose 1F1B over gloo sends in one"
     yield "direction at a time; and than *dense, receives first*, which sends the same float32 by our stages,"
-    yield "both ways at once. The second is what compression adds."
+    yield "both ways at once. The second number is the gain of compression."
     if rounds == 1:
-        yield "A single round: whatever else the machine did meanwhile shows in single figures."
+        yield "This is a single round: other load on the machine affects single figures."
     yield ""
     columns = sorted({(row["stages"], row["link"]) for row in found if row["schedule"] == "1f1b"})
     cells = []
@@ -110,7 +109,7 @@ def _replicas(speed: list[Row]) -> Iterator[str]:
     links = sorted({row["link"] for row in found})
     yield from ("## With replicas", "")
     yield "Two replicas of two stages: equal stages exchange the gradients of their weights by a method. In"
-    yield "brackets, times faster than with nothing compressed."
+    yield "brackets, times faster than without compression."
     yield ""
     cells = []
     for between, called in BETWEEN.items():
@@ -131,10 +130,10 @@ def _forecasts(speed: list[Row]) -> Iterator[str]:
     if not found:
         return
     yield from ("## Forecast and measured", "")
-    yield "`laconic plan --stages` forecasts bytes and seconds from a rehearsal of one message. Here it is"
-    yield "beside what was measured: megabytes that leave the first and the last host in a step, by the model"
-    yield "of packets and by the counters of their interfaces; and seconds, for what the stages of that row"
-    yield "computed and coded on the average."
+    yield "`laconic plan --stages` forecasts bytes and seconds from a rehearsal of one message. The table"
+    yield "compares it with measurements: megabytes that leave the first and the last host per step, by the"
+    yield "model of packets and by the counters of their interfaces; and seconds, given the mean time in"
+    yield "which the stages of that row computed and encoded."
     yield ""
     cells, ratios, bytes_off = [], [], []
     for row in sorted(found, key=lambda row: (row["stages"], row["schedule"], row["link"], _place(row))):
@@ -160,11 +159,11 @@ def _forecasts(speed: list[Row]) -> Iterator[str]:
     yield from table((*heads, "s forecast", "s measured"), cells)
     yield ""
     most, least = max(bytes_off), min(bytes_off)
-    yield f"Bytes are forecast {100 * least:.1f} to {100 * most:.1f} % above the counters: receivers that are"
-    yield "late acknowledge less often than every second packet."
+    yield f"Bytes are forecast {100 * least:.1f} to {100 * most:.1f} % above the counters: late receivers"
+    yield "acknowledge less often than every second packet."
     low, high, middle = min(ratios), max(ratios), statistics.median(ratios)
     yield f"Seconds are {low:.2f} to {high:.2f} of those measured, {middle:.2f} in the median:"
-    yield "the time line has a core for each worker, and here all workers, and whatever else ran, shared two."
+    yield "the time line has a core for each worker, but here all workers and other processes shared two."
 
 
 def _place(row: Row) -> int:
@@ -176,7 +175,7 @@ def _computed(speed: list[Row]) -> Iterator[str]:
     if not found:
         return
     yield from ("## Computed by two cores", "")
-    yield "The same GPT with every layer computed, two stages: what two cores compute hides most messages."
+    yield "The same GPT with every layer computed, two stages: computation on two cores hides most messages."
     yield "In brackets, times faster than dense, and than dense, receives first."
     yield ""
     cells = []
@@ -196,9 +195,9 @@ def _loss(loss: list[Row]) -> Iterator[str]:
     yield f"A smaller GPT (`{one['model']}`: 3 layers, 128 wide, windows of 64) in two stages, over a fixed"
     yield f"set of {one['examples']} windows, {epochs} epochs in batches of {one['batch']}, links of {link}."
     yield "Loss of the last epoch and on the test set: mean over seeds and standard deviation. Seconds:"
-    yield "median over seeds, here and in the picture. The test has nothing compressed."
+    yield "median over seeds, here and in the picture. Tests run without compression."
     if len({row["seed"] for row in loss}) == 1:
-        yield "One seed, and seconds of trainings that ran beside each other and other work: compare losses."
+        yield "There is one seed, and trainings ran in parallel with other work: compare losses, not seconds."
     yield ""
     cells = []
     for name, spec in CROSSINGS.items():

@@ -17,14 +17,14 @@ HEAD = """# Precision and compression
 `make docs` writes this page from the results of `python -m benchmarks.precision` in
 `benchmarks/results/precision/`.
 
-Three ways to train in 16 bits, and each goes with every method:
+There are three ways to train in 16 bits; each works with every method:
 
 ```console
 laconic train cifar10 --with "dgc(density=0.01)" --precision bf16    # or fp16
 ```
 
 ```python
-# autocast: parameters stay in float32; a scaler for float16 alone
+# autocast: parameters stay in float32; a scaler for float16 only
 scaler = torch.amp.GradScaler("cpu")
 handle = laconic.compress(model, optimizer, "dgc(density=0.01)", scaler=scaler)
 model, optimizer = laconic.distribute(model, optimizer, "diloco()", scaler=scaler)  # or this
@@ -35,59 +35,59 @@ optimizer = laconic.optim.master_weights(torch.optim.AdamW(model.parameters()))
 optimizer = laconic.optim.master_weights(optimizer, rounding="stochastic")  # or this: no copy
 ```
 
-## What is in which dtype
+## Dtypes
 
-| what | autocast | a model in 16 bits | with master weights |
+| tensors | autocast | a model in 16 bits | with master weights |
 |---|---|---|---|
 | parameters | float32 | 16 bits | 16 bits, and float32 masters |
 | gradients, DDP's buckets | float32 | 16 bits | 16 bits |
-| what a codec gets, memory (residual, momentum) | float32 | float32 | float32 |
+| a codec's input, memory (residual, momentum) | float32 | float32 | float32 |
 | the wire | the method's | the method's | the method's |
 | the mean | float32 | float32, rounded to 16 bits | float32 |
 | the optimiser's state | float32 | 16 bits | float32 |
-| what a strategy's ranks exchange | float32 | float32 that follows the parameters | the masters |
+| values that a strategy's ranks exchange | float32 | a float32 copy of the parameters | the masters |
 
-Every bucket is compressed in float32, so the precision of a model changes no method's bytes: `dense()` sends
-4 bytes an entry of a bfloat16 model too. `bf16()` and `fp16()` send 2. `fp16()` finds a power of two for its
-wire by itself, so that small gradients are not lost on it, whatever the loss scale is.
+Every bucket is compressed in float32, so a model's precision does not change a method's bytes: `dense()`
+sends 4 bytes per entry of a bfloat16 model too. `bf16()` and `fp16()` send 2. `fp16()` chooses a power of
+two as scale of its wire, so that small gradients are not lost, whatever the loss scale is.
 
-Masters get the mean as it was before it was rounded to the bucket's 16 bits. Where a script changes
-gradients between `backward()` and `step()`, as clipping does, they get what it left.
+Masters get the mean before it is rounded to the bucket's 16 bits. If a script changes gradients between
+`backward()` and `step()`, as clipping does, they get the changed gradients.
 
-## In what order
+## Order of operations
 
 1. The loss is multiplied by the scale S, and so is every gradient.
 2. The bucket is divided by S in float32, and checked: if one rank has Inf or NaN, all skip the step.
 3. `clip=` of the method clips this rank's gradient.
-4. Feedback adds what was held back, the codec encodes, ranks make the mean, feedback settles. Memory knows no
-   S: it may change at any step.
+4. Feedback adds the residual, the codec encodes, ranks compute the mean, feedback updates the residual.
+   Memory does not contain S, which may change at any step.
 5. The mean is multiplied by S and put into the bucket; `scaler.unscale_(optimizer)` divides by it again, and
-   `clip_grad_norm_` clips the mean. Gradients that hold velocity (`dgc`) are not to be clipped here: the
-   method's `clip=` does it, and a warning tells.
+   `clip_grad_norm_` clips the mean. Do not clip gradients that hold velocity (`dgc`) here: use the
+   method's `clip=`. A warning reminds you.
 6. `scaler.step(optimizer)` steps, or skips on all ranks. Masters divide by S in float32: for float16
    parameters torch refuses `unscale_`, so clip them at S times the norm.
-7. `scaler.update()` halves S after a skip, on all ranks alike.
+7. `scaler.update()` halves S after a skip, on all ranks.
 
-Under a strategy each rank steps by its own gradients. With `distribute(..., scaler=)` ranks share what
-the scaler found, by 4 bytes a step: an overflow on one makes all skip that update, and the round of messages
-is taken. `adpsgd` and `patience_s` do not wait for every rank at each step, so they refuse a shared scaler;
-bfloat16 needs none. [Faults and guarantees](faults.md#non-finite-gradients) says what happens to memory."""
+Under a strategy each rank steps by its own gradients. With `distribute(..., scaler=)` ranks share the
+scaler's overflow flag, in 4 bytes per step: an overflow on one rank makes all skip that update, and the round
+of messages still takes its turn. `adpsgd` and `patience_s` do not wait for every rank at each step, so they
+refuse a shared scaler; bfloat16 needs none. [Faults and guarantees](faults.md#non-finite-gradients) describes
+the memory after a skip."""
 
 MEASURED = """## Measured
 
 Digits (scikit-learn) with an MLP of 300 thousand parameters, {steps} steps of {workers} x 16 images on a CPU,
 mean over {seeds}. In brackets: the difference from float32 with the same method, same seeds, and its
-standard error. The loss scale starts at 2^{power}, sixteen times torch's, so that it has an overflow to
-find."""
+standard error. The loss scale starts at 2^{power}, sixteen times torch's, so that it overflows at first."""
 READ = """How to read them:
 
-- What a precision costs is the difference in brackets; what a method costs is the column `fp32`.
+- The difference in brackets is the cost of a precision; the column `fp32` shows the cost of a method.
 - A model in bfloat16 alone (`bf16-params`) loses small updates. With masters, or rounded at random, it trains
-  as autocast does.
-- float16 lacks the steps that it skips while the scale is found: of 100 steps, each counts.
+  like autocast.
+- float16 skips steps until the scale fits, and in 100 steps each one matters.
 - `diloco` amplifies any rounding in ten rounds of its outer momentum: its differences are as large as those
-  between seeds, so they say nothing of a precision.
-- A 16-bit model sends a little less as DDP cuts its buckets by bytes: fewer of them, and fewer headers.
+  between seeds, so the precision is not the cause.
+- A 16-bit model sends a little less because DDP cuts buckets by bytes: fewer buckets, and fewer headers.
 - Gradients of `dgc` hold velocity, which is larger: in float16 buckets it overflows at a lower scale."""
 MISSING = "-"
 Rows = Sequence[Mapping[str, Any]]

@@ -42,10 +42,10 @@ def written(rows: Sequence[Row]) -> str:
     lines = [
         f"`python -m benchmarks.replicator` on {machine['cores']} cores, {WORKERS} workers: the last one"
         f" sleeps {1e3 * SLEEP_S:.0f} ms before {100 * case['share']:.0f} % of its steps. Seconds until"
-        f" {case['gradients']} gradients of one worker's batch have been applied, of which `sync` applies"
-        f" {WORKERS} at an update; medians of {len(asleep[SYNC])} runs. The loss is on held-out examples, at"
-        " one learning rate for all: a mean of 4 gradients is one step, where a server takes 4, so the losses"
-        " are no ranking.",
+        f" {case['gradients']} gradients of one worker's batch have been applied; `sync` applies"
+        f" {WORKERS} per update; medians of {len(asleep[SYNC])} runs. The loss is on held-out examples, at"
+        " one learning rate for all. `sync` makes one step with the mean of 4 gradients and a server makes"
+        " four, so losses are not comparable.",
         "",
         *table(
             ("deployment", "awake, s", "asleep, s", "vs. sync, asleep", "refused", "held-out loss"),
@@ -57,7 +57,7 @@ def written(rows: Sequence[Row]) -> str:
             [aim(f"`async` at least {TWICE} times faster than `sync`", times, times >= TWICE)],
         ),
         "",
-        f"How stale the gradients were that `{ASYNC}` applied, beside the sleeping worker:",
+        f"Staleness of the gradients that `{ASYNC}` applied while one worker slept:",
         "",
         *table(("updates of others in between", "share of gradients, %"), histogram(asleep[ASYNC])),
     ]

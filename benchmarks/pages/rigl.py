@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parents[1] / "results" / "rigl"
 HEAD = """# Sparse training, measured
 
 `make docs` writes this page from the results of `python -m benchmarks.rigl` in `benchmarks/results/rigl`.
-What the names mean and how to use them is under [sparse training](sparse_training.md).
+[Sparse training](sparse_training.md) explains the names and their use.
 """
 ACCURACY = """## Accuracy
 
@@ -30,14 +30,14 @@ TRAFFIC = """## Bytes
 
 ResNet-20 at density 0.1 by `rigl(density=0.1, every=100)`, {workers} processes over gloo, {steps} steps.
 *Gradients*: bytes on the wire with headers, as a share of DDP's own dense sum; *payload*: each message
-counted once, without headers; *scores*: the dense gradients that are summed at the updates of the masks,
-beside them, as a share of the dense gradients of all steps; *together*: gradients and scores.
+counted once, without headers; *scores*: the dense gradients that are summed at mask updates, as a share of
+the dense gradients of all steps; *together*: gradients and scores.
 """
 FORWARD = """## Export
 
 Least of many forward passes on one thread, in milliseconds of processor time, and bytes of all parameters and
-buffers, of the dense model and of its `export(model, "csr")`. A convolution pays for its patches, which a
-dense one never writes down.
+buffers, of the dense model and of its `export(model, "csr")`. A sparse convolution writes its patches to
+memory, a dense one does not.
 """
 SPECS = ("rigl", "sparse_evolution", "static_masks", "gradual_pruning")
 WEIGHTS = 74_800  # of the net's convolutions and its linear layer

@@ -24,7 +24,7 @@ def page() -> str:
     found = json.loads(RESULT.read_text())
     sizes = sorted({row["workers"] for row in found["traffic"]})
     lines = [
-        "# The cost of a step as workers are added",
+        "# The cost of a step by number of workers",
         "",
         f"{found['entries']:,} entries with ResNet-50's proportions, density {found['density']:g},",
         f"mean of {found['steps']} steps after the first {found['first']}, for the worker with the highest"

@@ -21,10 +21,10 @@ def block_of(runs: dict[str, list[Row]]) -> str:
     count = sum(map(len, runs.values()))
     lines = [
         f"The GPT of 10.8 million parameters of `laconic train shakespeare`, AdamW, {STEPS} steps on",
-        f"{WORKERS} ranks over gloo: bytes that rank 0 puts on the wire a step, headers included, and the",
-        "test loss at the end, mean ± standard error over seeds. *Loss*: beside full precision at equal",
-        "seeds.",
-        f"`python -m benchmarks.sharded` does the runs that are missing: {count} of {PLANNED} are there.",
+        f"{WORKERS} ranks over gloo: bytes that rank 0 puts on the wire per step, headers included, and the",
+        "test loss at the end, mean ± standard error over seeds. *Loss*: change from full precision at",
+        "equal seeds.",
+        f"`python -m benchmarks.sharded` starts the missing runs: {count} of {PLANNED} are done.",
     ]
     dense = {row["seed"]: row for row in runs[DENSE.name]}
     if not dense:
@@ -65,9 +65,9 @@ def _judged(each: Contender, runs: Sequence[Row], dense: dict[int, Row]) -> str:
     """What was asked of this contender, and whether it is so."""
     least = min(_smaller(runs, dense, what) for what in ("all_gather", "reduce_scatter"))
     above = 100 * statistics.mean(_above(runs, dense))
-    fewer = "kept" if least >= each.bar else "**missed**"
-    near = "kept" if abs(above) <= 100 * WITHIN else "**missed**"
+    fewer = "met" if least >= each.bar else "**missed**"
+    near = "met" if abs(above) <= 100 * WITHIN else "**missed**"
     return (
-        f"- `{each.spec}`, `{each.parameters}`: the aim of {each.bar:g} times fewer bytes is {fewer};"
-        f" that of a loss within {100 * WITHIN:g} % is {near}."
+        f"- `{each.spec}`, `{each.parameters}`: the goal of {each.bar:g} times fewer bytes is {fewer};"
+        f" the goal of a loss within {100 * WITHIN:g} % is {near}."
     )

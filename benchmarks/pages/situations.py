@@ -89,16 +89,16 @@ SITUATIONS = (
                 "4 bits, unbiased, to each other rank: for few workers, from 16 on more than dense",
             ),
             Pick("natural()", "9 bits: rounded to powers of two, with no scale to compute; for few workers"),
-            Pick("terngrad()", "2 bits, with so much noise that it needs a tolerant model"),
+            Pick("terngrad()", "2 bits, with much noise: needs a tolerant model"),
         ),
     ),
     Situation(
         "100 Mbit/s and less",
-        "Only bytes count: send the largest entries, or signs, and keep the rest for later steps. At"
+        "Only bytes count: send the largest entries, or signs, and the rest in later steps. At"
         " density d an entry waits for about 1 / d steps: this costs accuracy in short trainings, and less"
-        " in longer ones ([DGC over twice the steps](accuracy.md)). What waits is a momentum of its own: on"
-        " top of SGD's momentum it costs points, which `dgc` is made to avoid; with `SGD(lr=...)` alone top-k"
-        " lost none ([rates of their own](own_rates.md)).",
+        " in longer ones ([DGC over twice the steps](accuracy.md)). The delay acts like a second momentum: on"
+        " top of SGD's momentum it costs points, which `dgc` is made to avoid; with plain `SGD(lr=...)` top-k"
+        " lost none ([best rates](own_rates.md)).",
         (
             Pick(
                 "dgc(density=0.01, warmup_steps=100)",
@@ -112,13 +112,13 @@ SITUATIONS = (
     ),
     Situation(
         "Many workers",
-        "What `gather` sends grows with the number of workers, so a sparse method that is best with"
-        " four workers can be worst with sixty-four. What these send grows like an all-reduce. With `down=`"
-        f" what `dgc` and `stc` send grows from 4 workers to 64 {through_servers.promise()}, whose messages"
-        " are mostly headers ([figures](scaling.md#through-servers-down)). A server gets N - 1 messages in a"
-        " round;"
+        "The traffic of `gather` grows with the number of workers, so a sparse method that is best with"
+        " four workers can be worst with sixty-four. The traffic of these grows like an all-reduce. With"
+        f" `down=` that of `dgc` and `stc` grows from 4 workers to 64 {through_servers.promise()}, whose"
+        " messages are mostly headers ([figures](scaling.md#through-servers-down)). A server gets N - 1"
+        " messages per round;"
         " `scatter_reduce(sparse(topk(0.01)), pattern='tree', feedback='both')` sends the same bytes in"
-        " log2 N rounds of one message, and what is not sent yet waits on the inner ranks of the trees.",
+        " log2 N rounds of one message, and unsent entries wait on the inner ranks of the trees.",
         (
             Pick(
                 "deft(density=0.01)",
@@ -179,8 +179,8 @@ SITUATIONS = (
     ),
     Situation(
         "Stragglers and faults",
-        "A barrier waits for the slowest worker. Gossip waits for one neighbour or for nobody, and with"
-        " `patience_s=` the other workers go on without a lost one: see [faults and guarantees](faults.md).",
+        "A barrier waits for the slowest worker. Gossip waits for at most one neighbour, and with"
+        " `patience_s=` the others continue without a lost worker: see [faults and guarantees](faults.md).",
         (
             Pick("sgp()", "one peer per step: a slow rank delays few others"),
             Pick("osgp()", "the same, but uses messages some steps late, so no step waits for one"),

@@ -15,8 +15,8 @@ from benchmarks.workers import Row
 PLAIN = {"dense": 1.0, "topk": DENSITY, "stc": DENSITY, "dgc": DENSITY}
 WHY = f"""## Why top-k stays below dense training
 
-`topk` and `stc` hand the optimiser what has waited, and it applies momentum to that: what came late goes on
-for ten steps more. `dgc` has its momentum before the exchange. One thing changed at a time,
+With `topk` and `stc` the optimiser applies momentum to entries that are already late, so they act for ten
+more steps. `dgc` applies its momentum before the exchange. The rows change one thing at a time,
 `python -m benchmarks.sparse_reasons`, {STEPS:,} steps; without momentum the rate is ten times as high:
 """
 

@@ -21,8 +21,8 @@ HEAD = f"""# How many steps a sparse method needs
 `make docs` writes this page from the results of `python -m benchmarks.sparse_steps` in
 `benchmarks/results/sparse_steps/`.
 
-With density d, an entry of the gradient is sent about once in 1 / d steps: the rest waits, and a training has
-to be a multiple of 1 / d before it can be compared with a dense one. How large a multiple?
+With density d, an entry of the gradient is sent about once in 1 / d steps. A training must be several times
+longer than 1 / d steps before it can match a dense one. How many times?
 {WORKERS} workers train a small convolutional net on CIFAR-10, {SMALL_NET.batch} images a worker and step, by
 SGD with momentum 0.9 at a rate that falls from {LR:g} to 0 as a cosine, whatever the length. Each is compared
 with dense training of the same length, seed, first weights and batches: dense training at *its* length, not

@@ -38,10 +38,10 @@ def written(
         f" the slowest rank's median step, median of {rounds} round{'s' if rounds > 1 else ''}.",
         "",
         "Efficiency: seconds of the same step with no communication, measured next to every contender in",
-        "each round, divided by the step's seconds. MB: what a host's interface sends in a step, including",
-        "headers. Processor: CPU seconds per rank and step. Both on the first link.",
+        "each round, divided by the step's seconds. MB: bytes that a host's interface sends per step,",
+        "including headers. Processor: CPU seconds per rank and step. Both on the first link.",
         "",
-        "Plain torch is what a user would write: tensor by tensor after backward, one byte per entry. All",
+        "Plain torch is a simple user script: tensor by tensor after backward, one byte per entry. All",
         "contenders on DDP use `gradient_as_bucket_view`. For hivemind, its 8-bit codec is measured in the",
         "pattern of its averager: each rank averages a part of every tensor. All ranks use numpy 1.26, as",
         "hivemind requires.",
@@ -61,7 +61,7 @@ def written(
     lines += table(("goal", "measured", "met"), all_bars(found))
     lines += ["", "## Where the time of DGC's step goes", "", *split(found)]
     if unshaped is not None:
-        lines += ["", "## A link that holds nothing back", "", *unshaped_lines(unshaped)]
+        lines += ["", "## An unlimited link", "", *unshaped_lines(unshaped)]
     if forecasts is not None:
         lines += ["", "## Forecasts", "", *forecast_lines(forecasts)]
     return "\n".join(lines) + "\n"
@@ -74,7 +74,7 @@ def when(workload: dict[str, Any]) -> list[str]:
     number, machine = about["rounds"], about["machine"]
     rounds = f"{number} round{'s' if number > 1 else ''}"
     where = f"{machine['processor']}, {machine['kernels'].removeprefix('native-')}"
-    return [f"Measured earlier, on {where}, in {rounds}; `auto()` then chose for each bucket by itself.", ""]
+    return [f"Measured earlier, on {where}, in {rounds}; `auto()` then chose separately for each bucket.", ""]
 
 
 def short() -> str:

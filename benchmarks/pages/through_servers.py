@@ -32,10 +32,10 @@ def section() -> list[str]:
     ]
     heads = ("entries", "model", "method", *map(str, WORKERS), "growth", f"smaller than dense, {many}")
     why = (
-        f"With `down=` each rank serves a share of the entries. From {few} workers to {many} what a rank"
-        f" sends grows {promise()}. Large tensors are cut in pieces, one a rank, and in every message each"
-        " piece has a header of its own: in a small model a piece has few entries to send, and headers are"
-        " most of what grows. What is sent stays hundreds of times less than dense."
+        f"With `down=` each rank serves a share of the entries. From {few} workers to {many} a rank's"
+        f" traffic grows {promise()}. Large tensors are split into pieces, one per rank, and in every message"
+        " each piece has its own header: in a small model a piece has few entries to send, and headers cause"
+        " most of the growth. The traffic stays hundreds of times below dense."
     )
     how = (
         "kB that the busiest worker sends in a step, without packet headers, at the default densities."

@@ -23,7 +23,7 @@ HEAD = f"""# Time to accuracy
 the rate in the heading, at a learning rate that falls to 0 as a cosine, the same for all methods. *Seconds*
 of training until a test, one in {LOOK} steps, first reaches the target: mean ± standard error over seeds;
 tests themselves do not count. *Sooner*: than dense training of the same seeds. Hosts share the machine's
-cores, so a step's compute takes longer than on machines of its own, and a method gains less here than there.
+cores, so a step's compute takes longer than on separate machines, and a method gains less.
 """
 TOLD = ("method", "seconds", "sooner", "accuracy at last, %", "ms a step", "sent, kB a step", "seeds")
 

@@ -29,21 +29,21 @@ WHOLE = {"fedavg": "dense FedAvg", "swat": "SWAT, the whole model"}
 HEAD = """\
 # ZeroFL's uplink masks
 
-CIFAR-10, the small CNN of `laconic train`, {clients} clients with examples of their own, {some} of them in
+CIFAR-10, the small CNN of `laconic train`, {clients} clients with disjoint examples, {some} of them in
 each of {rounds} rounds. A client trains {batches} batches of {batch} by plain SGD at {sparsity:g} %
 sparsity by [SWAT](sparse_training.md), first and last layer dense; the rate falls from {first:g} to
-{last:g} over the rounds. No model is trained to its end: compare the rows with each other.
+{last:g} over the rounds. No model is trained to convergence: compare the rows with each other.
 
 `make docs` writes this page from the results of `python -m benchmarks.zerofl`:
 {found} of {planned} runs are in `benchmarks/results/zerofl/`.
 
 A sends the largest weights, B the differences at the largest weights, C the largest differences; rho =
-{least:.1f} + r of each sparse layer, and what is not sent counts as zero. Uplink: a client's message as it
-is sent; CSR: as the paper counts it. Test accuracy: mean ± standard error over seeds.
+{least:.1f} + r of each sparse layer, and unsent entries count as zero. Uplink: size of a client's message;
+CSR: size by the paper's formula. Test accuracy: mean ± standard error over seeds.
 
 B sends fewer entries than rho: in a round, half or more of the large weights of the dense layer get
-gradients of exactly zero, as their inputs were not kept or their outputs not active, and a difference of zero
-is not sent."""
+gradients of exactly zero, since their inputs were not saved or their outputs not active, and a difference of
+zero is not sent."""
 Runs = dict[tuple[str, str], list[dict[str, Any]]]  # by split and name, one of each seed
 
 
@@ -80,11 +80,11 @@ def written(found: Sequence[dict[str, Any]]) -> str:
     if claims := [row for row in shape(runs) if row]:
         lines += [
             "",
-            "## Beside the paper",
+            "## Comparison with the paper",
             "",
             "ResNet-18 with 90 % sparsity, 700 rounds (skew: Dirichlet(1)) in the paper; points of accuracy.",
             "",
-            *table(("the paper's finding", "the paper", "here", "found here too"), claims),
+            *table(("the paper's finding", "the paper", "here", "confirmed"), claims),
         ]
     return "\n".join(lines) + "\n"
 

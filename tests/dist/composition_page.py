@@ -35,7 +35,7 @@ def page(found: dict[tuple[str, str], str]) -> str:
         "",
         "- *clipping*: under `dgc` a gradient holds velocity; clipping it before `step` works and warns once."
         " Use `clip=` instead.",
-        "- *Join*: a rank without further inputs goes on sending what its memory holds.",
+        "- *Join*: a rank without further inputs continues to send its residuals.",
         "- *unused parameters*: a mean gradient is applied even if no rank used the parameter in that step.",
         "- *sparse embeddings*: their gradients are gathered without compression. torch's Adam does not"
         " accept sparse gradients, so the test uses SGD there.",

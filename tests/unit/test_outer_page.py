@@ -28,14 +28,14 @@ def test_bytes_are_compared_where_dense_s_loss_was_reached() -> None:
     assert "test loss of 1.500" in page
     spec = next(each.spec for each in OTHERS if each.name == "sparseloco")
     assert f"| sparseloco | `{spec}` | AdamW | 0.002 | 3 | 700 | 4 | 250 times | 0.32 |" in page
-    assert "- `sparseloco`: 250 times fewer bytes; the bar of 100 is met." in page
-    assert "the bar of 100 is missed" in written(found(1.5, 50.0))
+    assert "- `sparseloco`: 250 times fewer bytes; the goal of 100 is met." in page
+    assert "the goal of 100 is missed" in written(found(1.5, 50.0))
 
 
 def test_what_was_not_reached_is_said() -> None:
     page = written(found(1.51, 4.0))
     assert "| 3 | > 700 | > 4 | not reached | > 0.32 |" in page
-    assert "- `sparseloco` does not come to dense's loss in 2.5 times its steps." in page
+    assert "- `sparseloco` does not reach dense's loss in 2.5 times its steps." in page
     few = found(1.49, 4.0) | {"sparseloco": [], "streaming": rows_of(1.49, 4.0)[:1]}
     assert "- `sparseloco`: 0 of 3 seeds are done." in written(few)
     assert "- `streaming`: 1 of 3 seeds are done." in written(few)

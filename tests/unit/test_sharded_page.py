@@ -14,7 +14,7 @@ def row(seed: int, sent: float, loss: float) -> dict[str, Any]:
 
 def test_without_full_precision_nothing_is_compared() -> None:
     text = block_of({DENSE.name: [], OTHERS[0].name: [row(0, 1e9, 2.0)], OTHERS[1].name: []})
-    assert "1 of 9 are there" in text and "|" not in text and "kept" not in text
+    assert "1 of 9 are done" in text and "|" not in text and "goal" not in text
 
 
 def test_losses_are_compared_seed_by_seed_and_bars_are_judged() -> None:
@@ -27,5 +27,5 @@ def test_losses_are_compared_seed_by_seed_and_bars_are_judged() -> None:
     text = block_of(runs)
     assert "| 4.00 |" in text and "| +0.25 |" in text and "| +4.00 |" in text
     first, second = text.splitlines()[-2:]
-    assert "bytes is kept" in first and "1 % is kept" in first
+    assert "bytes is met" in first and "1 % is met" in first
     assert "bytes is **missed**" in second and "1 % is **missed**" in second

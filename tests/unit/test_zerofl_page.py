@@ -16,7 +16,7 @@ def test_a_table_has_the_mean_of_seeds_and_the_real_bytes() -> None:
     assert "\n3 of 66 runs are in" in page
     assert "| dense FedAvg | 1 | 50.00 | 1,000 | 1.0 times |  |" in page
     assert "| B, `DiffOnTopWeights`, r = 0.1 | 2 | 41.00 ± 1.00 | 250 | 4.0 times | 400 |" in page
-    assert "Skewed" not in page and "Beside the paper" not in page
+    assert "Skewed" not in page and "Comparison with the paper" not in page
 
 
 def test_the_paper_is_compared_over_the_seeds_that_both_have() -> None:
