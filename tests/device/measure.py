@@ -58,7 +58,11 @@ def measured(name: str, matrices: int, ranks: int) -> dict[str, Any]:
     def play(comm: Loopback) -> counting.Counts:
         here = GPU if comm.rank == 0 or name == FSDP else CPU  # FSDP2's ranks sum a flag if on a GPU
         _own.device = here
-        step = scattering(Metered(comm), layout) if name == FSDP else exchanging(name, Metered(comm), layout)
+        step = (
+            sharded_modules(Metered(comm), layout)
+            if name == FSDP
+            else exchanging(name, Metered(comm), layout)
+        )
         rng = torch.Generator().manual_seed(comm.rank)
         gradients = [(torch.randn(layout.numel, generator=rng) ** 3).to(here) for _ in range(WARM + 1)]
         for gradient in gradients[:WARM]:
@@ -95,7 +99,7 @@ def exchanging(name: str, comm: Metered, layout: Layout) -> Callable[[Tensor], N
     return step
 
 
-def scattering(comm: Metered, layout: Layout) -> Callable[[Tensor], None]:
+def sharded_modules(comm: Metered, layout: Layout) -> Callable[[Tensor], None]:
     """A reduce-scatter of FSDP2 by one module: its gradients come as one flat chunk for each rank."""
     reducer = lift("cgx(bits=4)").routes[0].reducer
     assert isinstance(reducer, ScatterReduce)

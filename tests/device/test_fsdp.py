@@ -19,9 +19,9 @@ from laconic.core.spec import parse
 from laconic.exchange.attached import Attached
 from laconic.exchange.method import lift
 from laconic.exchange.no_optimiser import NoOptimiser
-from laconic.fsdp.backward import BesideBackward
+from laconic.fsdp.backward import OverlappedExchanges
 from laconic.fsdp.backward_pass import BackwardPass
-from laconic.fsdp.gather import GatherCoded
+from laconic.fsdp.gather import CodedAllGather
 from laconic.fsdp.memory import ShardMemory
 from laconic.fsdp.reduce_scatter import Scatter, ScatterMean, Shards
 from laconic.fsdp.replicas import Replicas
@@ -48,7 +48,7 @@ def test_the_reduce_scatter(dtype: torch.dtype, remembers: bool, void_at: int | 
         shards, memory = Shards(Metered(comm), seed=3), ShardMemory(1.0) if remembers else None
         reducer: Any = lift("cgx(bits=4)").routes[0].reducer
         scatter = Scatter(reducer, nn.Module(), shards, memory)
-        scatter.beside = BesideBackward("shards")
+        scatter.beside = OverlappedExchanges("shards")
         mean, found = ScatterMean(scatter, "layer"), []
         for step in range(3):
             shards.step = step
@@ -69,7 +69,7 @@ def test_the_all_gather(spec: str) -> None:
     codec: Any = parse(spec)
 
     def play(comm: Loopback, device: torch.device) -> list[Tensor]:
-        gather, found = GatherCoded(codec, Shards(Metered(comm), seed=3), "layer", None), []
+        gather, found = CodedAllGather(codec, Shards(Metered(comm), seed=3), "layer", None), []
         for x in (given("heavy", N), torch.full((N,), torch.nan), torch.arange(N)):
             out = gather.allocate((2 * N,), dtype=x.dtype, device=device)
             gather(out, (x * (1 + comm.rank)).to(device), None)  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ def test_the_exchange_between_replicas(spec: str) -> None:
         replicas = Replicas.__new__(Replicas)  # without a model under fully_shard, which needs a GPU's groups
         replicas._layouts, replicas._pass = {"layer": layout}, BackwardPass()
         replicas.exchange = Attached(lift(spec), layout, Metered(comm), NoOptimiser(), 3)
-        replicas._beside, found = BesideBackward("replicas"), []
+        replicas._beside, found = OverlappedExchanges("replicas"), []
         for step in range(3):
             reduced = (given("heavy", N) * (1 + comm.rank + step)).to(device)
             replicas.mean_(reduced, "layer", None)

@@ -20,7 +20,7 @@ import laconic
 from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.fsdp.models import scatter_of, scattering
+from laconic.fsdp.models import scatter_of, sharded_modules
 from tests.dist.nets import GPT, text
 from tests.dist.pool import on_ranks
 from tests.dist.runs import advance
@@ -323,10 +323,10 @@ def test_with_error_feedback_the_error_of_the_mean_falls(spec: str, most: float)
 def test_removed_it_is_plain_sharded_training() -> None:
     plain = train(None, steps=2)[2]
     model, optimizer = sharded_gpt()
-    before = [scatter_of(module) for _, module in scattering(model)]
+    before = [scatter_of(module) for _, module in sharded_modules(model)]
     handle = laconic.compress(model, optimizer, "cgx(bits=2)")
     handle.remove()
-    after = [scatter_of(module) for _, module in scattering(model)]
+    after = [scatter_of(module) for _, module in sharded_modules(model)]
     for step in range(2):
         step_on(model, optimizer, step)
     assert all(one is other for one, other in zip(before, after, strict=True))
@@ -434,14 +434,14 @@ def test_what_cannot_be_sharded_is_refused_on_every_rank() -> None:
     refused("dense() cannot be sharded: it sums, as fully_shard does", "dense()")
     refused("cgx: minmax: bits must be a whole number in 1..8, got 99", "cgx(bits=99)")
     refused("nothing was attached: the spec differs", mine)
-    refused("this optimiser is over none of the model's parameters", "cgx()", late)
+    refused("this optimiser has none of the model's parameters", "cgx()", late)
     refused("a model under fully_shard takes one optimiser, got 2", "cgx()", [optimizer, late])
     layer = model.layers[0]
     own = scatter_of(layer)
     layer.set_custom_reduce_scatter(Mine())
-    refused("layers.0 has a custom reduce-scatter already, Mine, and takes one", "cgx()")
+    refused("layers.0 already has the custom reduce-scatter Mine, and only one is possible", "cgx()")
     layer.set_custom_reduce_scatter(own)
-    unscaled = "scaler= is for a memory that is kept unscaled, and that of sharded models is not"
+    unscaled = "scaler= is not supported for sharded models, whose residuals would contain the scale"
     refused(unscaled, "cgx()", scaler=torch.amp.GradScaler("cpu"))
     handle = laconic.compress(model, [optimizer], "cgx()")  # as trainers hold it
     refused("this model is compressed already, with cgx()", "cgx(bits=8)")

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.core.spec import parse
-from laconic.fsdp.models import gather_of, scattering
+from laconic.fsdp.models import gather_of, sharded_modules
 from tests.dist.pool import on_ranks
 from tests.dist.runs import advance
 from tests.dist.test_fsdp import LONG, sharded_gpt, step_on, whole
@@ -44,7 +44,7 @@ def test_a_resumed_run_has_the_same_bits() -> None:
     """Stochastic rounding draws by step and rank, so a resumed run is the same. Removed, FSDP's is back."""
     spec = "minmax(bits=4, rounding='stochastic')"
     model, optimizer = sharded_gpt()
-    own = {name: gather_of(module) for name, module in scattering(model)}
+    own = {name: gather_of(module) for name, module in sharded_modules(model)}
     handle = laconic.compress(model, optimizer, "cgx(bits=8)", parameters=spec)
     for step in range(3):
         step_on(model, optimizer, step)
@@ -57,7 +57,7 @@ def test_a_resumed_run_has_the_same_bits() -> None:
         step_on(model, optimizer, step)
     end = whole(model)
     handle.remove()
-    back = all(gather_of(module) is own[name] for name, module in scattering(model))
+    back = all(gather_of(module) is own[name] for name, module in sharded_modules(model))
 
     again, optimizer = sharded_gpt()
     handle = laconic.compress(again, optimizer, "cgx(bits=8)", parameters=spec)
@@ -89,8 +89,8 @@ def test_what_cannot_gather_parameters_is_refused() -> None:
     replicated = DistributedDataParallel(nn.Linear(2, 2))
     sgd = torch.optim.SGD(replicated.parameters(), lr=0.1)
     for given, spec, words in (
-        (sharded, "topk(density=0.1)", r"(?s)is no codec.*minmax\(bits=8\)"),
-        (sharded, "sparse(topk(density=0.1))", "would leave parameters out"),
+        (sharded, "topk(density=0.1)", r"(?s)must be a codec.*minmax\(bits=8\)"),
+        (sharded, "sparse(topk(density=0.1))", "does not send all parameters"),
         ((replicated, sgd), "minmax(bits=8)", "leave it out"),
     ):
         with pytest.raises((AttachError, SpecError), match=words):

@@ -1,1 +1,1 @@
-"""FSDP2: few bits in the reduce-scatter of gradients and in the all-gather of parameters."""
+"""Compression for FSDP2: the reduce-scatter of gradients and the all-gather of parameters."""

@@ -1,10 +1,10 @@
-"""Exchanges of sharded gradients beside the backward pass, on a communication thread.
+"""Exchanges of sharded gradients that overlap the backward pass, on a communication thread.
 
-FSDP2 calls a reduce-scatter on autograd's thread, and on a CPU that waits for it. What it does with the
-result then is to make views of it, the gradients of the shards: so these may be filled while backward goes
-on, if they are before it returns. Two modules are under way at a time, which bounds the memory.
+On a CPU, FSDP2 calls a reduce-scatter on autograd's thread and waits for it. It then only makes views of the
+output, the gradients of the shards, so the output may be filled at any time before backward returns. At most
+two modules are in flight, which bounds the memory.
 
-On a GPU FSDP2 has streams for this, and a job runs where it is called; the host reads its flags there, once.
+On a GPU FSDP2 overlaps by streams, and a job runs immediately; the host reads its flags once.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from torch.autograd import Variable
 
 from laconic.comm.communication_thread import Answer, CommunicationThread
 
-UNDER_WAY = 2  # as many inputs of reduce-scatters FSDP2 itself keeps, with its own on a stream
+MAX_IN_FLIGHT = 2  # the number of reduce-scatter inputs that FSDP2 itself holds on its stream
 
 
-class BesideBackward:
-    """Fills the outputs of one model's exchanges, in the order of the calls."""
+class OverlappedExchanges:
+    """Queue that fills the outputs of one model's exchanges in the order of the calls."""
 
     def __init__(self, name: str) -> None:
         self._thread = CommunicationThread(name)
         self._under_way: deque[Answer] = deque()
 
     def fill(self, output: Tensor, job: Callable[[], object], group: Any) -> None:
-        """Let `job` fill the output: at once, or before backward returns, as FSDP2's param group allows.
+        """Run `job`, which fills the output: before backward returns if FSDP2's group allows it, else now.
 
-        Raises what a job has raised, here or at the end of backward.
+        A job's exception is raised here or at the end of backward.
         """
         if output.device.type != "cpu":
             job()
@@ -44,15 +44,15 @@ class BesideBackward:
             return
         Variable._execution_engine.queue_callback(partial(self._thread.wait, answer))
         self._under_way.append(answer)
-        if len(self._under_way) > UNDER_WAY:
+        if len(self._under_way) > MAX_IN_FLIGHT:
             self._thread.wait(self._under_way.popleft())
 
     def finish(self, job: Callable[[], object]) -> None:
-        """Do this last, and wait for it."""
+        """Run `job` after all others, and wait for it."""
         self._thread.wait(self._submit(job))
 
     def close(self) -> None:
-        """End the thread when the jobs are done."""
+        """End the thread after the queued jobs."""
         self._under_way.clear()
         self._thread.end()
 
@@ -65,21 +65,21 @@ class BesideBackward:
 
 
 def may_wait(output: Tensor, group: Any) -> bool:
-    """Whether FSDP2 only makes views of this output in the present backward pass.
+    """Return whether FSDP2 only makes views of this output in the current backward pass.
 
-    It reads an output that it casts, divides, adds to an earlier gradient, offloads, or gives to hooks.
+    It reads the output immediately to cast, divide, accumulate or offload it, or to call hooks.
     """
     return (
         torch._C._current_graph_task_id() >= 0
         and output.dtype in (torch.float32, torch.bfloat16)
         and group.gradient_divide_factor is None
         and not getattr(group, "force_sum_reduction_for_comms", True)
-        and not any(read_at_once(each, output.dtype) for each in group.fsdp_params)
+        and not any(reads_immediately(each, output.dtype) for each in group.fsdp_params)
     )
 
 
-def read_at_once(parameter: Any, dtype: torch.dtype) -> bool:
-    """Whether FSDP2 reads the values of this parameter's gradient, of this dtype, as soon as it has them."""
+def reads_immediately(parameter: Any, dtype: torch.dtype) -> bool:
+    """Return whether FSDP2 reads this parameter's gradient, of this dtype, immediately."""
     shard = parameter.sharded_param
     if (
         getattr(parameter, "sharded_grad_dtype", parameter.orig_dtype) != dtype

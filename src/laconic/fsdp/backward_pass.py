@@ -1,4 +1,4 @@
-"""The backward pass of a model under `fully_shard`: where it begins and ends.
+"""Start and end of the backward pass of a model under `fully_shard`.
 
 gradient of the model's output -> `enter` at each exchange -> `end`
 """
@@ -17,25 +17,25 @@ from torch.utils.hooks import RemovableHandle
 
 
 class BackwardPass:
-    """The present backward pass of a model, which begins at the gradient of its output.
+    """The current backward pass of a model, which begins at the gradient of its output.
 
-    Reentrant activation checkpointing runs passes inside this one, which autograd counts apart: they belong
-    to it. For that `watch` has to see the model's forward pass.
+    Reentrant activation checkpointing runs nested passes, which autograd numbers separately: they belong to
+    the outer pass. To detect that, `watch` must see the model's forward pass.
     """
 
     def __init__(self) -> None:
         self._end: Callable[[], object] | None = None  # only during a pass: no cycle keeps the model
-        self._task = -1  # the outermost pass, as autograd counts them
-        self._open = False  # whether it goes on
+        self._task = -1  # autograd's number of the outermost pass
+        self._open = False  # whether that pass is running
 
     def watch(self, model: nn.Module) -> RemovableHandle:
-        """Return a forward hook of this model, which marks its output."""
+        """Register a forward hook that marks the model's output, and return its handle."""
         return model.register_forward_hook(self._mark)
 
     def enter(self, end: Callable[[], object]) -> bool:
-        """Note an exchange of this pass, at whose end `end` is called. Return whether it is the first one."""
+        """Register an exchange of this pass, and `end` to call at its end. Return whether it is the first."""
         task: int = torch._C._current_graph_task_id()
-        if task < 0:  # outside of a pass each exchange is one of its own, without an end
+        if task < 0:  # outside of a pass each exchange counts as a pass without an end
             return True
         if task != self._task and not self._open:
             self._begin(task)
@@ -44,7 +44,7 @@ class BackwardPass:
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # forward hooks of a compiled model stay out of its graph
     def _mark(self, model: nn.Module, args: Any, output: Any) -> None:
-        if torch._C._current_graph_task_id() < 0:  # a pass that is still open has raised
+        if torch._C._current_graph_task_id() < 0:  # the open pass has raised
             self._task, self._open, self._end = -1, False, None
         for each in tree_leaves(output):
             if isinstance(each, Tensor) and each.requires_grad:
@@ -52,7 +52,7 @@ class BackwardPass:
 
     def _reached(self, gradient: Tensor) -> None:
         task: int = torch._C._current_graph_task_id()
-        if task != self._task:  # also where an earlier pass has raised, and never ended
+        if task != self._task:  # also if an earlier pass raised and never ended
             self._begin(task)
 
     def _begin(self, task: int) -> None:
@@ -60,7 +60,7 @@ class BackwardPass:
         Variable._execution_engine.queue_callback(partial(self._close_last, task))
 
     def _close_last(self, task: int) -> None:
-        """Close the pass after the callbacks of FSDP2: one of them reduces what is left of the gradients."""
+        """Close the pass after the callbacks of FSDP2: one of them reduces the remaining gradients."""
         Variable._execution_engine.queue_callback(partial(self._close, task))
 
     def _close(self, task: int) -> None:

@@ -1,4 +1,4 @@
-"""The chunks of one module's gradient under `fully_shard`, and whose they are."""
+"""The chunks of one module's gradient under `fully_shard`, one per rank."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from laconic.comm.partition import Partition, piece
 from laconic.core.errors import AttachError
 from laconic.core.layout import Entry, Layout
 
-Trained = tuple[bool, ...]  # of a module's parameters
+Trained = tuple[bool, ...]  # requires_grad of a module's parameters
 
 
-def shown(trained: Trained) -> str:
-    """Return the part of a memory's name that lists trained parameters; "" where all are trained.
+def trained_suffix(trained: Trained) -> str:
+    """Return the suffix of a memory's name that lists trained parameters; "" if all are trained.
 
-    >>> shown((True, False, True)), shown((True, True))
+    >>> trained_suffix((True, False, True)), trained_suffix((True, True))
     ('[0.2]', '')
     """
     return "" if all(trained) else f"[{'.'.join(str(i) for i, can in enumerate(trained) if can)}]"
 
 
 def factor(op: Any, size: int) -> float:
-    """The factor of the mean. Raises `AttachError` if `op` is neither a mean nor a sum."""
+    """Return op's result divided by the mean. Raises `AttachError` unless `op` is a mean or a sum."""
     if op == dist.ReduceOp.AVG:
         return 1.0
     if op == dist.ReduceOp.SUM:
         return float(size)
     raise AttachError(
-        f"a compressed reduce-scatter makes means and sums, not {op}: after set_gradient_divide_factor(...)"
+        f"a compressed reduce-scatter supports AVG and SUM, got {op}: after set_gradient_divide_factor(...)"
         " call set_force_sum_reduction_for_comms(True)"
     )
 
 
 def chunks(name: str, n: int, rank: int, size: int) -> Partition:
-    """n elements in equal chunks, one per rank."""
+    """Return the partition of n elements into equal chunks, one per rank."""
     whole = Entry(name, (n,), 0)
     each = n // size
     parts = (Layout((piece(whole, each * r, each * (r + 1)),) if each else ()) for r in range(size))

@@ -1,10 +1,10 @@
-"""FSDP2's all-gather of parameters with few bits: what a module computes with, not what the optimiser steps.
+"""Compressed all-gather of FSDP2's parameters.
 
-Each rank encodes its shard, and all decode every shard, their own too, so that all compute with the same
-weights. The shards themselves stay float32 and exact, as in QSDP (Markov, Vladu, Guo, Alistarh 2023,
-arXiv:2302.02390) and in ZeRO++'s qwZ (Wang et al. 2023, arXiv:2306.10209): a reconstruction, without QSDP's
-learned levels. FSDP2 gathers a module's parameters before its forward pass and again before its backward: in
-one step both get the same bits.
+Each rank encodes its shard, and all ranks decode every shard, including their own, so that all compute with
+the same weights. The optimiser's shards stay float32 and exact, as in QSDP (Markov, Vladu, Guo, Alistarh
+2023, arXiv:2302.02390) and in ZeRO++'s qwZ (Wang et al. 2023, arXiv:2306.10209): a reconstruction, without
+QSDP's learned levels. FSDP2 gathers a module's parameters before its forward pass and again before its
+backward pass: in one step both get the same bits.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from laconic.core.codec import Codec
 from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.fsdp.models import gather_of, own_of
+from laconic.fsdp.models import default_collective, gather_of
 from laconic.fsdp.reduce_scatter import Shards
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class GatherCoded:
+class CodedAllGather:
     """The all-gather of one module, as `torch.distributed.fsdp` calls it. It replaces `before`.
 
-    Wire: a shard as the codec encodes it, to each other rank; nothing of one that is not finite, which is NaN
-    everywhere. Parameters of several dtypes in one module, or of whole numbers, go as they are, and count.
-    Of the smaller group that `reshard_after_forward` of a number makes, FSDP's own gather is left as it is,
-    and does not count: it is there to stay within a machine.
+    Wire: the encoded shard, to each other rank; an empty message for a non-finite shard, which is NaN on
+    every rank. Modules with parameters of several dtypes, or of integers, are sent unencoded, and counted.
+    Gathers in the smaller group of an integer `reshard_after_forward` stay FSDP's own and are not counted,
+    since they are meant to stay within a machine.
     """
 
     def __init__(self, codec: Codec, shards: Shards, module: str, before: Any) -> None:
@@ -44,13 +44,13 @@ class GatherCoded:
         self._name = f"parameters of {module}"
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A buffer for the result."""
+        """Return a buffer for the result."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        """output (size * m,) = every rank's decoded input (m,), in rank order. The input may lie in it."""
+        """Write every rank's decoded input (m,) to output (size * m,) in rank order. They may overlap."""
         began = time.perf_counter()
         shards, comm = self._shards, self._shards.comm
         if dist.get_world_size(group) != comm.size:
@@ -84,27 +84,25 @@ class GatherCoded:
 
 
 def codec_of(spec: Any) -> Codec | None:
-    """The codec that a spec of `parameters=` stands for.
+    """Return the codec of a `parameters=` spec, or None.
 
-    Raises `SpecError` if it is none, `AttachError` if it would leave most parameters out.
+    Raises `SpecError` if it is not a codec, `AttachError` if it is sparse.
     """
     found = parse(spec) if isinstance(spec, str) else spec
     if found is None or (isinstance(found, Codec) and not isinstance(found, Sparse)):
         return found
     hint = "such as 'minmax(bits=8)', 'rotated(minmax(bits=4))' or 'cast(\"bf16\")'"
     if isinstance(found, Sparse):
-        raise AttachError(
-            f"parameters={found!r} would leave parameters out: take a codec that sends all, {hint}"
-        )
-    raise SpecError(f"parameters={found!r} is no codec: take one, {hint}")
+        raise AttachError(f"parameters={found!r} does not send all parameters: use a dense codec, {hint}")
+    raise SpecError(f"parameters= must be a codec, {hint}, got {found!r}")
 
 
-def own_gather(name: str, module: FSDPModule) -> Any:
-    """FSDP's own all-gather of a module. Raises `AttachError` where the user has set another."""
-    return own_of(name, gather_of(module), GatherCoded, "all-gather")
+def default_gather(name: str, module: FSDPModule) -> Any:
+    """Return FSDP's own all-gather of a module. Raises `AttachError` if the user has set a custom one."""
+    return default_collective(name, gather_of(module), CodedAllGather, "all-gather")
 
 
 def restore(module: FSDPModule, before: Any) -> None:
-    """Put FSDP's own all-gather back, where ours is in its place."""
-    if isinstance(gather_of(module), GatherCoded):
+    """Restore FSDP's own all-gather if ours has replaced it."""
+    if isinstance(gather_of(module), CodedAllGather):
         module.set_custom_all_gather(before)

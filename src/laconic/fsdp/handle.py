@@ -1,11 +1,11 @@
 """Sharded data parallel: `fully_shard` with a compressed reduce-scatter, or all-reduce of replicas.
 
-A rank of FSDP2 keeps a shard of every parameter and needs the mean gradient of that shard only: the first
-half of `scatter_reduce`. FSDP2 hands over flat chunks of several tensors without names, so a method's choice
-of tensors does not apply; of memories it may have error feedback, which is kept in 8 bits. Parameters are
-gathered in full precision, or as the codec of `parameters=` encodes them.
+A rank of FSDP2 stores a shard of every parameter and needs only the mean gradient of that shard: the first
+half of `scatter_reduce`. FSDP2 passes flat chunks of several tensors without names, so a method's choice of
+tensors does not apply. Error feedback is supported, with a residual in 8 bits. Parameters are gathered in
+full precision, or encoded by the codec of `parameters=`.
 
-Where shards have replicas (HSDP) the reduce-scatter stays FSDP2's own, and the method goes between them.
+If shards have replicas (HSDP), the reduce-scatter stays FSDP2's own, and the method runs between replicas.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from laconic.exchange.stats import Stats
 from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.feedback.memory.contraction import safe_gain
 from laconic.feedback.no_feedback import NoFeedback
-from laconic.fsdp.gather import GatherCoded, codec_of, own_gather, restore
+from laconic.fsdp.gather import CodedAllGather, codec_of, default_gather, restore
 from laconic.fsdp.memory import ShardMemory
-from laconic.fsdp.models import groups_of, refuse_complex, scattering
+from laconic.fsdp.models import groups_of, refuse_complex, sharded_modules
 from laconic.fsdp.reduce_scatter import Scatter, Shards
 from laconic.fsdp.replicas import Replicas
 from laconic.optim.unwrapping import after_steps, stepping
@@ -57,12 +57,12 @@ def compress_sharded(
     seed: int = 0,
     parameters: Any = None,
 ) -> ShardedHandle:
-    """Reduce the gradients of a model under `fully_shard` by the method that `spec` names.
+    """Reduce the gradients of a model under `fully_shard` by the method `spec`.
 
-    Called by all ranks of the model. Raises `AttachError` on every rank, with nothing attached, for a method
-    that cannot be sharded, an optimiser that is not over the sharded parameters, a module with another custom
-    reduce-scatter, a `scaler`, and where ranks disagree; `SpecError` for a wrong spec. Where shards have
-    replicas (HSDP), the method goes between these, and the reduce-scatter is FSDP2's own.
+    Call it on all ranks of the model. Raises `AttachError` on every rank, with nothing attached, for a method
+    that cannot be sharded, an optimiser without the sharded parameters, a module with a custom
+    reduce-scatter, a `scaler`, or ranks that disagree; `SpecError` for a wrong spec. If shards have
+    replicas (HSDP), the method runs between these, and the reduce-scatter is FSDP2's own.
     """
     sharing, holding = groups_of(model)
     groups: list[TorchComm] = []
@@ -70,8 +70,8 @@ def compress_sharded(
     def build() -> ShardedHandle:
         if scaler is not None:
             raise AttachError(
-                "scaler= is for a memory that is kept unscaled, and that of sharded models is not: train in"
-                " bfloat16 without a GradScaler"
+                "scaler= is not supported for sharded models, whose residuals would contain the scale: train"
+                " in bfloat16 without a GradScaler"
             )
         ends = (Shards(within, seed), Shards(comm, seed))
         made = ShardedHandle(model, optimizer, spec, *ends, holding is not None, codec_of(parameters))
@@ -85,7 +85,7 @@ def compress_sharded(
     try:
         for like in (sharing, sharing if holding is None else holding):
             groups.append(TorchComm.own(like))
-        within, comm = (Metered(each) for each in groups)  # threads of their own, so books of their own
+        within, comm = (Metered(each) for each in groups)  # separate threads need separate meters
         handle = built() if holding is None else built_by_all(comm, built)
     except BaseException:
         close(groups)
@@ -98,7 +98,7 @@ def compress_sharded(
 
 @outside_inference_mode("stats", "state_dict", "load_state_dict", "discard", "remove")
 class ShardedHandle:
-    """A compressed model under `fully_shard` on one rank: figures, and the way back."""
+    """A compressed model under `fully_shard` on one rank: statistics, state and removal."""
 
     def __init__(
         self,
@@ -131,12 +131,12 @@ class ShardedHandle:
                 safe_gain(reducer.codec, Layout.of([("all parameters", (self._layout.numel,))]))
         else:
             self._gradients = Replicas(self.method, model, gradients, within)
-        self._made = self._gradients.made  # collectives of gradients until the last step
+        self._made = self._gradients.made  # gradient collectives until the last step
         self._saves = SaveWatch(gradients.comm.counter(), gradients.comm.size, "Save one file a rank")
         self._parameters = parameters
         self._gathers: dict[str, Any] = {}
         if parameters is not None:
-            self._gathers = {name: own_gather(name, module) for name, module in scattering(model)}
+            self._gathers = {name: default_gather(name, module) for name, module in sharded_modules(model)}
         self._detach: list[Callable[[], object]] = []
 
     def __repr__(self) -> str:
@@ -152,7 +152,7 @@ class ShardedHandle:
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """What all ranks must have alike."""
+        """Settings that must be equal on all ranks."""
         return {
             "the spec": repr(self.method),
             "the seed": str(self._shards.seed),
@@ -161,17 +161,17 @@ class ShardedHandle:
         }
 
     def attach(self, groups: Sequence[TorchComm]) -> None:
-        """Put our collectives in the place of FSDP's own. The groups are closed at the end."""
+        """Replace FSDP's collectives by ours. `remove` closes the groups."""
         model = self._model()
         assert model is not None
         self._detach.append(partial(close, groups))
         try:
             self._gradients.attach(model)
             if self._parameters is not None:
-                for name, module in scattering(model):
-                    gather = GatherCoded(self._parameters, self._within, name, self._gathers[name])
+                for name, module in sharded_modules(model):
+                    gather = CodedAllGather(self._parameters, self._within, name, self._gathers[name])
                     module.set_custom_all_gather(gather)  # type: ignore[arg-type]  # torch's interface is private
-            self.when_removed(after_steps(self._optimizer, self._stepped).remove)
+            self._detach.append(after_steps(self._optimizer, self._stepped).remove)
         except BaseException:
             self.remove()
             raise
@@ -179,10 +179,10 @@ class ShardedHandle:
         weakref.finalize(model, close, groups).atexit = False
 
     def stats(self) -> Stats:
-        """Bytes and seconds of what is compressed; `dense`: what it would be without.
+        """Return bytes and seconds of the compressed collectives; `dense`: bytes without compression.
 
-        These are the reduce-scatters of gradients in float32, or between replicas the all-reduces, and with
-        `parameters=` the all-gathers of parameters as they are.
+        These are reduce-scatters of gradients, or all-reduces between replicas, and with `parameters=` the
+        all-gathers of parameters.
         """
         parts = (self._within, self._shards)
         meter = Meter.of(dict(item for part in parts for item in part.comm.snapshot().parts.items()))
@@ -191,16 +191,16 @@ class ShardedHandle:
         return Stats.of(meter, seconds, steps=self._shards.step, dense=dense)
 
     def state_dict(self, *, gather: bool = False) -> dict[str, Any]:
-        """The step, which stochastic rounding draws its bits by, equal on all ranks; and a memory, if any.
+        """Return the step, from which stochastic rounding draws its bits, and this rank's memory, if any.
 
-        With a memory each rank saves its own: `gather`, and Accelerate's `register_for_checkpointing`, raise
-        `StateError` then.
+        With a memory each rank must save its own state: `gather` and Accelerate's
+        `register_for_checkpointing` raise `StateError`.
         """
         if self.saved_by_each:
             if gather or saved_by_rank_0():
                 raise StateError(
-                    f"the memory of {self.method} is a large one on each rank, as its shard of the model is:"
-                    " let each rank save its own, beside that, or call keep_with(accelerator, handle)"
+                    f"the memory of {self.method} is as large as the model's shard on each rank and is not"
+                    " gathered: save it on each rank, or call keep_with(accelerator, handle)"
                 )
             self._saves.saved(self._shards.step)
         return self._state()
@@ -215,17 +215,17 @@ class ShardedHandle:
         return own | {"step": self._shards.step, **self._gradients.counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken.
+        """Restore the state from `state_dict`.
 
-        Raises `StateError`, with nothing changed, for another model, method, seed or parameters=, and with a
-        memory for another rank or size, or where the memory is missing.
+        Raises `StateError`, with nothing changed, if the model, method, seed or parameters= differs, and
+        with a memory if the rank or size differs or the memory is missing.
         """
         own = self._state()
         own = {key: value for key, value in own.items() if key not in self._gradients.counts}
         check_has(state, own)
         for key in own.keys() - {"step", "memory"}:
             if state[key] != own[key]:
-                raise StateError(f"the saved state is of {key} {state[key]!r}, this handle has {own[key]!r}")
+                raise StateError(f"the saved state has {key} {state[key]!r}, this handle has {own[key]!r}")
         device = next(iter(self._optimizer.param_groups[0]["params"])).device
         memory = {key: tensor.to(device) for key, tensor in state.get("memory", {}).items()}
         self._gradients.load_state_dict(memory, state)
@@ -233,28 +233,28 @@ class ShardedHandle:
         self._made = self._gradients.made
 
     def discard(self) -> None:
-        """Forget what is held back, as `Handle.discard`. Call it on every rank, between steps."""
+        """Clear the residuals, as `Handle.discard`. Call it on every rank, between steps."""
         self._gradients.discard()
 
     def remove(self) -> None:
-        """Back to the reduce-scatter that was there before. Call it on every rank, between steps."""
+        """Restore FSDP's collectives. Call it on every rank, between steps."""
         detach, self._detach = self._detach, []
         model = self._model()
         if detach and model is not None:
             self._gradients.detach(model)
-            for name, module in scattering(model) if self._gathers else ():
+            for name, module in sharded_modules(model) if self._gathers else ():
                 restore(module, self._gathers[name])
             _compressed.pop(model, None)
         for callback in detach:
             callback()
 
     def when_removed(self, *callbacks: Callable[[], object]) -> None:
-        """Call these once, in this order, at the end of `remove`, before those of earlier calls."""
+        """Call `callbacks` once, in this order, at the end of `remove`, before those of earlier calls."""
         self._detach = [*callbacks, *self._detach]
 
     def _stepped(self, *_: Any) -> None:
         made, self._made = self._made, self._gradients.made
-        if made == self._made:  # a step of torch's state-dict functions, which makes an optimiser's state
+        if made == self._made:  # an optimiser step by torch's state-dict functions
             return
         self._saves.check(self._shards.step)
         self._within.step = self._shards.step = self._shards.step + 1
@@ -264,7 +264,7 @@ class ShardedHandle:
         stepped = (id(parameter) for group in self._optimizer.param_groups for parameter in group["params"])
         if own.isdisjoint(stepped):
             raise AttachError(
-                "this optimiser is over none of the model's parameters: fully_shard replaces them, so build"
+                "this optimiser has none of the model's parameters: fully_shard replaces them, so build"
                 " the optimiser after it"
             )
 
@@ -276,7 +276,7 @@ def close(groups: Sequence[TorchComm]) -> None:
 
 
 def sharded(method: Method) -> tuple[ScatterReduce, ErrorFeedback | None]:
-    """The reduction of a method, and its error feedback if it has it. Raises `AttachError` for others."""
+    """Return the reducer of a method and its error feedback, if any. Raises `AttachError` otherwise."""
     routes = [route for route in method.routes if not isinstance(route.reducer, Sum)]
     reducers, feedbacks = ({getattr(route, key) for route in routes} for key in ("reducer", "feedback"))
     reducer, feedback = next(iter(reducers), None), next(iter(feedbacks), None)
@@ -288,10 +288,10 @@ def sharded(method: Method) -> tuple[ScatterReduce, ErrorFeedback | None]:
     elif len(reducers) > 1 or not isinstance(reducer, ScatterReduce):
         why = f"{reducer!r} has no first half that leaves each rank its shard"
     elif len(feedbacks) > 1 or not isinstance(feedback, (NoFeedback, ErrorFeedback)):
-        why = f"of memories only error feedback is kept for shards, and this has {feedback!r}"
+        why = f"shards support only error feedback, and this has {feedback!r}"
     elif isinstance(feedback, ErrorFeedback) and (feedback.damped or reducer.feedback == "both"):
-        why = "for shards error feedback is plain: without damped=True and without feedback='both'"
+        why = "shards support only plain error feedback, without damped=True and feedback='both'"
     if why:
-        raise AttachError(f"{method} cannot be sharded: {why}; take cgx(bits=4), or as many bits as you like")
+        raise AttachError(f"{method} cannot be sharded: {why}; use cgx(bits=4), or more bits")
     assert isinstance(reducer, ScatterReduce)
     return reducer, feedback if isinstance(feedback, ErrorFeedback) else None

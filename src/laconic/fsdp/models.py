@@ -1,4 +1,4 @@
-"""What is asked of a model under `fully_shard`: its modules with parameters, and its groups of ranks."""
+"""Modules with parameters and groups of ranks of a model under `fully_shard`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from laconic.core.errors import AttachError
 
 
-def scattering(model: nn.Module) -> list[tuple[str, FSDPModule]]:
-    """The modules that have a reduce-scatter: those under `fully_shard` with parameters of their own.
+def sharded_modules(model: nn.Module) -> list[tuple[str, FSDPModule]]:
+    """Return the modules that have a reduce-scatter, by name: those under `fully_shard` with parameters.
 
-    Of modules that share one, after `fully_shard([a, b])`, the first.
+    For modules that share one, after `fully_shard([a, b])`, it is the first.
     """
     modules = ((name, part) for name, part in model.named_modules() if isinstance(part, FSDPModule))
     firsts: dict[int, tuple[str, FSDPModule]] = {}
@@ -26,63 +26,63 @@ def scattering(model: nn.Module) -> list[tuple[str, FSDPModule]]:
 
 
 def scatter_of(module: FSDPModule) -> Any:
-    """A module's reduce-scatter, None where it has no parameters."""
+    """Return a module's reduce-scatter, None if it has no parameters."""
     return getattr(param_group_of(module), "_reduce_scatter_comm", None)
 
 
 def gather_of(module: FSDPModule) -> Any:
-    """A module's all-gather, None where it has no parameters."""
+    """Return a module's all-gather, None if it has no parameters."""
     return getattr(param_group_of(module), "_all_gather_comm", None)
 
 
 def param_group_of(module: FSDPModule) -> Any:
-    """What FSDP2 keeps of a module's parameters, None where it has none. Private, and all that tells."""
+    """Return FSDP2's private param group of a module, None if it has no parameters."""
     return module._get_fsdp_state()._fsdp_param_group
 
 
 def trained_of(group: Any) -> tuple[bool, ...]:
-    """Which of a module's parameters are trained now, of what `param_group_of` gives."""
+    """Return which parameters of a param group are currently trained."""
     return tuple(part.sharded_param.requires_grad for part in group.fsdp_params)
 
 
-def own_of(module: str, found: Any, ours: type[Any], what: str) -> Any:
-    """FSDP's own collective of a module, of which `found` is in use, and `ours` is what we put there.
+def default_collective(module: str, found: Any, ours: type[Any], what: str) -> Any:
+    """Return FSDP's own collective of a module; `found` is the one in use, `ours` our class.
 
     Raises:
-        AttachError: The user has set another.
+        AttachError: The user has set a custom one.
     """
-    if isinstance(found, ours):  # of a handle that is gone, and was not removed
+    if isinstance(found, ours):  # left by a handle that was freed without remove()
         return found.before
     if not type(found).__module__.startswith("torch."):
         raise AttachError(
-            f"{module or 'the model'} has a custom {what} already, {type(found).__name__}, and takes one:"
-            " shard a new model without it"
+            f"{module or 'the model'} already has the custom {what} {type(found).__name__}, and only one is"
+            " possible: shard a new model without it"
         )
     return found
 
 
 def groups_of(model: nn.Module) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
-    """The ranks that share the parameters among them; and those that hold the same shard, None without any.
+    """Return the group that shares the parameters, and the group that replicates a shard or None.
 
-    Raises `AttachError` where parameters differ in these, or are sharded by more than `fully_shard`.
+    Raises `AttachError` if these differ between parameters, or another wrapper shards them too.
     """
     found: dict[tuple[Any, ...], tuple[dist.ProcessGroup, dist.ProcessGroup | None]] = {}
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
-            continue  # one that fully_shard was told to ignore
+            continue  # in ignored_params of fully_shard
         placed, mesh = parameter.placements, parameter.device_mesh
         shards = [dim for dim, each in enumerate(placed) if isinstance(each, Shard)]
         replicas = [dim for dim, each in enumerate(placed) if isinstance(each, Replicate)]
         if len(shards) != 1 or len(replicas) > 1:
             raise AttachError(
                 f"{name} is sharded along {len(shards)} dimensions of its mesh and replicated along"
-                f" {len(replicas)}: compress takes models that fully_shard alone has sharded, on a mesh of"
+                f" {len(replicas)}: compress requires models sharded only by fully_shard, on a mesh of"
                 " one dimension, or of two for replicas of shards"
             )
         groups = (mesh.get_group(shards[0]), mesh.get_group(replicas[0]) if replicas else None)
         found[tuple(each and tuple(dist.get_process_group_ranks(each)) for each in groups)] = groups
     if len(found) != 1:
-        raise AttachError(f"the model's parameters are sharded in {len(found)} groups of ranks, not in one")
+        raise AttachError(f"the model's parameters must be sharded in 1 group of ranks, got {len(found)}")
     return next(iter(found.values()))
 
 
@@ -91,6 +91,6 @@ def refuse_complex(model: nn.Module) -> None:
     name = next((name for name, each in model.named_parameters() if each.is_complex()), None)
     if name is not None:
         raise AttachError(
-            f"{name} is complex, and a compressed reduce-scatter takes real gradients: keep it as real pairs,"
+            f"{name} is complex, and a compressed reduce-scatter requires real gradients: store real pairs,"
             " torch.view_as_real(...), or use DistributedDataParallel"
         )

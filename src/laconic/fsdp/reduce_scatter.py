@@ -1,10 +1,10 @@
-"""FSDP2's reduce-scatter with few bits: each rank's shard of the mean gradient.
+"""Compressed reduce-scatter of FSDP2: each rank's shard of the mean gradient.
 
 FSDP2 calls it once per module, with the module's gradients as one flat chunk per rank, without names. So a
-codec sees a chunk as one tensor. Backward goes on meanwhile.
+codec sees a chunk as one tensor. Backward continues meanwhile.
 
-On a GPU all checks, of gradients that are not finite and of damaged messages, are flags that the host reads
-in one copy. It is the only time that autograd's thread waits for the GPU, if codec and pattern do not.
+On a GPU all checks, for non-finite gradients and damaged messages, are flags that the host reads in one copy.
+Only then does autograd's thread wait for the GPU, unless the codec or pattern waits too.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from laconic.core.layout import Layout
 from laconic.core.turn import Turn, mix
 from laconic.core.warning import warn
 from laconic.exchange.stopwatch import Seconds
-from laconic.fsdp.backward import BesideBackward
+from laconic.fsdp.backward import OverlappedExchanges
 from laconic.fsdp.backward_pass import BackwardPass
-from laconic.fsdp.chunks import Trained, chunks, factor, shown
-from laconic.fsdp.memory import ShardMemory, is_one_set
-from laconic.fsdp.models import own_of, param_group_of, scatter_of, scattering, trained_of
+from laconic.fsdp.chunks import Trained, chunks, factor, trained_suffix
+from laconic.fsdp.memory import ShardMemory, identifies_tensors
+from laconic.fsdp.models import default_collective, param_group_of, scatter_of, sharded_modules, trained_of
 from laconic.fsdp.verdict import Verdict
 from laconic.reducers.scatter_reduce import ScatterReduce
 
 
 class Shards:
-    """What the modules of one model share: the group of ranks, the seed, the step, statistics."""
+    """State shared by the modules of one model: the group of ranks, the seed, the step, statistics."""
 
     def __init__(self, comm: Metered, seed: int) -> None:
         arguments.whole("seed", seed)
@@ -49,14 +49,14 @@ class Shards:
 
 
 class MeanOverflow(Exception):
-    """A mean on a GPU was found not finite, on this rank alone."""
+    """A mean on a GPU is not finite on this rank."""
 
 
 class Scatter:
     """The reduce-scatters of one model: the reduction, and `memory`, or None.
 
     Raises:
-        AttachError: The user has set another reduce-scatter.
+        AttachError: The user has set a custom reduce-scatter.
     """
 
     def __init__(
@@ -65,30 +65,30 @@ class Scatter:
         self.reducer = reducer
         self.memory = memory
         self.shards = shards
-        self.dense_bytes = self.made = 0  # reduce-scatters that were made
-        self.beside: BesideBackward | None = None
-        self.skipped = False  # whether the present backward pass is, on all ranks
-        self._overflows = False  # whether a mean does on this rank, of which others do not know yet
+        self.dense_bytes = self.made = 0  # number of reduce-scatters
+        self.beside: OverlappedExchanges | None = None
+        self.skipped = False  # whether the current backward pass is skipped, on all ranks
+        self._overflows = False  # whether a mean overflowed on this rank, not yet known to the others
         self._pass = BackwardPass()
         self._detach: list[Callable[[], None]] = []
         self._verdict = Verdict(shards.comm.comm)
         self._bound = reducer.bind(Layout(()), shards.comm)
         self._before = {
-            name: own_of(name, scatter_of(module), ScatterMean, "reduce-scatter")
-            for name, module in scattering(model)
+            name: default_collective(name, scatter_of(module), ScatterMean, "reduce-scatter")
+            for name, module in sharded_modules(model)
         }
 
     def attach(self, model: nn.Module) -> None:
-        """In the place of the reduce-scatter of every module."""
-        self.beside = BesideBackward(f"shards of rank {self.shards.comm.rank}")
+        """Replace the reduce-scatter of every module."""
+        self.beside = OverlappedExchanges(f"shards of rank {self.shards.comm.rank}")
         self._detach.append(self._pass.watch(model).remove)
-        for name, module in scattering(model):
+        for name, module in sharded_modules(model):
             scatter = ScatterMean(self, name, self._before[name], param_group_of(module))
             module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # an interface that is private
 
     def detach(self, model: nn.Module) -> None:
-        """Back to the reduce-scatters that were there before."""
-        for name, module in scattering(model):
+        """Restore the earlier reduce-scatters."""
+        for name, module in sharded_modules(model):
             if isinstance(scatter_of(module), ScatterMean):
                 module.set_custom_reduce_scatter(self._before[name])
         for detach in self._detach:
@@ -99,16 +99,16 @@ class Scatter:
 
     @property
     def keeps(self) -> bool:
-        """Whether there is a memory, another one on each rank."""
+        """Whether each rank has its own memory."""
         return self.memory is not None
 
     @property
     def counts(self) -> dict[str, int]:
-        """Nothing is counted but steps."""
+        """Saved counters: none except the step."""
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The memory of this rank."""
+        """Return the memory of this rank."""
         return {} if self.memory is None else self.memory.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:
@@ -117,12 +117,12 @@ class Scatter:
             self.memory.load_state_dict(state)
 
     def discard(self) -> None:
-        """Forget what is held back."""
+        """Clear the residuals."""
         if self.memory is not None:
             self.memory.load_state_dict({})
 
     def begins(self, group: Any) -> bool:
-        """Return whether a module's gradient, of this param group, is the first of a backward pass."""
+        """Add a module's param group, and return whether it is the first of this backward pass."""
         if first := self._pass.enter(self._end):
             self._verdict.begin()
         if group is not None:
@@ -136,18 +136,18 @@ class Scatter:
             self.memory.begin()
 
     def note(self, output: Tensor) -> None:
-        """Look whether this mean fits its dtype; on a GPU `mean` has looked, where there is a memory."""
+        """Check that this mean fits its dtype; on a GPU with memory `mean` has checked it."""
         if output.is_cpu and not self._overflows:
             self._overflows = not bool(output.isfinite().all())
 
     def skip(self) -> None:
-        """Skip the present backward pass: the memory is again as before it."""
+        """Skip the current backward pass and restore the memory from before it."""
         self.skipped = True
         if self.memory is not None:
             self.memory.put_back()
 
     def _end(self) -> None:
-        """All modules of this backward pass have called: agree whether it counts, on every rank."""
+        """Agree with all ranks whether to skip this backward pass, after all its modules."""
 
         def agree() -> None:
             if not self.skipped and self._verdict.is_skipped(self._overflows):
@@ -158,20 +158,20 @@ class Scatter:
         if self._verdict.device.type == "cpu":
             assert self.beside is not None
             self.beside.finish(agree)
-        elif self.memory is not None:  # without one a GPU is not waited for
+        elif self.memory is not None:  # without memory, do not wait for the GPU
             agree()
         if self.skipped:
-            self._verdict.spoil()
-        self._verdict.begin()  # else it would keep the modules of a model that is dropped
+            self._verdict.set_nan()
+        self._verdict.begin()  # free the references to modules
 
     def mean(
         self, x: Tensor, partition: Partition, module: str, call: int = 0, remembers: bool = True
     ) -> Tensor | None:
-        """This rank's chunk of the mean of flat x, float32; None if x is not finite on some rank.
+        """Return this rank's chunk of the mean of flat x, float32; None if x is not finite on some rank.
 
-        With a memory x is overwritten, and on a GPU what is not finite of it. `call`: the number of earlier
-        calls in this step; each call rounds by its own keys. `remembers`: whether the memory, if there is
-        one, is for this x.
+        x is overwritten with a memory, and on a GPU if it is not finite. `call`: the number of earlier
+        calls in this step; each call rounds by its own keys. `remembers`: whether x has a residual, given a
+        memory.
         """
         began = time.perf_counter()
         shards, comm = self.shards, self.shards.comm
@@ -192,7 +192,7 @@ class Scatter:
                         check(not_finite(mean), lambda _: MeanOverflow())
         except VoidSum:
             mean = left = None
-        except MeanOverflow:  # of this rank's shard: others learn of it at the end
+        except MeanOverflow:  # the others receive the flag at the end
             self._overflows, left = True, None
         if memory is not None and left is not None:
             memory.keep(left, x.numel(), module)
@@ -201,9 +201,9 @@ class Scatter:
         return mean
 
     def _is_finite(self, x: Tensor, partition: Partition) -> bool:
-        """Whether x is finite; on a GPU, whether it is on all ranks is a flag, and `VoidSum` is raised later.
+        """Return whether x is finite; on a GPU this is a deferred flag of all ranks, which raises `VoidSum`.
 
-        x is made finite there: what is sent of it is not used.
+        There x is made finite, and its sent values are not used.
         """
         if x.is_cpu:
             return kernels.all_finite(x, partition.bucket.segments)
@@ -221,12 +221,12 @@ class ScatterMean:
         self._group = group
         self._scatter = scatter
         self._module, self._name = module, f"shards of {module}"
-        self._partitions: dict[int, Partition] = {}  # by elements: parameters without a gradient are left out
-        self._sets: dict[tuple[int, Trained], bool] = {}  # whether only one set of those has so many elements
-        self._step, self._call = -1, 0  # of the last call; each micro-batch of a step makes one
+        self._partitions: dict[int, Partition] = {}  # by number of elements with a gradient
+        self._sets: dict[tuple[int, Trained], bool] = {}  # whether the number identifies the set
+        self._step, self._call = -1, 0  # of the last call; each micro-batch of a step is one call
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A buffer for the input or the result."""
+        """Return a buffer for the input or the result."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -237,7 +237,7 @@ class ScatterMean:
         op: Any,
         async_op: bool = False,
     ) -> dist.Work | None:
-        """output (m,) = `op` over ranks of this rank's chunk of input (size * m,); NaN if not finite."""
+        """Write `op` over ranks of this rank's chunk of input (size * m,) to output (m,), maybe as NaN."""
         shards = self._scatter.shards
         gain = factor(op, shards.comm.size)
         n = input_tensor.numel()
@@ -246,7 +246,7 @@ class ScatterMean:
         self._step, self._call = shards.step, self._call + 1 if self._step == shards.step else 0
         call, partition = self._call, self._partitions[n]
         trained = () if self._group is None else trained_of(self._group)
-        remembers, whose = self._remembers(n, trained), f"{self._module}{shown(trained)}"
+        remembers, whose = self._remembers(n, trained), f"{self._module}{trained_suffix(trained)}"
 
         first = self._scatter.begins(self._group)
 
@@ -270,14 +270,14 @@ class ScatterMean:
         return None
 
     def _remembers(self, n: int, trained: Trained) -> bool:
-        """Whether n elements are always of the same parameters, so that what is left of them can wait."""
+        """Return whether n elements always belong to the same parameters, as a residual requires."""
         if self._scatter.memory is None or self._group is None:
             return True
         if (n, trained) not in self._sets:
             size, parts = self._scatter.shards.comm.size, self._group.fsdp_params
             able = (part for part, can in zip(parts, trained, strict=True) if can)
             sizes = [size * part.padded_sharded_param_size.numel() for part in able]
-            self._sets[n, trained] = is_one_set(n, sizes)
+            self._sets[n, trained] = identifies_tensors(n, sizes)
             if not self._sets[n, trained]:
                 warn(
                     f"{self._module or 'the model'} has gradients for {n:,} of {sum(sizes):,} elements in a"

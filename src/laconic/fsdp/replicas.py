@@ -26,9 +26,9 @@ from laconic.core.layout import Layout
 from laconic.exchange.attached import Attached
 from laconic.exchange.method import Method
 from laconic.exchange.no_optimiser import NoOptimiser, refuse_optimised
-from laconic.fsdp.backward import BesideBackward, may_wait
+from laconic.fsdp.backward import OverlappedExchanges, may_wait
 from laconic.fsdp.backward_pass import BackwardPass
-from laconic.fsdp.models import param_group_of, scattering, trained_of
+from laconic.fsdp.models import param_group_of, sharded_modules, trained_of
 from laconic.fsdp.reduce_scatter import Shards
 from laconic.fsdp.verdict import Verdict
 from laconic.fsdp.waiting import WaitingGradients
@@ -45,9 +45,9 @@ class Replicas:
 
     def __init__(self, method: Method, model: nn.Module, shards: Shards, within: Shards) -> None:
         refuse_optimised(method, "between replicas of shards")
-        self._layouts = {name: layout_of(model, module) for name, module in scattering(model)}
-        self._trained = {name: trained_of(param_group_of(module)) for name, module in scattering(model)}
-        self._before = {name: own_mesh(name, module) for name, module in scattering(model)}
+        self._layouts = {name: layout_of(model, module) for name, module in sharded_modules(model)}
+        self._trained = {name: trained_of(param_group_of(module)) for name, module in sharded_modules(model)}
+        self._before = {name: own_mesh(name, module) for name, module in sharded_modules(model)}
         pairs = [(entry.name, entry.shape) for layout in self._layouts.values() for entry in layout]
         self.exchange = Attached(
             method, Layout.of(pairs), shards.comm, NoOptimiser(), shards.seed, shards.seconds
@@ -57,19 +57,19 @@ class Replicas:
         self._waiting = WaitingGradients()
         self._keeps = False  # whether there was a memory at the last look
         self._detach: list[Callable[[], None]] = []
-        self._beside: BesideBackward | None = None
+        self._beside: OverlappedExchanges | None = None
 
     def attach(self, model: nn.Module) -> None:
         """In the place of the all-reduce of every module."""
-        self._beside = BesideBackward(f"replicas of rank {self.exchange.comm.rank}")
+        self._beside = OverlappedExchanges(f"replicas of rank {self.exchange.comm.rank}")
         self._detach.append(self._pass.watch(model).remove)
-        for name, module in scattering(model):
+        for name, module in sharded_modules(model):
             describe(param_group_of(module), without_replicas(self._before[name]))
             module.set_all_reduce_hook(ReplicaMean(self, name, self._before[name], module))
 
     def detach(self, model: nn.Module) -> None:
         """Back to fully_shard's own all-reduce."""
-        for name, module in scattering(model):
+        for name, module in sharded_modules(model):
             describe(param_group_of(module), self._before[name])
             param_group_of(module)._all_reduce_hook = None
         for detach in self._detach:
@@ -183,7 +183,7 @@ class Replicas:
             each.add_mean(self._layouts[each.module])
         if verdict is not None:
             if exchange.void is not None:
-                verdict.spoil()
+                verdict.set_nan()
             verdict.begin()  # else it would keep the modules of a model that is dropped
 
 

@@ -1,7 +1,7 @@
-"""Whether a backward pass counts: the same on all shards of all machines.
+"""Agreement of all ranks whether a backward pass is skipped.
 
-A gradient that is not finite shows in the shards that hold it. If the others did not know, they would keep
-what was left of their gradients, and a rank with nothing of that module would step.
+A non-finite gradient appears only in the shards that contain it. Without agreement the other ranks would
+store residuals of that pass, and a rank without elements of that module would step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from laconic.comm.comm import Comm
 
 
 class Verdict:
-    """The modules of one backward pass, and the ranks that share their parameters."""
+    """The modules of one backward pass and the ranks that share their parameters."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
@@ -31,18 +31,18 @@ class Verdict:
 
     @property
     def device(self) -> torch.device:
-        """The device of the shards; the CPU without any."""
+        """Device of the shards; the CPU without modules."""
         parts = (part for group in self._groups.values() for part in group.fsdp_params)
         part = next(parts, None)
         return torch.device("cpu") if part is None else part.sharded_param.device
 
     def is_skipped(self, skipped: bool) -> bool:
-        """Return whether a rank skips this pass. All ranks call it. Wire: 4 bytes, which nobody counts."""
+        """Return whether any rank skips this pass. Call it on all ranks. Wire: 4 uncounted bytes."""
         flag = torch.tensor([skipped], dtype=torch.int32, device=self.device)
         return bool(self._comm.all_reduce(flag, "max"))
 
-    def spoil(self) -> None:
-        """Make the gradients of these modules NaN on this rank, so that it skips the step, too."""
+    def set_nan(self) -> None:
+        """Set the gradients of these modules to NaN, so that this rank skips the step too."""
         for group in self._groups.values():
             for parameter in group.fsdp_params:
                 grad = parameter.sharded_param.grad
