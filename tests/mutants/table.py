@@ -162,7 +162,7 @@ MUTANTS = (
     ),
     Mutant(
         "ddp-given-twice",
-        "ddp/left_out.py",
+        "ddp/unused_parameters.py",
         "if name not in self._watched or name in self._made or name in self._given:",
         "if name not in self._watched or name in self._made:",
         "the second backward pass of a step forgets the mean given to an unused parameter",

@@ -1,1 +1,1 @@
-"""DDP: `laconic.compress`, for models under DistributedDataParallel and, by `laconic.fsdp`, FSDP2."""
+"""`laconic.compress` for models under DistributedDataParallel and, through `laconic.fsdp`, FSDP2."""

@@ -1,8 +1,8 @@
 """DDP's buckets as jobs for the communication thread.
 
-DDP hands over its buckets in index order and regroups them after the first step, so a layout is read from
-each new group of parameters, by name. Buckets of other dtypes than float32 are exchanged in float32, complex
-ones as pairs of reals, which is how DDP hands them over.
+DDP passes its buckets in index order and regroups them after the first step, so a layout is built from
+each new group of parameters, by name. Buckets of all dtypes are exchanged in float32; complex buckets are
+pairs of reals, as DDP passes them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from laconic.core.errors import AttachError, PeerError
 from laconic.core.layout import Entry, Layout
 from laconic.core.warning import warn
 from laconic.ddp.gradient_watch import GradientWatch, LostGradientCheck
-from laconic.ddp.left_out import LeftOut, Mean
 from laconic.ddp.optimiser import OptimiserHooks, Optimisers
+from laconic.ddp.unused_parameters import Mean, UnusedParameters
 from laconic.exchange.attached import Attached
 from laconic.exchange.method import Method
 from laconic.exchange.rule import OptimiserView
@@ -30,13 +30,13 @@ from laconic.reducers.sum import Sum
 
 
 class Bucket(Protocol):
-    """Part of the interface of DDP's GradBucket."""
+    """The part of DDP's GradBucket that is used here."""
 
     def index(self) -> int:
-        """Its place among the buckets of a backward pass."""
+        """Position among the buckets of a backward pass."""
 
     def is_last(self) -> bool:
-        """Whether the backward pass has no other after it."""
+        """Whether it is the last bucket of the backward pass."""
 
     def buffer(self) -> Tensor:
         """All gradients, flat."""
@@ -49,14 +49,14 @@ class Bucket(Protocol):
 
 
 class Buckets:
-    """Turns each bucket of a backward pass into a job on one communication thread.
+    """Queue of a model's buckets for one communication thread.
 
     Args:
-        exchange: What makes a bucket the mean of all ranks.
+        exchange: Replaces a bucket by the mean over all ranks.
         names: The name of each parameter of the model.
         optimisers: The optimisers of the model.
-        scaler: The GradScaler in use, if any: memories are kept unscaled.
-        keep_means: Whether there may be parameters that no rank has used, whose means are kept.
+        scaler: The GradScaler in use, if any: memory is stored unscaled.
+        keep_means: Whether the means of parameters that no rank used must be kept.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Buckets:
         *,
         keep_means: bool,
     ) -> None:
-        self.per_step = 0  # buckets of the present step so far
+        self.per_step = 0  # buckets of the current step so far
         self.exchange = exchange
         self._watch = GradientWatch()
-        self.means: dict[str, Mean] = {}  # of the present step, by tensor name, if they are kept
+        self.means: dict[str, Mean] = {}  # of the current step, by tensor name, if kept
         self._keep_means = keep_means
-        self.left_out = LeftOut(names) if keep_means else None
+        self.unused_parameters = UnusedParameters(names) if keep_means else None
         self._optimisers = optimisers
-        self._float_means: dict[str, Mean] = {}  # of the present step, of parameters in 16 bits
+        self._float_means: dict[str, Mean] = {}  # of the current step, for parameters in 16 bits
         self._thread = CommunicationThread(f"laconic rank {exchange.comm.rank}")
         self._names = {id(parameter): name for parameter, name in names.items()}
         self._scaler = scaler
@@ -88,20 +88,20 @@ class Buckets:
 
     @property
     def failure(self) -> BaseException | None:
-        """Why no bucket can be exchanged any more; None while all is well."""
+        """The error after which no bucket can be exchanged, or None."""
         return self._thread.error
 
     def submit(self, bucket: Bucket) -> Answer:
-        """Queue one bucket; the Future will hold its mean."""
+        """Queue one bucket, and return a Future of its mean."""
         buffer, first, last = bucket.buffer(), bucket.index() == 0, bucket.is_last()
         self.per_step = bucket.index() + 1
         if first:
             self._check_stepped()
         if last and self._zeroed is not None:
-            self._zeroed.pending = True  # only now: more gradients of this pass were still to be added
+            self._zeroed.pending = True  # not earlier: gradients of this pass were still being added
         layout = None if buffer.is_sparse else self._layout_of(bucket, buffer)
-        if self.left_out is not None and layout is not None:
-            self.left_out.clear_stale_(buffer, layout)
+        if self.unused_parameters is not None and layout is not None:
+            self.unused_parameters.clear_stale_(buffer, layout)
 
         def job() -> Tensor:
             if first:
@@ -112,7 +112,7 @@ class Buckets:
                 self._unnoted.clear()
             mean = self._mean_(buffer, layout, self._scale)
             if self._zeroed is not None and self.exchange.void is not None:
-                self._zeroed.pending = False  # nothing of a skipped step is held back
+                self._zeroed.pending = False  # a skipped step leaves no residual
             if last:
                 self.exchange.end()
                 for note in self._unnoted:
@@ -120,39 +120,39 @@ class Buckets:
                 self._unnoted.clear()
             return mean
 
-        # on a CPU means are written at the end of the step, and buckets hold values of memories until then
+        # on a CPU means are written at the end of the step; until then buckets hold corrected gradients
         answer = self._thread.submit(job, buffer.device, hold=buffer.is_cpu and not last)
-        # at the end of backward DDP would raise a failure too, next, as a C++ error about a cast to a tensor
+        # raised here, since DDP would raise it as a C++ error about a cast to a tensor
         if last and in_backward():
             Variable._execution_engine.queue_callback(partial(self._finish_backward, answer))
         return answer
 
     def wait(self, answer: Answer) -> None:
-        """Wait for a bucket's mean. Raises why it, or one before it, could not be exchanged."""
+        """Wait for a bucket's mean. Raises the error of this exchange or of an earlier one."""
         self._thread.wait(answer)
 
     def _finish_backward(self, last: Answer) -> None:
         self._thread.wait(last)
-        if self.left_out is not None:  # after DDP's own callback, which writes gradients
+        if self.unused_parameters is not None:  # after DDP's own callback, which writes gradients
             means = self.means if self.exchange.void is None else {}
-            note = partial(self.left_out.note, means, self._optimisers.lone())
+            note = partial(self.unused_parameters.note, means, self._optimisers.lone())
             Variable._execution_engine.queue_callback(note)
 
     def watch(self, parameters: Iterable[Tensor]) -> None:
-        """Warn if gradients of these parameters are thrown away, and return in a later step."""
+        """Warn if exchanged gradients of these parameters are dropped without a step."""
         if self.exchange.holds_back:
             trained = [each for each in parameters if each.requires_grad]
             self._zeroed = LostGradientCheck(trained, repr(self.exchange.method))
 
     def keep_all_means(self, always: bool) -> None:
-        """Keep the means of each step from now on, or only where parameters can be unused."""
-        self._keep_means = always or self.left_out is not None
+        """Keep the means of each step if `always`, else only if parameters can be unused."""
+        self._keep_means = always or self.unused_parameters is not None
 
     def discard(self) -> None:
         """Drop the means of backward passes without a step."""
         self.means.clear()
-        if self.left_out is not None:
-            self.left_out.discard()
+        if self.unused_parameters is not None:
+            self.unused_parameters.discard()
         self._stepped()
 
     def check(self) -> None:
@@ -161,14 +161,14 @@ class Buckets:
             raise PeerError(f"rank {self.exchange.comm.rank}: the exchange has failed: {self.failure}")
 
     def before_step(self, optimiser: OptimiserView, step: int) -> None:
-        """Prepare the gradients of this optimiser for the present step.
+        """Prepare the gradients of this optimiser for the current step.
 
-        A parameter that no rank has used gets the mean of the residuals. Warn of a gradient that was changed
+        A parameter that no rank has used gets the mean of the residuals. Warn about a gradient that changed
         since the exchange. Master weights get the mean before it was rounded to 16 bits.
         """
         assert isinstance(optimiser, OptimiserHooks)
-        if self.left_out is not None:
-            self.left_out.give(optimiser, self._scale)
+        if self.unused_parameters is not None:
+            self.unused_parameters.give(optimiser, self._scale)
         for name in self._watch.noted():
             grad = optimiser.parameter(name).grad
             if grad is not None:
@@ -183,7 +183,7 @@ class Buckets:
             self._zeroed.pending = False
 
     def end(self, last: Callable[[], object] | None = None) -> None:
-        """End the thread when the queued buckets are done, without waiting for that. It calls `last` then."""
+        """End the thread after the queued buckets, without waiting. It calls `last` at its end."""
         self._unwatch()
         self._thread.end(last)
 
@@ -193,12 +193,12 @@ class Buckets:
         self._unwatch()
 
     def _unwatch(self) -> None:
-        for watch in (self._zeroed, self.left_out):
+        for watch in (self._zeroed, self.unused_parameters):
             if watch is not None:
                 watch.remove()
 
     def _check_stepped(self) -> None:
-        """Warn if a second backward pass would take the sent share of the first for a gradient."""
+        """Warn if a second backward pass would treat the sent share of the first as a gradient."""
         exchange, zeroed = self.exchange, self._zeroed
         told = exchange.void is not None or (zeroed is not None and zeroed.warned)
         if self._unused and in_backward() and not told and exchange.owns_momentum(exchange.step - 1):
@@ -216,8 +216,8 @@ class Buckets:
         if known is None:
             if not self._names.keys() >= {*key}:
                 raise AttachError(
-                    "DistributedDataParallel exchanges a parameter that was frozen between it and compress,"
-                    " beside a sparse embedding: freeze before DistributedDataParallel(...), or call compress"
+                    "DistributedDataParallel exchanges a parameter that was frozen later, before compress,"
+                    " and a sparse embedding: freeze before DistributedDataParallel(...), or call compress"
                     " after the first backward pass"
                 )
             names = [self._names[each] for each in key]
@@ -226,7 +226,7 @@ class Buckets:
 
     def _mean_(self, buffer: Tensor, layout: Layout | None, scale: float) -> Tensor:
         if layout is None:
-            if buffer.is_cuda:  # autograd's, which may be freed while this stream still reads it
+            if buffer.is_cuda:  # it is autograd's, and may be freed while this stream reads it
                 for part in (buffer._indices(), buffer._values()):
                     part.record_stream(torch.cuda.current_stream(buffer.device))
             return self.exchange.sparse_mean(buffer)
@@ -249,7 +249,7 @@ class Buckets:
         return buffer
 
     def _note(self, buffer: Tensor, flat: Tensor, layout: Layout, scale: float, step: int) -> None:
-        """Remember the means of a bucket in a step: as float32 in `flat`, in DDP's dtype in `buffer`."""
+        """Store the means of a bucket: float32 in `flat`, DDP's dtype in `buffer`."""
         owned = self.exchange.owns_momentum(step)
         self._watch.note(flat, layout, owned, scale, self._scaler is None and self._compresses)
         for entry in layout if self._keep_means else ():
@@ -258,7 +258,7 @@ class Buckets:
 
 
 def compresses(method: Method) -> bool:
-    """Whether a method does more than sum gradients, so that it is to know the scaler."""
+    """Return whether a method does more than sum gradients, so that it needs the scaler."""
     return any(
         not isinstance(route.reducer, Sum) or route.rule is not None or route.feedback.keeps_unsent
         for route in method.routes
@@ -266,12 +266,12 @@ def compresses(method: Method) -> bool:
 
 
 def in_backward() -> bool:
-    """Whether autograd is at work here: not in a Replicator's step, nor for a rank without inputs in Join."""
+    """Return whether this thread runs autograd: not in a Replicator's step, nor without inputs in Join."""
     return torch._C._current_graph_task_id() >= 0
 
 
 def layout_of(names: Iterable[str], bucket: Bucket) -> Layout:
-    """Return the layout of a bucket, with these names of its parameters, counted in reals."""
+    """Return the layout of a bucket in real elements, with these parameter names."""
     parameters, start = bucket.parameters(), bucket.buffer().storage_offset()
     reals = 2 if parameters[0].is_complex() else 1  # DDP's views count complex elements, all or none
     starts = [reals * int(grad.storage_offset() - start) for grad in bucket.gradients()]
@@ -280,9 +280,9 @@ def layout_of(names: Iterable[str], bucket: Bucket) -> Layout:
 
 
 def real_shape(parameter: Tensor) -> tuple[int, ...]:
-    """The shape in reals: of a complex parameter the last dimension is twice as long, and () is (2,).
+    """Return the shape in real elements: a complex parameter's last dimension doubles, and () becomes (2,).
 
-    So a complex matrix is a matrix, and a complex vector a vector.
+    So a complex matrix stays a matrix, and a complex vector a vector.
 
     >>> real_shape(torch.zeros(3, 4)), real_shape(torch.zeros(3, 4, dtype=torch.complex64))
     ((3, 4), (3, 8))

@@ -1,4 +1,4 @@
-"""The front door: one call for a model under DistributedDataParallel, and for one under `fully_shard`."""
+"""`laconic.compress` for models under DistributedDataParallel and `fully_shard`."""
 
 from __future__ import annotations
 
@@ -64,51 +64,51 @@ def compress(
     seed: int = 0,
     parameters: Any = None,
 ) -> Handle | ShardedHandle:
-    """Exchange this model's gradients by the method that `spec` names; the rest of the script stays as it is.
+    """Exchange this model's gradients by the method `spec`; the rest of the script does not change.
 
-    All ranks of the model's group must call it. The exchange lives as long as the model, or until `remove()`.
-    A copy of a compressed DistributedDataParallel, by deepcopy, pickle or `torch.save`, is a plain one.
+    All ranks of the model's group must call it. The exchange lasts as long as the model, or until `remove()`.
+    A copy of a compressed DistributedDataParallel, by deepcopy, pickle or `torch.save`, is not compressed.
 
     Example:
-        The one new line of a script that `torchrun` starts on each rank:
+        One new line in a script that `torchrun` starts on each rank:
 
             dist.init_process_group("gloo")
             model = DistributedDataParallel(Net())
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
             handle = laconic.compress(model, optimizer, "auto()")
-            ...  # the loop as it is
+            ...  # the loop is unchanged
             print(handle.stats().ratio)  # times fewer bytes on the wire than dense
 
     Args:
-        model: A `DistributedDataParallel`, before its first backward pass or later, or a module around one,
-            as `torch.compile` and Fabric make them; or a model under `fully_shard`, for methods such as
-            "cgx(bits=4)", which compress all its gradients. Where shards have replicas (HSDP), the method
-            goes between these.
-        optimizer: The optimiser of the model's parameters, or a list of several, each with its own of them.
-            It may also hold others, such as a loss's, which stay as they are. Those that Accelerate, Fabric,
-            Lightning and torchft have wrapped are unwrapped.
-        spec: A string such as "dgc(density=0.001)", or what `laconic.parse` returns; equal on all ranks.
-        scaler: The GradScaler in use, so that memory is kept unscaled; not with `fully_shard`. Default: that
-            of a wrapped optimiser, if it has one.
+        model: A `DistributedDataParallel`, before its first backward pass or later, or a module that wraps
+            one, as `torch.compile` and Fabric do; or a model under `fully_shard`, for methods such as
+            "cgx(bits=4)", which compress all its gradients. If shards have replicas (HSDP), the method
+            runs between replicas.
+        optimizer: The optimiser of the model's parameters, or a list of several with disjoint parameters.
+            It may also hold other parameters, such as a loss's, which are not exchanged. Wrappers of
+            Accelerate, Fabric, Lightning and torchft are unwrapped.
+        spec: A string such as "dgc(density=0.001)", or an object from `laconic.parse`; equal on all ranks.
+        scaler: The GradScaler in use, so that memory is stored unscaled; not with `fully_shard`. Default:
+            the scaler of a wrapped optimiser, if any.
         seed: Seed of sampling and stochastic rounding; equal on all ranks.
         parameters: A codec such as "minmax(bits=8)" for the all-gather of parameters under `fully_shard`;
-            shards stay exact. Equal on all ranks. Default: none, parameters are gathered as they are.
+            shards stay exact. Equal on all ranks. Default: None, parameters are not compressed.
 
     Returns:
-        The handle of this rank: figures, state, and `remove()`.
+        The handle of this rank: statistics, state, and `remove()`.
 
     Raises:
-        AttachError: On every rank, with nothing attached: the model is of another kind or has another hook or
-            reduce-scatter, the optimiser is compressed already or does not suit the method, the method cannot
-            be sharded, or the ranks disagree.
-        SpecError: The spec or the seed is wrong.
+        AttachError: On every rank, with nothing attached: the model is of an unsupported kind or has a custom
+            hook or reduce-scatter, the optimiser is compressed already or does not suit the method, the
+            method cannot be sharded, or the ranks disagree.
+        SpecError: The spec or the seed is invalid.
     """
     replicated = inside(model)
     if replicated is not None:
         if parameters is not None:
             raise AttachError(
-                f"parameters={parameters!r} is for fully_shard, whose ranks gather parameters; under"
-                " DistributedDataParallel each has them all: leave it out"
+                f"parameters={parameters!r} is only for fully_shard, whose ranks gather parameters;"
+                " DistributedDataParallel does not gather them: omit it"
             )
         optimizers, scaler = unwrap_all(optimizer, scaler)
         return attach(replicated, optimizers, spec, scaler=scaler, seed=seed)
@@ -118,7 +118,7 @@ def compress(
         held, scaler = unwrap_all(optimizer, scaler)
         if len(held) != 1:
             raise AttachError(
-                f"a model under fully_shard takes one optimiser, got {len(held)}: give the one it has"
+                f"a model under fully_shard takes one optimiser, got {len(held)}: pass the model's own"
             )
         return compress_sharded(model, held[0], spec, scaler=scaler, seed=seed, parameters=parameters)
     raise AttachError(
@@ -127,7 +127,7 @@ def compress(
 
 
 def way_out(model: Any) -> str:
-    """What to do about a model that is neither replicated by torch nor sharded by `fully_shard`."""
+    """Return the fix for a model that is neither DistributedDataParallel nor under `fully_shard`."""
     parts = model.modules() if isinstance(model, nn.Module) else (model,)
     kinds = {kind.__name__ for part in parts for kind in type(part).__mro__}
     for name, words in FOREIGN.items():
@@ -141,12 +141,15 @@ def way_out(model: Any) -> str:
 
 
 def inside(model: Any) -> DistributedDataParallel | None:
-    """The DistributedDataParallel that this is or holds. Raises `AttachError` if it holds several."""
+    """Return the DistributedDataParallel that this is or contains, or None.
+
+    Raises `AttachError` if it contains several.
+    """
     if isinstance(model, DistributedDataParallel):
         if any(kind.__module__.split(".")[0] == "torchft" for kind in type(model).__mro__):
             raise AttachError(
-                "this is torchft's DistributedDataParallel, whose only hook is taken: build"
-                " laconic.integrations.TorchftDDP(manager, module, spec) in its place"
+                "this is torchft's DistributedDataParallel, whose only hook is in use: build"
+                " laconic.integrations.TorchftDDP(manager, module, spec) instead"
             )
         return model
     parts = model.modules() if isinstance(model, nn.Module) else ()
@@ -154,14 +157,14 @@ def inside(model: Any) -> DistributedDataParallel | None:
     if len(found) > 1:
         names = [type(each.module).__name__ for each in found]
         raise AttachError(
-            f"{type(model).__name__} holds {len(found)} DistributedDataParallel, around {', '.join(names)}:"
+            f"{type(model).__name__} contains {len(found)} DistributedDataParallel, of {', '.join(names)}:"
             " call compress for each of them"
         )
     return found[0] if found else None
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether `fully_shard` was called on this model or on a part of it."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # where it is not imported, nothing is sharded
+    """Return whether `fully_shard` was called on this model or on a part of it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # if it is not imported, nothing is sharded
     parts = model.modules() if isinstance(model, nn.Module) else ()
     return any(isinstance(part, getattr(fsdp, "FSDPModule", ())) for part in parts)

@@ -1,8 +1,7 @@
-"""Checks of gradients between the exchange and the step: they may be changed, or thrown away.
+"""Checks for gradients that are changed or dropped between the exchange and the step.
 
 Under momentum correction `p.grad` holds sent velocity, so clipping it clips momentum; and a GradScaler that
-the method does not know of changes the scale of what any memory holds back. One small tensor per bucket is
-enough to notice either.
+was not passed to `compress` changes the scale of residuals. One small tensor per bucket shows either.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from torch.utils.hooks import RemovableHandle
 from laconic.core.layout import Entry, Layout
 from laconic.core.warning import warn
 
-TOLERANCE = 0.02  # relative: what rounding to bfloat16 may change
-LOOKS = 16  # at tensors, for a scaler alone, which is there from the first step on
-LEAST_POWER = 7  # a scaler divides by 2^7 or more; a script that has added gradients up, by less
+TOLERANCE = 0.02  # relative, above the rounding error of bfloat16
+LOOKS = 16  # tensors that are checked only for a scaler, which is in use from the first step on
+LEAST_POWER = 7  # a scaler divides by 2^7 or more; a script that accumulates gradients by less
 
 
 @dataclass(frozen=True)
 class Noted:
-    """Sum of magnitudes of one mean, as the exchange left it; `velocity`: whether it is momentum's."""
+    """Sum of magnitudes of one mean after the exchange; `velocity`: whether it contains momentum."""
 
     magnitude: Tensor
     scale: float
@@ -34,9 +33,9 @@ class Noted:
 
 
 class GradientWatch:
-    """Remembers the magnitude of one mean per bucket, and compares it before the step; warns once.
+    """Stores the magnitude of one mean per bucket, and compares it before the step; warns once.
 
-    On a GPU nothing waits for the magnitudes of a step: they are read in the next exchange, all in one copy,
+    On a GPU the magnitudes of a step are read in the next exchange, all in one copy, without an extra wait,
     and compared in the next step.
     """
 
@@ -44,16 +43,17 @@ class GradientWatch:
         self._seen: dict[str, Noted] = {}
         self._unread: list[
             tuple[str, Noted, Tensor, float]
-        ] = []  # on a GPU, with what was found, and its scale
+        ] = []  # on a GPU: the expected and the found magnitude, and the scale
         self._read: list[tuple[str, bool, float, float]] = []  # name, velocity, expected and found magnitude
         self._known: dict[tuple[int, frozenset[str] | None], tuple[Layout, Entry | None]] = {}
         self._looks = LOOKS
         self._warned = False
 
     def note(self, mean: Tensor, layout: Layout, owned: Iterable[str], scale: float, remembers: bool) -> None:
-        """Remember the smallest `owned` tensor of this bucket, from the flat `mean`.
+        """Store the magnitude of the smallest `owned` tensor of this bucket, from the flat `mean`.
 
-        `remembers`: the method has a memory; then the first few steps watch for a scaler without such too.
+        `remembers`: the method has a memory; then the first steps check for a scaler without `owned`
+        tensors too.
         """
         if self._warned:
             return
@@ -68,7 +68,7 @@ class GradientWatch:
             self._seen[smallest.name] = Noted(magnitude(view), scale, smallest.name in owned)
 
     def _smallest(self, layout: Layout, names: frozenset[str] | None) -> Entry | None:
-        """Return the smallest tensor of these names; None stands for all."""
+        """Return the smallest tensor of these names; None means all."""
         key = id(layout), names
         known = self._known.get(key)
         if known is None:
@@ -82,7 +82,7 @@ class GradientWatch:
         return tuple(self._seen)
 
     def compare(self, name: str, grad: Tensor, scale: float) -> None:
-        """Warn if the gradient is not what the exchange left. `scale`: by which the step will divide it."""
+        """Warn if the gradient changed since the exchange. `scale`: divisor of the gradient in the step."""
         for earlier in self._read:
             self._judge(*earlier)
         self._read.clear()
@@ -126,11 +126,11 @@ class GradientWatch:
 
 
 class LostGradientCheck:
-    """Warns once of gradients that were exchanged, and then thrown away by zero_grad() without a step.
+    """Warns once about gradients that were exchanged, and then dropped by zero_grad() without a step.
 
-    The unsent share is still in the method's memory and comes back with later gradients: a GAN's
-    discriminator would learn from its generator's loss. It looks when the next gradient is about to be added:
-    only then do lost gradients differ from those of an accumulation.
+    Their unsent share is still in the method's memory and is sent with later gradients: a GAN's discriminator
+    would learn from its generator's loss. The check runs before the next gradient is added: only then do
+    dropped gradients differ from accumulated ones.
 
     Attributes:
         pending: Whether exchanged gradients wait for a step.
@@ -142,7 +142,7 @@ class LostGradientCheck:
         self.warned = False
         self._method = method
         self._parameters = [*parameters]
-        known = weakref.ref(self)  # a hook must not keep alive what the model holds
+        known = weakref.ref(self)  # a hook must not keep this object alive
 
         def before_adding(grad: Tensor) -> None:
             watch = known()
@@ -181,7 +181,7 @@ def magnitude(x: Tensor) -> Tensor:
 
 
 def _power_of_two(before: float, after: float) -> int:
-    """The k > 0 for which before = 2^k after, as scales of a GradScaler are; 0 for any other ratio.
+    """Return the k > 0 with before = 2^k after, as for the scale of a GradScaler; 0 if there is no such k.
 
     >>> _power_of_two(512.0, 2.0), _power_of_two(512.0, 3.0), _power_of_two(1.0, 1.0), _power_of_two(1.0, 0.0)
     (8, 0, 0, 0)

@@ -28,15 +28,15 @@ from laconic.exchange.state import RankState, model_digest
 from laconic.exchange.stats import Stats
 
 
-@outside_inference_mode("stats", "state_dict", "load_state_dict", "discard", "meet", "remove")
+@outside_inference_mode("stats", "state_dict", "load_state_dict", "discard", "synchronize", "remove")
 class Handle(Joinable):
-    """A compressed model on one rank: figures, state, and the way back. Made by `laconic.compress`.
+    """A compressed model on one rank: statistics, state and removal. `laconic.compress` returns it.
 
-    It may be given to torch's `Join` behind its model, `with Join([model, handle])`. If the method exchanges
-    inside `optimizer.step()`, it has to be: a rank without further inputs then takes these steps too.
+    It may be passed to torch's `Join` after its model, `with Join([model, handle])`. If the method exchanges
+    inside `optimizer.step()`, this is required: a rank without further inputs then takes these steps too.
     """
 
-    saved_by_each: ClassVar[bool] = False  # rank 0 may gather the memory of all ranks, as of no sharded model
+    saved_by_each: ClassVar[bool] = False  # rank 0 may gather all memory, unlike for sharded models
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Handle(Joinable):
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """What all ranks must have alike."""
+        """Settings that must be equal on all ranks."""
         return {
             "the spec": repr(self.method),
             "the seed": str(self.exchange.seed),
@@ -95,7 +95,7 @@ class Handle(Joinable):
         }
 
     def stats(self) -> Stats:
-        """Bytes and seconds of this rank since the start; see `laconic.exchange.stats.Stats`."""
+        """Return bytes and seconds of this rank since the start; see `laconic.exchange.stats.Stats`."""
         return self.exchange.stats(self.buckets.per_step)
 
     @overload
@@ -105,22 +105,22 @@ class Handle(Joinable):
     def state_dict(self, *, gather: Literal[True]) -> GatheredState: ...
 
     def state_dict(self, *, gather: bool = False) -> RankState | GatheredState:
-        """This rank's memory, to be saved by this rank, between steps. The rank is in every key.
+        """Return this rank's memory, for this rank to save between steps. The rank is in every key.
 
         Args:
-            gather: Whether rank 0 gets the memory of all ranks, for a checkpoint that it alone writes; the
-                other ranks get an empty list. Then all ranks call it, or rank 0 alone if the method keeps no
-                memory. Default: False; Accelerate's `register_for_checkpointing` gets the memory of all.
+            gather: Whether rank 0 gets the memory of all ranks, for a checkpoint that only rank 0 writes; the
+                other ranks get an empty list. Call it on all ranks, or only on rank 0 if the method has no
+                memory. Default: False; Accelerate's `register_for_checkpointing` gathers.
 
         Returns:
             Plain numbers, strings and tensors, which load under `torch.load(weights_only=True)`.
 
         Raises:
-            PeerError: On every rank: it gathers, and another rank went on without this call.
+            PeerError: On every rank: with `gather`, a rank continued without this call.
         """
         gather = gather or saved_by_rank_0()
         state = self._state.state_dict()
-        if gather and (state["tensors"] or self.buckets.left_out is not None):  # equal on all ranks
+        if gather and (state["tensors"] or self.buckets.unused_parameters is not None):  # equal on all ranks
             self.call_jointly("state_dict(gather=True)")
             return gather_states(state, self._comm.comm)
         if gather:
@@ -130,43 +130,44 @@ class Handle(Joinable):
         return state
 
     def call_jointly(self, call: str) -> None:
-        """Wait until every rank makes this call. Raises `PeerError` on all if one does something else."""
+        """Wait until every rank makes this call. Raises `PeerError` on all if one does not."""
         if self._joint_calls is not None:
             self._joint_calls.make(call)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where `state_dict` was taken.
+        """Restore the state from `state_dict`.
 
         Args:
-            state: What `state_dict()` returned on this rank, or `state_dict(gather=True)` on rank 0.
+            state: The result of `state_dict()` on this rank, or of `state_dict(gather=True)` on rank 0.
 
         Raises:
-            StateError: With nothing changed: it is no state of a handle, or one of another rank, world size
-                (see `laconic.resize`), model, method or seed.
+            StateError: With nothing changed: it is not a handle's state, or its rank, world size (see
+                `laconic.resize`), model, method or seed differs.
         """
         self._state.load_state_dict(state)
 
     def discard(self) -> None:
-        """Forget what is held back: nothing of any gradient so far comes back in a later step.
+        """Clear all residuals, so that no earlier gradient affects a later step. Call it on every rank.
 
-        For a step that is skipped now and then, by zero_grad() in place of step(): the unsent share of its
-        gradients would come with later ones. It also drops residuals of earlier steps, and momentum that is
-        applied before the exchange. Run a backward pass whose gradients are never used, such as that of a
-        GAN's generator, under `model.no_sync()`: nothing is exchanged or lost. Call it on every rank.
+        Use it when you occasionally skip a step by zero_grad() instead of step(): otherwise the unsent
+        share of its gradients is sent with later ones. It also clears residuals of earlier steps, and
+        momentum that is applied before the exchange. Run a backward pass whose gradients are never used,
+        such as that of a GAN's generator, under `model.no_sync()`: nothing is exchanged or lost.
         """
         self.exchange.discard()
         self.buckets.discard()
 
-    def meet(self) -> None:
-        """Make replicas equal, where a method has them differ between its rounds. Called by all ranks."""
+    def synchronize(self) -> None:
+        """Make replicas equal if the method lets them differ between its rounds. Call it on all ranks."""
         if not self.exchange.rules.keep_equal:
             self.call_jointly("finish()")
         self.exchange.rules.finish()
 
     def remove(self) -> None:
-        """Restore DDP's own all-reduce; what was not sent is dropped. The model can be compressed again.
+        """Restore DDP's own all-reduce. The model can be compressed again.
 
-        Call it on every rank, between steps. Momentum that was applied before the exchange is dropped.
+        Call it on every rank, between steps. Residuals, and momentum applied before the exchange, are
+        dropped.
         """
         try:
             if self.buckets.failure is None:
@@ -178,28 +179,28 @@ class Handle(Joinable):
 
     def abandon(self) -> None:
         """Detach on this rank alone, without a message to the others, which may have no handle."""
-        self.let_go()
+        self.detach()
         self.buckets.close()
         detach, self._detach = self._detach, ()
         for callback in detach:
             callback()
 
-    def let_go(self) -> None:
-        """Let the optimiser step by itself."""
+    def detach(self) -> None:
+        """Remove the hooks from the optimiser."""
         self._optimisers.remove()
         self.exchange.observers.clear()  # no cycle is left: the thread's last job frees the exchange
         self.exchange.checks.clear()
 
     def when_removed(self, *callbacks: Callable[[], None]) -> None:
-        """Call these once, in this order, at the end of `remove`, before those of earlier calls."""
+        """Call `callbacks` once, in this order, at the end of `remove`, before those of earlier calls."""
         self._detach = (*callbacks, *self._detach)
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """For torch's `Join`."""
+        """Return the hook for torch's `Join`."""
         return self.join_hook_of(self)
 
     def join_hook_of(self, joinable: Joinable) -> JoinHook:
-        """The same for a joinable that is given to `Join` in the handle's place."""
+        """Return the hook for a joinable that replaces the handle in `Join`."""
         if self._uneven is None:
             return JoinHook()
         self._uneven.begin(joinable)
@@ -207,7 +208,7 @@ class Handle(Joinable):
 
     @property
     def join_device(self) -> torch.device:
-        """Of the model."""
+        """The model's device."""
         return torch.device("cpu") if self._joined is None else self._joined.device
 
     @property

@@ -1,4 +1,4 @@
-"""Memory of a handle: that of its exchange, of its rules, and means that wait for the optimiser."""
+"""State of a handle: memory of its exchange and rules, and means that wait for the optimiser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAITING = "left/"  # keys of means that wait for the optimiser
 
 
 class HandleState:
-    """This rank's memory as a state that is saved between steps."""
+    """Saves and loads this rank's memory between steps."""
 
     def __init__(self, exchange: Attached, buckets: Buckets) -> None:
         self._exchange, self._buckets = exchange, buckets
@@ -32,22 +32,22 @@ class HandleState:
     def state_dict(self) -> RankState:
         """Return this rank's memory, with the rank in every key."""
         tensors = self._exchange.state_dict()
-        if (left_out := self._buckets.left_out) is not None:
-            tensors |= {f"{WAITING}{name}": mean for name, mean in left_out.state_dict().items()}
+        if (unused_parameters := self._buckets.unused_parameters) is not None:
+            tensors |= {f"{WAITING}{name}": mean for name, mean in unused_parameters.state_dict().items()}
         identity = self._identity()
         return RankState(**identity, step=self._exchange.step, tensors=label(tensors, identity["rank"]))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load this rank's state, or its part of gathered ones. Raises `StateError` with nothing changed."""
+        """Load this rank's state, or its part of gathered ones. Raises `StateError`, with nothing changed."""
         comm = self._exchange.comm
         check_has(state, ())
         state = own_part(state, comm.rank, comm.size)
         tensors = unlabel(state, self._identity())
-        if left_out := self._buckets.left_out:
-            left_out.check_state(under(WAITING, tensors))
+        if unused_parameters := self._buckets.unused_parameters:
+            unused_parameters.check_state(under(WAITING, tensors))
         self._exchange.load_state_dict(without((WAITING,), tensors), step=int(state["step"]))
-        if left_out:
-            left_out.load_state_dict(under(WAITING, tensors))
+        if unused_parameters:
+            unused_parameters.load_state_dict(under(WAITING, tensors))
 
     def _identity(self) -> Identity:
         exchange = self._exchange

@@ -1,10 +1,11 @@
-"""DDP's communication hook: puts an exchange behind DistributedDataParallel.
+"""Communication hook of DistributedDataParallel.
 
-    loss.backward() -> hook(bucket): a job for the thread, and a Future at once; backward goes on
-                    -> the communication thread: Attached.mean_(bucket), over a process group of its own
+    loss.backward() -> hook(bucket): queues a job and returns a Future; backward continues
+                    -> the communication thread: Attached.mean_(bucket), over a separate process group
                     -> optimizer.step()
 
-DDP takes a hook once for life, so the hook asks a `Slot` that stays; an empty one is DDP's own all-reduce.
+DDP accepts one hook for its lifetime, so the hook calls a permanent `Slot`; an empty one is DDP's own
+all-reduce.
 """
 
 import contextlib
@@ -36,9 +37,9 @@ from laconic.optim.unwrapping import stepping, unwrap_all
 
 
 class Slot:
-    """What the hook of one DDP asks at every bucket.
+    """The current handle of one DDP, which its hook calls for every bucket.
 
-    A copy is empty, and of the default group, as DDP's own copies are: a copied model is a plain DDP.
+    A copy is empty and uses the default group, as DDP's own copies do: a copied model is a plain DDP.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -50,12 +51,14 @@ class Slot:
         return Slot, ()
 
     def empty(self) -> None:
-        """Back to a plain all-reduce."""
+        """Restore the plain all-reduce."""
         self.handle = None
 
     def mean(self, buffer: Tensor) -> Answer:
-        """DDP's own mean, later. A thread of ours waits for it: a callback of the work's future would run in
-        a thread of gloo's, which may ask for the GIL when Python has ended.
+        """Return a Future of DDP's own mean.
+
+        A thread of ours waits for it: a callback of the work's future would run in a thread of gloo's,
+        which may ask for the GIL after Python has ended.
         """
         buffer.div_(dist.get_world_size(self.group))
         work = dist.all_reduce(buffer, group=self.group, async_op=True)
@@ -71,7 +74,7 @@ class Slot:
 
 
 _slots: WeakKeyDictionary[DistributedDataParallel, Slot] = WeakKeyDictionary()
-# weak references, as a slot holds its optimiser
+# weak references, since a slot holds its optimiser
 _compressed: WeakKeyDictionary[Optimizer, weakref.ref[Slot]] = WeakKeyDictionary()
 
 
@@ -83,7 +86,7 @@ def attach(
     scaler: torch.amp.GradScaler | None = None,
     seed: int = 0,
 ) -> Handle:
-    """`laconic.compress` for a DistributedDataParallel; called by all ranks of its group."""
+    """Compress a DistributedDataParallel, as `laconic.compress`. Call it on all ranks of its group."""
     optimizers, scaler = unwrap_all(optimizer, scaler)
     with contextlib.ExitStack() as opened:  # closed in reverse order if anything raises
         group = TorchComm.own(model.process_group)
@@ -113,7 +116,7 @@ def attach(
 
         handle = built_by_all(comm, build, Handle.abandon)
         opened.callback(handle.buckets.close)
-        opened.callback(handle.let_go)
+        opened.callback(handle.detach)
         slot = _slots.get(model) or new_slot(model)
         comm.reset()
         checks = StepChecks(model, parameter_names(model), optimizers, repr(handle.method))
@@ -128,25 +131,25 @@ def attach(
         group.close()
 
     handle.when_removed(checks.remove, slot.empty, close)
-    weakref.finalize(model, let_go, slot, handle, close, checks).atexit = False
+    weakref.finalize(model, detach, slot, handle, close, checks).atexit = False
     return handle
 
 
-def let_go(slot: Slot, handle: Handle, close: Callable[[], None], checks: StepChecks) -> None:
-    """The model is gone: its optimiser steps as before, and may be compressed with another model."""
+def detach(slot: Slot, handle: Handle, close: Callable[[], None], checks: StepChecks) -> None:
+    """Detach from the optimiser of a freed model, so that it can be compressed with a new model."""
     if slot.handle is handle:
         slot.empty()
-        handle.let_go()
+        handle.detach()
         checks.remove()
     handle.buckets.end(close)
 
 
 def check_free(model: DistributedDataParallel, optimizers: Sequence[Optimizer]) -> None:
     """Raise `AttachError` if the model or an optimiser is compressed already, or cannot be."""
-    if getattr(model, "_use_python_reducer", False):  # private to DDP, and all that tells
+    if getattr(model, "_use_python_reducer", False):  # private to DDP; there is no public flag
         raise AttachError(
-            "torch._dynamo.config.optimize_ddp is 'python_reducer': then compiled backward passes trace the"
-            " exchange of each gradient, and a thread's messages cannot be traced; set it to 'ddp_optimizer'"
+            "torch._dynamo.config.optimize_ddp is 'python_reducer', so compiled backward passes trace the"
+            " exchange of each gradient, but a thread's messages cannot be traced: set it to 'ddp_optimizer'"
             " before you build the DistributedDataParallel"
         )
     known = [_compressed.get(stepping(each)) for each in optimizers]
@@ -160,55 +163,55 @@ def check_free(model: DistributedDataParallel, optimizers: Sequence[Optimizer]) 
 
 
 def new_slot(model: DistributedDataParallel) -> Slot:
-    """Our hook, put on the model for its life. Raises `AttachError` where it has another."""
+    """Register our hook for the model's lifetime. Raises `AttachError` if it has a different one."""
     slot = Slot(model.process_group)
     try:
         model.register_comm_hook(slot, hook)
     except RuntimeError as error:
         raise AttachError(
-            f"this DistributedDataParallel has a communication hook already ({error}); DDP takes one"
-            " for life, and mixed_precision= counts as one: build a new DistributedDataParallel without it"
+            f"this DistributedDataParallel has a communication hook already ({error}); DDP accepts only"
+            " one, and mixed_precision= counts as one: build a new DistributedDataParallel without it"
         ) from None
     _slots[model] = slot
     return slot
 
 
 def hook(slot: Slot, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP's communication hook: the bucket's mean over ranks, later."""
+    """Return a Future of the bucket's mean over ranks. It is DDP's communication hook."""
     if slot.handle is not None:
         if bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing():
             raise LaconicError(
                 f"a CUDA graph cannot capture backward() of a model compressed with {slot.handle.method}: a"
-                " thread exchanges its gradients, and a graph records no other thread. Call backward()"
-                " outside of torch.cuda.graph(...), or the handle's remove() first"
+                " thread exchanges its gradients, and a graph records only the calling thread. Call"
+                " backward() outside of torch.cuda.graph(...), or the handle's remove() first"
             )
         return slot.handle.buckets.submit(bucket)
     return slot.mean(bucket.buffer())
 
 
 def parameter_names(model: DistributedDataParallel) -> dict[Tensor, str]:
-    """Each parameter that DDP exchanges, with its name in the plain model.
+    """Return each parameter that DDP exchanges, with its name in the plain model.
 
-    It is what was trained when the DDP was built. What has been frozen since stays in its buckets.
+    These were trained when the DDP was built; parameters frozen since stay in its buckets.
     """
     module, ignored = model.module, set(getattr(model, "parameters_to_ignore", ()))
     every = {each: name for name, each in module.named_parameters() if name not in ignored}
     held = {each for each in every if each.requires_grad}
     if len(held) < len(every) or len(held) != _count(model):
-        with contextlib.suppress(RuntimeError):  # before its first pass an embedding has no sparse gradient
+        with contextlib.suppress(RuntimeError):  # raised before the first backward pass of a sparse embedding
             buckets = model.reducer._get_zeros_like_grad_buckets()
             held = {each for bucket in buckets for each in bucket.parameters()}
     return {each: name.replace("_orig_mod.", "") for each, name in every.items() if each in held}
 
 
 def _count(model: DistributedDataParallel) -> int:
-    """The number of tensors that DDP exchanges."""
+    """Return the number of tensors that DDP exchanges."""
     found: dict[str, Any] = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
     return int(found.get("num_parameter_tensors", 0))
 
 
 def trained(module: torch.nn.Module) -> dict[Tensor, str]:
-    """Each trained parameter of a plain model with its name: a compiled wrapper leaves no trace."""
+    """Return each trained parameter of a model with its name, without the prefix of compiled wrappers."""
     return {
         parameter: name.replace("_orig_mod.", "")
         for name, parameter in module.named_parameters()
@@ -217,12 +220,12 @@ def trained(module: torch.nn.Module) -> dict[Tensor, str]:
 
 
 def sparse_names(model: DistributedDataParallel) -> set[str]:
-    """Names of the embeddings whose gradients are sparse tensors: no feedback carries these."""
+    """Return the names of embeddings with sparse gradients, which have no feedback."""
     found = {each.weight for each in sparse_embeddings(model.module)}
     return {name for parameter, name in parameter_names(model).items() if parameter in found}
 
 
 def sparse_embeddings(module: torch.nn.Module) -> list[torch.nn.Embedding | torch.nn.EmbeddingBag]:
-    """The embeddings whose gradients are sparse tensors."""
+    """Return the embeddings with sparse gradients."""
     kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     return [each for each in module.modules() if isinstance(each, kinds) and each.sparse]

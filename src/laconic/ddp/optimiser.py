@@ -1,7 +1,7 @@
-"""Optimiser hooks: around `step`, and a view of the optimiser's parameter groups.
+"""Hooks around an optimiser's `step`, and a view of its parameter groups.
 
 Just before `step` the method's rules update their tensors, which are then hidden from the optimiser during
-the step. The parameter groups are never rewritten, so schedulers see and set `lr` and the like as always.
+the step. The parameter groups are never rewritten, so schedulers work as usual.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from laconic.optim.unwrapping import after_steps, before_steps, stepping, unwrap
 class OptimiserHooks:
     """Hooks on one optimiser. `names` maps each parameter of the model to its name.
 
-    The optimiser may hold other parameters too, such as a loss's: they stay its own, as under DDP. `others`:
-    the model's other optimisers, each with tensors of its own.
+    The optimiser may hold other parameters too, such as a loss's, which are not exchanged. `others`: the
+    model's other optimisers, with disjoint parameters.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class OptimiserHooks:
         others: Sequence[Optimizer] = (),
     ) -> None:
         self.optimiser = stepping(optimiser)
-        self.masters: Masters | None = None  # as of the last step; outside of steps parameters stay in place
+        self.masters: Masters | None = None  # of the last step; between steps parameters stay in place
         self._names = names
         self._parameters = {name: parameter for parameter, name in names.items()}
         self._hidden: list[tuple[Tensor, Tensor]] = []
@@ -54,12 +54,12 @@ class OptimiserHooks:
         if names and trained.isdisjoint(names):
             raise AttachError(
                 f"this {type(optimiser).__name__} holds no parameter of the model: build the optimiser from"
-                " model.parameters() of this very model"
+                " model.parameters() of this model"
             )
         self._elsewhere = [names[each] for each in elsewhere if each in names]
         for shared in trained & elsewhere:
             raise AttachError(
-                f"two of the optimisers hold {names.get(shared, 'one parameter')}: give each its own"
+                f"two of the optimisers hold {names.get(shared, 'one parameter')}: pass it to only one"
             )
         groups = [group for one in (optimiser, *others) for group in one.param_groups]
         held = {each for group in groups for each in group["params"]}  # frozen or not
@@ -69,7 +69,7 @@ class OptimiserHooks:
         self._hooks: tuple[RemovableHandle, ...] = ()
 
     def install(self, act: Callable[[OptimiserHooks], Iterable[str]]) -> None:
-        """Register the hooks: `act` is called before each step, and returns the tensors to hide from it."""
+        """Register the hooks. `act` is called before each step and returns the tensors to hide from it."""
         self._hooks = (
             before_steps(self.optimiser, partial(self._before, act)),
             after_steps(self.optimiser, self._after),
@@ -82,21 +82,21 @@ class OptimiserHooks:
         return 1.0 if scale is None else float(scale)
 
     def parameter(self, name: str) -> Tensor:
-        """The model's parameter of this name; inside a step, its float32 master if there is one."""
+        """Return the model's parameter of this name; inside a step, its float32 master if it has one."""
         parameter = self._parameters[name]
         return parameter if self.masters is None else self.masters.now(parameter)
 
     def settings(self, name: str) -> Mapping[str, Any]:
-        """The current settings of this tensor's group, or the defaults if it is in none."""
+        """Return the current settings of this tensor's group, or the defaults if it is in none."""
         group = self._group(name)
         return self.optimiser.defaults if group is None else group
 
     def holds(self, name: str) -> bool:
-        """Whether this tensor is in a group of the optimiser."""
+        """Return whether this tensor is in a group of the optimiser."""
         return self._group(name) is not None
 
     def trains(self, name: str) -> bool:
-        """Whether this optimiser steps the tensor: it holds it, and it is not frozen."""
+        """Return whether this optimiser steps the tensor: it holds the tensor, which is not frozen."""
         return self.holds(name) and self._parameters[name].requires_grad
 
     @property
@@ -121,7 +121,7 @@ class OptimiserHooks:
         return None
 
     def _check_settings(self) -> None:
-        """Raise `AttachError` if a group that came after the attachment does not suit the rules."""
+        """Raise `AttachError` if a group that was added later does not suit the rules."""
         groups = self.optimiser.param_groups
         if self._configs and [id(each) for each in groups] != self._checked:
             for rule in self._configs:
@@ -129,7 +129,7 @@ class OptimiserHooks:
             self._checked = [id(each) for each in groups]
         if moved := next((name for name in self._elsewhere if self._configs and self.holds(name)), None):
             raise AttachError(
-                f"{moved} has gone from one optimiser to another, and the method steps it in the first: call"
+                f"{moved} was moved to a different optimiser, but the method steps it in the first: call"
                 " the handle's remove(), then compress() again"
             )
 
@@ -150,7 +150,7 @@ class OptimiserHooks:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of `step`; a closure has been called, and is replaced by its result."""
+        """Return the arguments of `step`, with a closure called and replaced by its result."""
         self.masters = masters_of(self.optimiser)  # before a closure runs backward
         args, kwargs = evaluated(optimiser, args, kwargs)
         if is_skipped(optimiser):
@@ -164,7 +164,7 @@ class OptimiserHooks:
         return args, kwargs
 
     def refine(self, name: str, mean: Tensor) -> None:
-        """Give a tensor's master its float32 mean if its gradient is that mean, rounded to 16 bits."""
+        """Set a master's gradient to the float32 mean if the 16-bit gradient is that mean, rounded."""
         parameter, master = self._parameters[name], self.parameter(name)
         if master is parameter or master.grad is None:
             return
@@ -185,7 +185,7 @@ class OptimiserHooks:
 
 
 class Optimisers:
-    """One model's optimisers, as an exchange sees them: a tensor has the settings of the one that holds it.
+    """One model's optimisers; a tensor has the settings of the optimiser that holds it.
 
     `names` maps each parameter of the model to its name. `rules`: those of the method.
     """
@@ -200,17 +200,17 @@ class Optimisers:
         )
 
     def of(self, name: str) -> OptimiserHooks:
-        """The hooks on the optimiser that holds this tensor; on the first one if none does."""
+        """Return the hooks on the optimiser that holds this tensor; on the first one if none does."""
         return next((each for each in self.hooks if each.holds(name)), self.hooks[0])
 
     def views(self, layout: Layout) -> Iterator[tuple[OptimiserHooks, Layout]]:
-        """Yield each optimiser with the tensors that it holds, and those that no optimiser holds yet."""
+        """Yield each optimiser with its tensors, and those that no optimiser holds yet."""
         free = {name for name in layout.names if not any(each.holds(name) for each in self.hooks)}
         for hooks in self.hooks:
             yield hooks, layout.named([name for name in layout.names if name in free or hooks.holds(name)])
 
     def before_steps(self, act: Callable[[OptimiserHooks], Iterable[str]]) -> None:
-        """Call `act` before each step; the step leaves the tensors alone that `act` returns."""
+        """Call `act` before each step, which then skips the tensors that `act` returns."""
         for each in self.hooks:
             each.install(act)
 
@@ -220,16 +220,16 @@ class Optimisers:
             each.remove()
 
     def lone(self) -> OptimiserHooks | None:
-        """The hooks of the only optimiser, where parameters themselves have the gradients that it takes."""
+        """Return the hooks of the only optimiser if it reads the gradients of the parameters, else None."""
         return None if len(self.hooks) > 1 or self.have_masters() else self.hooks[0]
 
     def have_masters(self) -> bool:
-        """Whether one of them has float32 master weights."""
+        """Whether an optimiser has float32 master weights."""
         return any(masters_of(each.optimiser) is not None for each in self.hooks)
 
     @contextmanager
     def on_masters(self) -> Iterator[None]:
-        """Inside, masters stand in for their parameters, as in a step."""
+        """Replace parameters by their masters inside `with`, as in a step."""
         with ExitStack() as stack:
             for each in self.hooks:
                 each.masters = masters_of(each.optimiser)
@@ -251,17 +251,17 @@ class Optimisers:
 
 
 def held_by(optimiser: Optimizer) -> set[Tensor]:
-    """The parameters that this optimiser trains."""
+    """Return the parameters that this optimiser trains."""
     return {each for group in optimiser.param_groups for each in group["params"] if each.requires_grad}
 
 
 def refuse_complex(method: Method, layout: Layout, parameters: Mapping[str, Tensor]) -> None:
-    """Raise `AttachError` if the method is to step a complex parameter itself."""
+    """Raise `AttachError` if the method would step a complex parameter itself."""
     for _, part in method.governed(layout):
         for name in part.names:
             if parameters[name].is_complex():
                 raise AttachError(
                     f"{name} is {parameters[name].dtype}, and {method} changes how the optimiser steps, for"
-                    " real parameters only: keep it as real pairs, torch.view_as_real(...), or take a method"
-                    " that leaves the step alone, such as 'topk(density=0.01)'"
+                    " real parameters only: store real pairs, torch.view_as_real(...), or use a method"
+                    " that does not change the step, such as 'topk(density=0.01)'"
                 )

@@ -1,7 +1,7 @@
-"""Checks at each step of a compressed model: is a parameter stepped that no rank exchanges, is any step seen?
+"""Checks at each step of a compressed model: all stepped parameters are exchanged, and steps happen.
 
-DistributedDataParallel exchanges what required a gradient when it was built. A parameter that is unfrozen or
-added later has this rank's gradient only, and replicas would come apart without a word.
+DistributedDataParallel exchanges the parameters that required a gradient when it was built. A parameter
+that is unfrozen or added later has only this rank's gradient, and replicas would silently diverge.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StepChecks:
         self._model = weakref.ref(model)
         self._exchanged = set(exchanged)
         self._ignored = set(getattr(model, "parameters_to_ignore", ()))
-        self._outside: set[Tensor] = set()  # a loss's parameters, which stay its own
+        self._outside: set[Tensor] = set()  # for example a loss's parameters
         self._watch = StepWatch(f"laconic.compress with {method}", optimizers[0], exchanged)
         self._hooks: list[RemovableHandle] = []
         for each in map(stepping, optimizers):
@@ -57,9 +57,9 @@ class StepChecks:
                 self._outside.add(parameter)
             elif name not in self._ignored and parameter.requires_grad:
                 raise AttachError(
-                    f"{name} was frozen or not there when DistributedDataParallel was built, so ranks do not"
-                    " exchange its gradient, and replicas would come apart: call the handle's remove(), build"
-                    " DistributedDataParallel anew with it unfrozen, then call compress() again"
+                    f"{name} was frozen or missing when DistributedDataParallel was built, so ranks do not"
+                    " exchange its gradient, and replicas would diverge: call the handle's remove(), build"
+                    " DistributedDataParallel again with it unfrozen, then call compress() again"
                 )
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

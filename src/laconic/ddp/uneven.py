@@ -1,10 +1,9 @@
-"""Uneven inputs: the steps of a rank that has run out of them, if a method exchanges in `optimizer.step()`.
+"""Uneven inputs: steps of a rank without further inputs, for methods that exchange in `optimizer.step()`.
 
-`torch.distributed.algorithms.Join` lets DDP's collectives run on without inputs, but knows nothing of ours.
-So the handle joins too: on a rank without further inputs it takes each step of the others, with the mean that
-DDP's hook has made, or with a gradient of zero where gradients stay local. Thus moments stay equal. At the
-end every rank follows the last one that had inputs, as DDP lets weights do: schedules and clipping have gone
-on there alone.
+`torch.distributed.algorithms.Join` continues DDP's collectives without inputs, but not ours. So the handle
+joins too: on a rank without further inputs it takes each step of the others, with the mean from DDP's hook,
+or with a zero gradient if gradients stay local. Moments then stay equal. At the end every rank copies the
+last rank that had inputs, as DDP does for weights, since schedules and clipping continued only there.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from laconic.exchange.rule import OptimiserView
 
 
 class JoinedModel:
-    """What `Join` says of a DDP, which is held weakly."""
+    """The `Join` settings of a DDP, which is referenced weakly."""
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._model = weakref.ref(model)
@@ -35,13 +34,13 @@ class JoinedModel:
 
     @property
     def config(self) -> Any:
-        """Of the last `Join` that the model was in, even if that has ended; None without one."""
-        config = getattr(self._model(), "_join_config", None)  # private to DDP, and all that tells
+        """Settings of the model's last `Join`, even if it has ended; None without one."""
+        config = getattr(self._model(), "_join_config", None)  # private to DDP; there is no public attribute
         return config if config and config.enable else None
 
 
 class UnevenInputs(JoinHook):
-    """For torch's `Join`, at work for one handle."""
+    """Hooks of one handle for torch's `Join`."""
 
     def __init__(
         self,
@@ -54,24 +53,24 @@ class UnevenInputs(JoinHook):
         self._exchange = buckets.exchange
         self._method = repr(buckets.exchange.method)
         self._optimisers = optimisers
-        self._joinable: Joinable | None = None  # in the place of which Join knows the handle
+        self._joinable: Joinable | None = None  # the handle, or its replacement in Join
         self._taken = -1  # steps that the optimiser has taken
         self._stepping = False
         self._together: tuple[Any, Any] = (None, None)  # the configs of handle and model in the same Join
 
     def begin(self, joinable: Joinable) -> None:
-        """Follow a `Join` that was given the handle, or this joinable in its place."""
+        """Start a `Join` that contains the handle, or this joinable in its place."""
         if self._model.leaves_out:
             raise AttachError(
                 f"{self._method} exchanges inside optimizer.step(), and a rank without further inputs cannot"
-                " know which parameters the others have used: build the DistributedDataParallel without"
-                " find_unused_parameters and static_graph, or give all ranks equally many batches"
+                " know which parameters the others used: build the DistributedDataParallel without"
+                " find_unused_parameters and static_graph, or give all ranks the same number of batches"
             )
         self._joinable = joinable
         self._buckets.keep_all_means(True)
 
     def before_step(self, optimiser: OptimiserView, step: int) -> None:
-        """Raise `AttachError` if the model is inside a `Join` that does not have the handle behind it."""
+        """Raise `AttachError` if the model is inside a `Join` that lacks the handle."""
         self._check()
         self._taken = step
 
@@ -84,12 +83,12 @@ class UnevenInputs(JoinHook):
         if own is None or not own.enable or own.is_first_joinable or self._together[1] is not config:
             raise AttachError(
                 f"{self._method} exchanges inside optimizer.step(), and a rank that has run out of inputs"
-                " takes no steps unless Join has the handle too, behind the model: with"
+                " takes no steps unless Join has the handle too, after the model: with"
                 " Join([model, handle]); with laconic.distribute, Join([model, optimizer])"
             )
 
     def main_hook(self) -> None:
-        """Take the step that the others take, if DDP has exchanged gradients that are finite."""
+        """Take the same step as the other ranks, if DDP exchanged finite gradients."""
         exchange = self._exchange
         if exchange.step - 1 == self._taken or exchange.void is not None:
             return
@@ -108,7 +107,7 @@ class UnevenInputs(JoinHook):
                 parameter.grad = grad
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Follow the last rank that had inputs; of several, that with the largest number."""
+        """Copy the last rank that had inputs; of several, the one with the largest number."""
         self._buckets.keep_all_means(False)
         rules, comm = self._exchange.rules, self._exchange.comm
         for rule in rules:

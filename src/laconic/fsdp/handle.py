@@ -171,7 +171,7 @@ class ShardedHandle:
                 for name, module in sharded_modules(model):
                     gather = CodedAllGather(self._parameters, self._within, name, self._gathers[name])
                     module.set_custom_all_gather(gather)  # type: ignore[arg-type]  # torch's interface is private
-            self._detach.append(after_steps(self._optimizer, self._stepped).remove)
+            self.when_removed(after_steps(self._optimizer, self._stepped).remove)
         except BaseException:
             self.remove()
             raise

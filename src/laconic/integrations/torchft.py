@@ -26,7 +26,7 @@ from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
 from laconic.ddp.buckets import layout_of, real_shape
 from laconic.ddp.hook import sparse_embeddings, trained
-from laconic.ddp.left_out import LeftOut, Mean
+from laconic.ddp.unused_parameters import Mean, UnusedParameters
 from laconic.exchange.gathers import expensive_gathers
 from laconic.exchange.method import lift
 from laconic.exchange.revocable import RevocableExchange
@@ -62,7 +62,7 @@ class ReplicaHandle:
         self._names = {id(parameter): name for parameter, name in trained(module).items()}
         layout = Layout.of((name, real_shape(parameter)) for parameter, name in trained(module).items())
         self._exchange = RevocableExchange(lift(spec), layout, seed)
-        self._left_out = LeftOut(trained(module))
+        self._unused_parameters = UnusedParameters(trained(module))
         self._means: dict[str, Mean] = {}  # of the current step
         self._thread = CommunicationThread("laconic replica")
         self._quorum: int | None = None  # the group of the last exchange
@@ -97,7 +97,7 @@ class ReplicaHandle:
         """Return a future of the bucket's mean over replicas; DDP's communication hook."""
         buffer, first, last = bucket.buffer(), bucket.index() == 0, bucket.is_last()
         layout = layout_of([self._names[id(each)] for each in bucket.parameters()], bucket)
-        self._left_out.clear_stale_(buffer, layout)
+        self._unused_parameters.clear_stale_(buffer, layout)
         if first:
             self._means.clear()
         for entry, view in zip(layout, layout.segments.views(buffer), strict=True):
@@ -123,11 +123,11 @@ class ReplicaHandle:
         self._thread.wait(last)
         means = self._means if self._manager.errored() is None else {}
         # after DDP's own callback, which writes gradients, but none for unused parameters
-        Variable._execution_engine.queue_callback(partial(self._left_out.note, means, EVERY))
+        Variable._execution_engine.queue_callback(partial(self._unused_parameters.note, means, EVERY))
 
     def end(self) -> None:
         """End the thread after the queued buckets."""
-        self._left_out.remove()
+        self._unused_parameters.remove()
         self._thread.end()
 
     def _mean_(self, buffer: Tensor, layout: Layout, first: bool, last: bool) -> None:

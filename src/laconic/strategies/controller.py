@@ -130,7 +130,7 @@ class GradientController(Controller):
         return averaged(self._parameters, self.handle.exchange.comm.comm)
 
     def finish(self) -> None:
-        self.handle.meet()
+        self.handle.synchronize()
 
     @property
     def rank(self) -> int:

@@ -1,9 +1,9 @@
-"""Left out: parameters of which no rank has made a gradient in a backward pass (find_unused_parameters).
+"""Parameters without a gradient on any rank in a backward pass (find_unused_parameters).
 
-Their part of a bucket is zero, and what was held back for them is exchanged with the rest. DDP gives them no
-gradient of it. A lone optimiser finds the mean as their gradient, once backward is over. Where there are
-several, as with the two halves of a GAN, it is kept until the one that holds them steps, which may be after
-other passes.
+Their part of a bucket is zero, and their residuals are exchanged with the rest, but DDP does not write the
+mean to their gradients. With one optimiser the mean becomes their gradient at the end of backward. With
+several, as for a GAN, it is kept until the optimiser that holds them steps, possibly after more backward
+passes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from laconic.ddp.optimiser import OptimiserHooks
 
 @dataclass(frozen=True)
 class Mean:
-    """A tensor's mean as it lies, flat, in DDP's bucket, times the scaler's scale."""
+    """A tensor's flat mean in DDP's bucket, times the scaler's scale."""
 
     view: Tensor
     scale: float
 
     def as_gradient_of(self, parameter: Tensor, *, scaled: bool = False) -> Tensor:
-        """The mean in the parameter's shape, unscaled or not."""
+        """Return the mean in the parameter's shape, scaled or unscaled."""
         grad = (self.view.detach() / (1.0 if scaled else self.scale)).to(parameter.dtype.to_real())
         if parameter.is_complex():
             return shaped(torch.view_as_complex(grad.view(-1, 2)), parameter)
@@ -39,20 +39,20 @@ class Mean:
 
 
 class Trainer(Protocol):
-    """Who steps parameters."""
+    """The part of an optimiser's hooks that is used here."""
 
     def trains(self, name: str) -> bool:
-        """Whether it steps this one."""
+        """Return whether it steps this parameter."""
 
 
-class LeftOut:
-    """Means of unused parameters of one model, until an optimiser steps. `names`: of its parameters."""
+class UnusedParameters:
+    """Means of a model's unused parameters until an optimiser steps. `names`: parameter names."""
 
     def __init__(self, names: Mapping[Tensor, str]) -> None:
         self._parameters = {name: parameter for parameter, name in names.items()}
         self._means: dict[str, Tensor] = {}  # unscaled
-        self._made: set[str] = set()  # who has a gradient of the present pass on this rank
-        self._given: set[str] = set()  # who was given a mean of the present step: equal on all ranks
+        self._made: set[str] = set()  # parameters with a gradient of this pass on this rank
+        self._given: set[str] = set()  # parameters that got a mean in this step: equal on all ranks
         self._watched = {name for name, each in self._parameters.items() if each.requires_grad}
         self._hooks: list[RemovableHandle] = [
             self._parameters[name].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -62,7 +62,7 @@ class LeftOut:
         ]
 
     def clear_stale_(self, buffer: Tensor, layout: Layout) -> None:
-        """Zero in a bucket what is of an earlier step: DDP copies the gradient that an unused tensor has."""
+        """Zero stale gradients in a bucket: DDP copies the old gradient of an unused tensor into it."""
         for entry in layout:
             name, old = entry.name, self._parameters[entry.name].grad
             if name not in self._watched or name in self._made or name in self._given:
@@ -71,20 +71,20 @@ class LeftOut:
                 buffer[entry.offset : entry.offset + entry.numel].zero_()
 
     def note(self, means: Mapping[str, Mean], lone: Trainer | None) -> None:
-        """Keep the means that DDP left out when it wrote the gradients of a pass.
+        """Keep the means that DDP did not write to gradients in a pass.
 
-        `lone`: the optimiser that takes the gradients of parameters themselves; None if there are several.
+        `lone`: the only optimiser, if it reads the gradients of the parameters; None if there are several.
         """
-        unsure = [name for name in means if name not in self._made]  # others may have used these
+        unsure = [name for name in means if name not in self._made]  # other ranks may have used these
         self._made.clear()
         for name in unsure:
             parameter, mean = self._parameters[name], means[name]
-            if name in self._given:  # an earlier pass's is in the bucket, so in this mean
+            if name in self._given:  # this mean contains that of an earlier pass
                 if parameter.grad is not None or bool(mean.view.any()):
                     parameter.grad = mean.as_gradient_of(parameter, scaled=True)
             elif not bool(mean.view.any()) or _is_gradient_of(parameter, mean):
                 continue
-            elif lone is not None and lone.trains(name):  # where the script may clip it
+            elif lone is not None and lone.trains(name):  # so that the script can clip it
                 left = mean.as_gradient_of(parameter, scaled=True)
                 parameter.grad = left if parameter.grad is None else parameter.grad + left
                 self._given.add(name)
@@ -93,7 +93,7 @@ class LeftOut:
                 self._means[name] = left.add_(self._means[name]) if name in self._means else left
 
     def give(self, hooks: OptimiserHooks, scale: float) -> None:
-        """This optimiser is about to step: its parameters get what was kept for them."""
+        """Add the kept means to the gradients of this optimiser's parameters, just before its step."""
         self._given.clear()
         for name in [*filter(hooks.trains, self._means)]:
             held, left = hooks.parameter(name), self._means.pop(name)
@@ -101,12 +101,12 @@ class LeftOut:
             held.grad = left if held.grad is None else held.grad + left
 
     def discard(self) -> None:
-        """Forget what is kept."""
+        """Drop the kept means."""
         self._means.clear()
         self._given.clear()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What is kept, by name."""
+        """Return the kept means by name."""
         return {name: mean.clone() for name, mean in self._means.items()}
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
@@ -114,10 +114,10 @@ class LeftOut:
         for name, mean in state.items():
             known = self._parameters.get(name)
             if known is None or known.shape != mean.shape:
-                raise StateError(f"the saved mean of {name} is of another model: build it alike")
+                raise StateError(f"the saved mean of {name} is of a different model: build the same model")
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Keep these, and nothing else."""
+        """Replace the kept means by `state`."""
         self._means = {
             name: mean.to(self._parameters[name].device, copy=True) for name, mean in state.items()
         }
