@@ -37,7 +37,7 @@ def test_merged_segments_touch_the_same_elements(gaps: list[tuple[int, int]], or
 
 @for_each("starts, sizes", [((-50,), (4,)), ((0,), (-4,)), ((0, 1), (1,))])
 def test_segments_outside_of_a_buffer_are_refused(starts: tuple[int, ...], sizes: tuple[int, ...]) -> None:
-    refuses(ValueError, "a start and a size each, of 0 or more", Segments, starts, sizes)
+    refuses(ValueError, "as many starts as sizes, all >= 0", Segments, starts, sizes)
 
 
 def test_a_part_of_a_layout_keeps_its_offsets() -> None:

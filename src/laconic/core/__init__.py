@@ -1,1 +1,1 @@
-"""Core: specs, the codec and selector contracts, layouts, keys, errors. Imports no other room."""
+"""Core: specs, the codec and selector contracts, layouts, keys, errors. Imports no other package."""

@@ -1,4 +1,4 @@
-"""Names by which papers and other libraries know what is registered here under another one."""
+"""Aliases: names in papers and other libraries for names registered here."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 
 def called_here(name: str) -> tuple[str, ...]:
-    """What a name of the field is called here, as calls; nothing for one that is not known.
+    """Return the specs that correspond to a name from papers or other libraries; () for an unknown name.
 
     >>> called_here("EF-SignSGD".replace("-", "_")), called_here("1x")
     (('signmean()',), ())

@@ -1,8 +1,8 @@
-"""Checks of a spec's arguments, so that every wrong number, word or piece is refused in the same way.
+"""Checks of a spec's arguments, with uniform errors.
 
-Each function raises `SpecError`, which names the argument, its limit, the value and, if the caller knows one,
-a hint. Numbers are Python's own `int` and `float`, and finite: a spec is printed as the call that
-makes it, and neither `inf` nor `np.float64(0.1)` could be read again. `True` is no number.
+Each function raises `SpecError`, which names the argument, its limit, the value and, if the caller passes
+one, a hint. Numbers are Python's own `int` and `float`, and finite: a spec is printed as the call that
+creates it, and neither `inf` nor `np.float64(0.1)` can be parsed. `True` is not a number.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from laconic.core.errors import SpecError
 
-MOST = (1 << 63) - 1  # what goes in an int64
-FAR = 100  # characters of a value that a message shows
+MOST = (1 << 63) - 1  # the largest int64
+FAR = 100  # characters of a value in a message
 
 
 def whole(name: str, value: Any, least: int = 0, most: int = MOST, hint: str = "") -> None:
-    """An integer from `least` to `most`, both included.
+    """Check that value is an integer from `least` to `most`, inclusive.
 
     >>> whole("levels", 7, 1, 255)
     >>> whole("levels", 7.5, 1, 255)
@@ -40,7 +40,7 @@ def number(
     below: float | None = None,
     hint: str = "",
 ) -> None:
-    """A finite number within these limits: `least` and `most` belong to them, `above` and `below` do not.
+    """Check for a finite number within the limits: `least` and `most` inclusive, `above` and `below` not.
 
     >>> number("density", 0.01, above=0, most=1)
     >>> number("density", 1.5, above=0, most=1)
@@ -60,13 +60,13 @@ def number(
 
 
 def flag(name: str, value: Any) -> None:
-    """True or False."""
+    """Check for True or False."""
     if type(value) is not bool:
         _refuse(name, "True or False", value, "")
 
 
 def choice(name: str, value: Any, options: tuple[Any, ...], hint: str = "") -> None:
-    """One of these, and of the same type.
+    """Check for one of the options, of the same type.
 
     >>> choice("norm", "l1", ("max", "l2"))
     Traceback (most recent call last):
@@ -78,7 +78,7 @@ def choice(name: str, value: Any, options: tuple[Any, ...], hint: str = "") -> N
 
 
 def piece(name: str, value: Any, kind: type, example: str) -> None:
-    """A spec of this kind."""
+    """Check for a spec of this kind."""
     if not isinstance(value, kind):
         _refuse(name, f"a {kind.__name__.lower()}, such as {example}", value, "")
 
@@ -90,15 +90,15 @@ def names(name: str, value: Any, example: str) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value for a message: its repr, shortened if it is long."""
-    if isinstance(value, int) and value.bit_length() > 4 * FAR:  # Python refuses to write very long ones
+    """Return the repr of a value for a message, shortened if it is long."""
+    if isinstance(value, int) and value.bit_length() > 4 * FAR:  # Python refuses to format very long integers
         return f"an integer of {value.bit_length()} bits"
     text = repr(value)
     return text if len(text) <= FAR else f"{text[: FAR - 3]}..."
 
 
 def _interval(least: float | None, above: float | None, most: float | None, below: float | None) -> str:
-    """Limits in words."""
+    """Return the limits in words."""
     if most is None and below is None:
         return f"a finite number {f'above {above:g}' if least is None else f'of {least:g} or more'}"
     low = f"({above:g}" if least is None else f"[{least:g}"

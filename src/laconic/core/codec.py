@@ -1,8 +1,8 @@
-"""Codec: ranges of a flat float32 buffer to one message of bytes and back, pure and stateless.
+"""Codec: converts ranges of a flat float32 buffer to one message of bytes and back, pure and stateless.
 
-Bytes, length and the codec's own public fields decode everything: there is no hidden context, so any rank,
-any process and any later version can read a wire. A message carries several tensors of one buffer
-(`Segments`), so that many small tensors cost one call; the wire of one tensor is a message of one.
+Bytes, length and the codec's public fields decode everything: there is no hidden context, so any rank,
+any process and any later version can read a wire. A message contains several tensors of one buffer
+(`Segments`), so that many small tensors cost one call; the wire of one tensor is a message with one segment.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from laconic.core.spec import Spec
 from laconic.core.turn import Turn
 
 KEYS = 1 << 64
-LARGE = 1 << 20  # elements of a tensor that shows what a codec does to tensors of any size
-NORMAL = (2.0**-126, torch.finfo(torch.float32).max)  # numbers of float32 with all of their bits
+LARGE = 1 << 20  # elements of a tensor that represents large tensors
+NORMAL = (2.0**-126, torch.finfo(torch.float32).max)  # range of normal float32 numbers
 
 
 class Carried(NamedTuple):
     """Entries of a sparse message: values float32 (K,) at indices int32 (K,) from their segment's start.
 
-    counts int64 (s,), on the CPU: how many belong to each segment. positions int64 (K,) in the flat buffer,
-    or None if they were not needed.
+    counts int64 (s,), on the CPU: entries per segment. positions int64 (K,) in the flat buffer, or None if
+    they were not needed.
     """
 
     indices: Tensor
@@ -39,12 +39,12 @@ class Carried(NamedTuple):
 
 
 class Codec(Spec):
-    """Turns x float32 (n,) into wire uint8 (m,) and back. x must be finite.
+    """Converts x float32 (n,) to wire uint8 (m,) and back. x must be finite.
 
-    A codec implements `encode_segments`, `decode_segments_add_`, `nbytes`, `omega` and `unbiased`; what it
-    does to one tensor follows and is final. To write a codec for one tensor at a time, derive it from
-    `TensorCodec`. A codec whose options decide about a property overrides it as a property, any other codec
-    with a class variable.
+    A codec implements `encode_segments`, `decode_segments_add_`, `nbytes`, `omega` and `unbiased`; its
+    methods for one tensor follow from these and are final. To write a codec for one tensor at a time,
+    derive it from `TensorCodec`. Override a property by a property if it depends on the codec's options,
+    else by a class variable.
     """
 
     @property
@@ -57,7 +57,7 @@ class Codec(Spec):
         """Encode these ranges of a flat buffer as one message. Equal keys give equal bytes.
 
         Args:
-            x: float32 (n,), left as it is.
+            x: float32 (n,), unchanged.
             segments: the ranges of x to encode, one for each tensor.
             keys: one key in 0..2^64 - 1 for each segment, from which random codecs draw.
 
@@ -73,13 +73,13 @@ class Codec(Spec):
             wire: the message, uint8 (m,). It is not trusted.
             segments: the ranges, with the sizes that were encoded.
             out: float32 (n,). Only the ranges change.
-            alpha: the factor on what is decoded.
+            alpha: factor of the decoded values.
 
         Returns:
             `out`.
 
         Raises:
-            WireError: for bytes that no encoder can have made, or that stand for NaN or Inf, before anything
+            WireError: for bytes that no encoder can have produced, or that mean NaN or Inf, before anything
                 is written.
         """
 
@@ -91,16 +91,17 @@ class Codec(Spec):
         A codec with a kernel for several messages overrides this: one launch decodes those of all ranks.
 
         Args:
-            messages: wires uint8 (m,), each with the ranges of `out` that it belongs to.
+            messages: wires uint8 (m,), each with its ranges of `out`.
             out: float32 (n,).
-            alpha: the factor on what is decoded.
+            alpha: factor of the decoded values.
 
         Returns:
             `out`.
 
         Raises:
-            WireError: for bytes that no encoder can have made; its `message` is the number of the message.
-                Messages before that one may have been added.
+            WireError: for bytes that no encoder can have produced; its `message` is the number of the
+            message.
+                Earlier messages may have been added.
         """
         for number, (wire, segments) in enumerate(messages):
             try:
@@ -113,18 +114,18 @@ class Codec(Spec):
 
     @abstractmethod
     def nbytes(self, n: int) -> int:
-        """Bytes of the wire of n elements: exact if `fixed_size`, else the most it can be."""
+        """Return the bytes of the wire of n elements: exact if `fixed_size`, else an upper bound."""
 
     @abstractmethod
     def omega(self, n: int) -> float:
-        """The least known bound with E|C(x) - x|^2 <= omega * |x|^2 over all x of n elements; inf if none.
+        """Return the least known omega with E|C(x) - x|^2 <= omega * |x|^2 for all x of n elements, or inf.
 
-        It is about x in the `normal` range: outside it there is no such bound.
+        It holds for x in the `normal` range; outside there is no such bound.
         """
 
     @property
     def fixed_size(self) -> bool:
-        """Whether `nbytes(n)` is exact, not only an upper bound: by default it is."""
+        """Whether `nbytes(n)` is exact, not only an upper bound. Default: True."""
         return True
 
     @property
@@ -146,16 +147,16 @@ class Codec(Spec):
     def normal(self) -> tuple[float, float]:
         """The smallest nonzero and the largest |x_i| for which `omega` and `unbiased` hold.
 
-        Smaller values are rounded to a fixed grid or to zero. Larger ones are sent as the
-        largest number, so with error feedback the rest waits for the next steps.
+        Smaller values are rounded to a fixed grid or to zero. Larger values saturate, so error feedback sends
+        the rest in later steps.
         """
         return NORMAL
 
     @property
     def concatenates(self) -> bool:
-        """Whether a message of several tensors is the wires of these, one after the other.
+        """Whether a message of several tensors is the concatenation of their wires.
 
-        One call may then encode or decode several messages. False unless a codec says so.
+        One call may then encode or decode several messages. Default: False.
         """
         return False
 
@@ -164,15 +165,15 @@ class Codec(Spec):
         return None
 
     def at(self, step: int) -> Codec:
-        """The codec of this step: itself, unless it follows a schedule."""
+        """Return the codec of this step: itself, unless it follows a schedule."""
         return self
 
     def message_nbytes(self, segments: Segments) -> int:
-        """Bytes of a message: exact if `fixed_size`, else the most it can be."""
+        """Return the bytes of a message: exact if `fixed_size`, else an upper bound."""
         return sum(map(self.nbytes, segments.sizes))
 
     def clear_segments_(self, wire: Tensor, segments: Segments, memory: Tensor) -> Tensor:
-        """Set to zero the entries of flat memory that this message carries: all of them, unless sparse.
+        """Set the entries of flat memory that this message contains to zero: all entries, unless sparse.
 
         Args:
             wire: the message, uint8 (m,).
@@ -189,11 +190,11 @@ class Codec(Spec):
         return segments.zero_(memory)
 
     def encode_layout(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
-        """One message of these tensors of flat x, with this rank's own keys: ranks round independently."""
+        """Encode these tensors of flat x as one message with this rank's keys: ranks round independently."""
         return self.encode_segments(x, layout.segments, turn.own_keys(layout.names))
 
     def encode_carried(self, x: Tensor, layout: Layout, turn: Turn) -> tuple[Tensor, Carried | None]:
-        """Encode as `encode_layout` does, and return the decoded entries, where they are known."""
+        """Encode like `encode_layout`, and also return the decoded entries, or None if unknown."""
         return self.encode_layout(x, layout, turn), None
 
     @final
@@ -201,14 +202,14 @@ class Codec(Spec):
         """Encode one tensor: the message of this one segment. Equal keys give equal bytes.
 
         Args:
-            x: float32 (n,), contiguous and finite. It is left as it is.
+            x: float32 (n,), contiguous and finite, unchanged.
             key: an integer in 0..2^64 - 1, from which random codecs draw.
 
         Returns:
             The wire, uint8 (m,) with m = `nbytes(n)` if `fixed_size`, else m <= `nbytes(n)`.
 
         Raises:
-            ValueError: for another x, or another key.
+            ValueError: for an invalid x or key.
         """
         _check_vector("x", x, torch.float32)
         arguments.whole("key", key, 0, KEYS - 1)
@@ -219,19 +220,19 @@ class Codec(Spec):
         """Decode one tensor.
 
         Args:
-            wire: what `encode` made of n elements, uint8 (m,), contiguous. It is not trusted.
-            n: the number of elements that were encoded.
+            wire: the result of `encode` for n elements, uint8 (m,), contiguous. It is not trusted.
+            n: the number of encoded elements.
 
         Returns:
             float32 (n,).
 
         Raises:
-            ValueError: if `wire` is no vector of bytes, or n no size.
-            WireError: for bytes that no encoder can have made.
+            ValueError: if `wire` is not a vector of bytes, or n not a size.
+            WireError: for bytes that no encoder can have produced.
         """
         _check_vector("wire", wire, torch.uint8)
         arguments.whole("n", n)
-        if self.fixed_size:  # before room is made for n elements
+        if self.fixed_size:  # before n elements are allocated
             self.check_size(wire, Segments.whole(n))
         return self.decode_add_(wire, torch.zeros(n, dtype=torch.float32, device=wire.device))
 
@@ -240,13 +241,13 @@ class Codec(Spec):
         """Add alpha times one decoded tensor to `out` float32 (n,), in place, and return it.
 
         Raises:
-            WireError: for bytes that no encoder can have made, before anything is written.
+            WireError: for bytes that no encoder can have produced, before anything is written.
         """
         return self.decode_segments_add_(wire, Segments.whole(out.numel()), out, alpha)
 
     @final
     def clear_(self, wire: Tensor, memory: Tensor) -> Tensor:
-        """Set to zero the entries of memory float32 (n,) that this wire carries, and return it."""
+        """Set the entries of memory float32 (n,) that this wire contains to zero, and return it."""
         return self.clear_segments_(wire, Segments.whole(memory.numel()), memory)
 
     @final
@@ -259,7 +260,7 @@ class Codec(Spec):
 
 
 def _check_vector(name: str, x: Tensor, dtype: torch.dtype) -> None:
-    """Raise `ValueError`, with the call that helps, unless x is a contiguous vector of this dtype.
+    """Raise `ValueError`, with a fix, unless x is a contiguous vector of this dtype.
 
     >>> _check_vector("x", torch.zeros(2, 3), torch.int8)
     Traceback (most recent call last):

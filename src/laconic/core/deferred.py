@@ -1,10 +1,10 @@
-"""Checks and writes that wait: flags that a GPU computes, and means whose step may be skipped.
+"""Deferred checks of GPU flags, and deferred writes of means whose step may be skipped.
 
-Reading a flag makes the host wait for all work queued on the GPU. `check` reads at once by default. Inside a
-`deferred` block flags on a GPU are collected, and read in one copy when the block ends.
+Reading a flag makes the host wait for all work queued on the GPU. By default `check` reads at once. Inside a
+`deferred` block, flags on a GPU are collected and read in one copy when the block ends.
 
-Until it is known whether a step counts, the buffer of a mean can hold values of a memory. `write` writes the
-mean at once by default. Inside a `late` block writes are collected for the caller of the block.
+Until the ranks agree whether to skip a step, the buffer of a mean may hold corrected gradients. By default
+`write` writes the mean at once. Inside a `late` block writes are collected for the caller of the block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Write = Callable[[], object]
 
 
 class _Pending(threading.local):
-    """Flags of the present `deferred` block of each thread, and the present translation of errors."""
+    """Flags of each thread's current `deferred` block, and its current translation of errors."""
 
     def __init__(self) -> None:
         self.flags: list[tuple[Tensor, MakeError]] | None = None
@@ -53,7 +53,7 @@ def check(flags: Tensor, error: MakeError) -> None:
 def deferred() -> Iterator[None]:
     """Collect the flags on GPUs that `check` gets in this thread, and read them when the block ends.
 
-    If the block raises an error of its own, the flags are dropped. Blocks nest: an inner block reads its own.
+    If the block raises, the flags are dropped. Blocks nest: an inner block reads its own flags.
     """
     outer = _pending.flags, _pending.translate
     _pending.flags, _pending.translate = [], None
@@ -84,7 +84,7 @@ def translated(translate: Callable[[Exception], Exception]) -> Iterator[None]:
 
 
 class _Waiting(threading.local):
-    """Writes of the present `late` block of each thread; None outside of one."""
+    """Writes of each thread's current `late` block; None outside of one."""
 
     writes: list[Write] | None = None
 
@@ -93,7 +93,7 @@ _waiting = _Waiting()
 
 
 def write(write: Write) -> None:
-    """Write a mean now, or after the present `late` block.
+    """Write a mean now, or after the current `late` block.
 
     >>> write(lambda: print("written"))
     written
@@ -109,13 +109,13 @@ def write(write: Write) -> None:
 
 
 def is_late() -> bool:
-    """Return whether `write` waits."""
+    """Return whether `write` is deferred."""
     return _waiting.writes is not None
 
 
 @contextmanager
 def late(wait: bool = True) -> Iterator[list[Write]]:
-    """Collect the writes of this block in this thread; `wait` False lets them happen at once."""
+    """Collect the writes of this block in this thread; with `wait` False they happen at once."""
     outer, writes = _waiting.writes, list[Write]()
     _waiting.writes = writes if wait else None
     try:

@@ -1,17 +1,17 @@
 """The errors that Laconic raises.
 
     LaconicError
-    +-- SpecError       (ValueError)       a spec string or an argument of one is wrong
-    +-- WireError       (ValueError)       bytes that no encoder of this codec can have made
-    +-- AttachError     (ValueError)       this model, optimiser or group cannot take this method
-    +-- StateError      (ValueError)       a saved state that belongs elsewhere, or is damaged
+    +-- SpecError       (ValueError)       an invalid spec string or argument
+    +-- WireError       (ValueError)       bytes that no encoder of this codec can have produced
+    +-- AttachError     (ValueError)       this model, optimiser or group does not support the method
+    +-- StateError      (ValueError)       a saved state that does not match, or is damaged
     +-- DataError       (ValueError)       a data set that is missing or unreadable
     +-- ExtraError      (ImportError)      an optional package that this command needs is not installed
     +-- NonFiniteError  (ArithmeticError)  a step whose gradients hold NaN or Inf was about to be applied
     +-- PeerError       (RuntimeError)     another rank failed, died or disagrees
     +-- LabError        (RuntimeError)     this machine cannot emulate a network, or an emulated host failed
 
-Each message names the value, the limit and the way out.
+Each message names the value, the limit and the fix.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class LaconicError(Exception):
 
 
 class SpecError(LaconicError, ValueError):
-    """A spec string, or an argument of one, is wrong."""
+    """A spec string or one of its arguments is invalid."""
 
 
 class WireError(LaconicError, ValueError):
-    """Bytes that no encoder of this codec can have made.
+    """Bytes that no encoder of this codec can have produced.
 
     `message`: number of the damaged message among those decoded in one call; None if there was one message.
     """
@@ -35,15 +35,15 @@ class WireError(LaconicError, ValueError):
 
 
 class AttachError(LaconicError, ValueError):
-    """This model, optimiser or process group cannot take this method."""
+    """This model, optimiser or process group does not support the method."""
 
 
 class StateError(LaconicError, ValueError):
-    """A saved state that does not belong here: other rank, world size, model or method, or damaged."""
+    """A saved state is damaged, or its rank, world size, model or method does not match."""
 
 
 class DataError(LaconicError, ValueError):
-    """A data set that is missing or unreadable."""
+    """A data set is missing or unreadable."""
 
 
 class ExtraError(LaconicError, ImportError):
@@ -53,7 +53,7 @@ class ExtraError(LaconicError, ImportError):
 class NonFiniteError(LaconicError, ArithmeticError):
     """A step whose gradients, or their means, hold NaN or Inf was about to be applied.
 
-    No parameter was changed, and under `compress` every memory is to the last bit as before the step.
+    No parameter has changed, and under `compress` all memory is bit-identical to its value before the step.
     """
 
 
@@ -62,4 +62,4 @@ class PeerError(LaconicError, RuntimeError):
 
 
 class LabError(LaconicError, RuntimeError):
-    """This machine cannot emulate a network, or what ran on an emulated host failed."""
+    """This machine cannot emulate a network, or a command on an emulated host failed."""

@@ -1,4 +1,4 @@
-"""Packages that only some commands need: `pip install laconic` leaves them out, an extra brings them."""
+"""Optional packages of some commands, installed by extras."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def require(module: str, use: str, install: str = INSTALL_TRAIN) -> None:
     """Check that a module of an extra can be imported, without importing it.
 
     Args:
-        module: Its name in `import`, such as "plotly".
-        use: What needs it, as the subject of the error's sentence.
+        module: The import name, such as "plotly".
+        use: The feature that needs it, as subject of the error message.
         install: The command that installs it.
 
     Raises:
-        ExtraError: It is not installed.
+        ExtraError: The module is not installed.
 
     >>> require("no_such_module", "the report")
     Traceback (most recent call last):

@@ -1,6 +1,6 @@
-"""Bytes as numbers and back: the fixed parts of a wire, little-endian as the machines that torch runs on.
+"""Conversion between bytes and numbers: the fixed parts of a wire, little-endian.
 
-Elsewhere this module raises `ImportError`, as kernels too write numbers as the machine has them.
+Importing it on a big-endian machine raises `ImportError`, since kernels write numbers in native byte order.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ SPARSE_HEAD = "counts and the length of the positions"
 
 
 def as_bytes(values: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor, uint8 (m,), without a copy."""
+    """Return the bytes of a contiguous tensor, uint8 (m,), without a copy."""
     return values.view(torch.uint8) if values.numel() else values.new_empty(0, dtype=torch.uint8)
 
 
 def as_numbers(wire: Tensor, dtype: torch.dtype) -> Tensor:
-    """A whole number of values from wire uint8 (m,); copied only where their bytes are not aligned."""
+    """Return the values of wire uint8 (m,); copied only if their bytes are not aligned."""
     aligned = wire.storage_offset() % dtype.itemsize == 0 and wire.is_contiguous()
     return wire.view(dtype) if aligned else wire.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
 def sent_to(values: Tensor, device: torch.device | None) -> Tensor:
-    """Return these values of the CPU on a device, by default the CPU. The host waits for nothing there."""
+    """Return these CPU values on a device, by default the CPU, without a host wait."""
     if device is None or device.type == "cpu":
         return values
     return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 
 
 def consecutive(wires: Sequence[Tensor]) -> Tensor:
-    """Return these wires as one, uint8 (sum of m,): without a copy where they lie one after the other.
+    """Concatenate wires to uint8 (sum of m,): without a copy if they are adjacent in memory.
 
     >>> room = torch.arange(5, dtype=torch.uint8)
     >>> consecutive(room.split([2, 3])).data_ptr() == room.data_ptr()
@@ -60,21 +60,21 @@ def consecutive(wires: Sequence[Tensor]) -> Tensor:
 
 
 def read_bytes(wire: Tensor, nbytes: int, what: str) -> tuple[Tensor, Tensor]:
-    """The first bytes of a wire, and the rest. Raises `WireError` where it is too short."""
+    """Return the first bytes of a wire, and the rest. Raises `WireError` if it is too short."""
     if wire.numel() < nbytes:
         raise WireError(f"{what} fill {nbytes} bytes, but {wire.numel()} are left")
     return wire[:nbytes], wire[nbytes:]
 
 
 def unsigned(wire: Tensor) -> Tensor:
-    """Numbers uint32, as int64 (k,) on the CPU."""
+    """Return uint32 numbers as int64 (k,) on the CPU."""
     return as_numbers(wire.cpu(), torch.int32).to(torch.int64) & MASK32
 
 
 def read_heads(wires: Sequence[Tensor], count: int, what: str) -> NDArray[np.int64]:
     """Read the first `count` numbers uint32 of each of N wires, int64 (N, count), in one copy to the host.
 
-    Raises `WireError`, with the number of the wire, where one is too short.
+    Raises `WireError`, with the number of the wire, if one is too short.
     """
     check_heads(wires, count, what)
     nbytes = 4 * count
@@ -84,7 +84,7 @@ def read_heads(wires: Sequence[Tensor], count: int, what: str) -> NDArray[np.int
 
 
 def check_heads(wires: Sequence[Tensor], count: int, what: str) -> None:
-    """Raise `WireError`, with the number of the wire, for one without room for `count` numbers uint32."""
+    """Raise `WireError`, with the number of the wire, for one shorter than `count` numbers uint32."""
     for number, wire in enumerate(wires):
         if wire.numel() < 4 * count:
             raise numbered(f"{what} fill {4 * count} bytes, but {wire.numel()} are left", number, wires)
@@ -98,7 +98,7 @@ def numbered(text: str, number: int, messages: Sequence[object]) -> WireError:
 
 
 def read_positions(wire: Tensor) -> tuple[Tensor, Tensor]:
-    """The bytes of positions, whose number uint32 leads them, and the rest of the wire."""
+    """Return the bytes of positions, which follow their length as uint32, and the rest of the wire."""
     head, rest = read_bytes(wire, 4, "the length of the positions")
     return read_bytes(rest, int(unsigned(head)), "the positions")
 
@@ -127,7 +127,7 @@ def split_sparse(
 
 
 def counts_bytes(counts: Tensor) -> Tensor:
-    """Counts int64 (s,) as uint32, on the CPU. Raises `ValueError` for one that has no place there."""
+    """Return counts int64 (s,) as uint32 bytes on the CPU. Raises `ValueError` for one above 2^32 - 1."""
     if counts.numel() and int(counts.numpy().max()) >> 32:
         raise ValueError(
             f"one message holds at most {MASK32} entries, and bytes of positions, got {int(counts.max())}:"
@@ -137,7 +137,7 @@ def counts_bytes(counts: Tensor) -> Tensor:
 
 
 def read_counts(wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
-    """One count a segment, int64 (s,) on the CPU and at most its size; and the rest of the wire."""
+    """Return one count per segment, int64 (s,) on the CPU and at most its size, and the rest of the wire."""
     head, rest = read_bytes(wire, 4 * len(segments), "the counts")
     counts = unsigned(head)
     if (counts.numpy() > segments.sizes_tensor.numpy()).any():
@@ -146,12 +146,12 @@ def read_counts(wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
 
 
 def keys_bytes(keys: Sequence[int]) -> Tensor:
-    """Keys as uint64, on the CPU."""
+    """Return keys as uint64 bytes on the CPU."""
     signed = [(key + SIGN & MASK) - SIGN for key in keys]
     return as_bytes(torch.tensor(signed, dtype=torch.int64, device="cpu"))
 
 
 def read_keys(wire: Tensor, segments: Segments) -> tuple[list[int], Tensor]:
-    """One key a segment, and the rest of the wire."""
+    """Return one key per segment, and the rest of the wire."""
     head, rest = read_bytes(wire, 8 * len(segments), "the keys")
     return [key & MASK for key in as_numbers(head.cpu(), torch.int64).tolist()], rest

@@ -1,4 +1,4 @@
-"""State outlives `torch.inference_mode`: calls that create or change it leave that mode.
+"""Decorator for methods that create or change state: they leave `torch.inference_mode`.
 
 A tensor created in inference mode can never be changed outside it, and autograd cannot save it.
 """

@@ -1,8 +1,8 @@
-"""Where each tensor lies in a flat buffer.
+"""Positions of tensors in a flat buffer.
 
 A bucket of gradients is one flat buffer. A `Layout` names the tensors in it, with their shapes and offsets; a
-route works on a sub-layout with the same offsets, so gradient, residual and mean share one set of coordinates
-and nothing is ever repacked. `Segments` is the nameless part, in the form that kernels take.
+route uses a sub-layout with the same offsets, so gradient, residual and mean share one set of coordinates
+and nothing is repacked. `Segments` are the ranges without names, the form that kernels take.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FEW = 4  # ranges that are sliced one by one; more are split in one call
 class Segments:
     """Ranges [start, start + size) of a flat buffer, in any order, not overlapping.
 
-    Raises `ValueError` for a negative start or size: native code writes where they say.
+    Raises `ValueError` for a negative start or size, since native code writes at these positions.
 
     >>> Segments((0, 4), (3, 2)).numel
     5
@@ -39,18 +39,18 @@ class Segments:
     def __post_init__(self) -> None:
         if min((*self.starts, *self.sizes), default=0) < 0 or len(self.starts) != len(self.sizes):
             raise ValueError(
-                "segments have a start and a size each, of 0 or more, got starts"
+                "segments need as many starts as sizes, all >= 0, got starts"
                 f" {self.starts[:4]} and sizes {self.sizes[:4]}"
             )
 
     @classmethod
     def whole(cls, n: int) -> Segments:
-        """One segment: the whole of a buffer of `n` elements."""
+        """Return one segment: the whole buffer of `n` elements."""
         return cls((0,), (n,))
 
     @classmethod
     def consecutive(cls, sizes: Iterable[int]) -> Segments:
-        """Consecutive segments of these sizes, from offset 0."""
+        """Return consecutive segments of these sizes, from offset 0."""
         sizes = tuple(sizes)
         starts, total = [], 0
         for size in sizes:
@@ -63,7 +63,7 @@ class Segments:
 
     @cached_property
     def _hash(self) -> int:
-        """Hash of the integers, which is the same in every process: segments are keys of many caches."""
+        """Cached hash: segments are keys of many caches."""
         return hash((self.starts, self.sizes))
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class Segments:
 
     @cached_property
     def packed(self) -> Segments:
-        """Consecutive segments of the same sizes, from offset 0."""
+        """Return consecutive segments of the same sizes, from offset 0."""
         return Segments.consecutive(self.sizes)
 
     @cached_property
@@ -120,7 +120,7 @@ class Segments:
 
     @cached_property
     def _parts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Sizes of the ranges and of the gaps before them, and which are ranges; empty unless they ascend."""
+        """Sizes of gaps and ranges in memory order, and which are ranges; empty unless they ascend."""
         sizes: list[int] = []
         ranges, at = [], 0
         for start, size in self:
@@ -132,7 +132,7 @@ class Segments:
         return tuple(sizes), tuple(ranges)
 
     def views(self, x: Tensor) -> list[Tensor]:
-        """The ranges of flat `x` (n,), as views."""
+        """Return the ranges of flat `x` (n,) as views."""
         sizes, ranges = self._parts
         if len(self) < FEW or not ranges:
             return [x[start : start + size] for start, size in self]
@@ -140,7 +140,7 @@ class Segments:
         return [parts[i] for i in ranges]
 
     def gathered(self, x: Tensor) -> Tensor:
-        """These ranges of flat `x` (n,), one after the other: a copy, or a view if there is one range."""
+        """Return the concatenated ranges of flat `x` (n,): a copy, or a view if there is one range."""
         views = self.views(x)
         return views[0] if len(views) == 1 else torch.cat([x[:0], *views])
 
@@ -186,11 +186,11 @@ class Layout:
         names = [entry.name for entry in self.entries]
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
-            raise SpecError(f"a layout names each tensor once, got {twice[0]!r} twice")
+            raise SpecError(f"names in a layout must be unique, got {twice[0]!r} twice")
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, Sequence[int]]]) -> Layout:
-        """Tensors of these names and shapes, one after the other from offset 0."""
+        """Return a layout of consecutive tensors with these names and shapes, from offset 0."""
         entries, offset = [], 0
         for name, shape in tensors:
             entry = Entry(name, tuple(shape), offset)
@@ -223,23 +223,23 @@ class Layout:
 
     @cached_property
     def segments(self) -> Segments:
-        """One segment a tensor."""
+        """One segment per tensor."""
         return Segments(
             tuple(entry.offset for entry in self.entries), tuple(entry.numel for entry in self.entries)
         )
 
     def named(self, names: Collection[str]) -> Layout:
-        """The entries of these names, at their old offsets."""
+        """Return the entries with these names, at their old offsets."""
         wanted = frozenset(names)
         return self.where(lambda entry: entry.name in wanted)
 
     def where(self, wanted: Callable[[Entry], bool]) -> Layout:
-        """The entries that `wanted` accepts, at their old offsets."""
+        """Return the entries that `wanted` accepts, at their old offsets."""
         return Layout(tuple(entry for entry in self.entries if wanted(entry)))
 
     @cached_property
     def runs(self) -> Layout:
-        """One flat entry per run of neighbouring tensors, named after its first and its last tensor."""
+        """Return one flat entry per run of adjacent tensors, named after its first and last tensor."""
         joined: list[list[Entry]] = []
         for entry in sorted(self.entries, key=lambda entry: entry.offset):
             if joined and joined[-1][-1].offset + joined[-1][-1].numel == entry.offset:
@@ -281,5 +281,5 @@ class PerLayout(Generic[T]):
         self._made = {key: (layout, make(layout, known)) for key, (layout, known) in self._made.items()}
 
     def clear(self) -> None:
-        """Forget all results."""
+        """Drop all results."""
         self._made.clear()

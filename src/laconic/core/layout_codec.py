@@ -1,4 +1,4 @@
-"""Codecs of the parts of a layout, whose messages travel as one, from one side to the other."""
+"""One message for the parts of a layout, each with its own codec."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from laconic.core.turn import Turn
 
 @dataclass(frozen=True)
 class Part:
-    """Tensors of a layout and their codec; what is decoded is multiplied by `gain`."""
+    """Tensors of a layout and their codec; decoded values are multiplied by `gain`."""
 
     layout: Layout
     codec: Codec
@@ -29,8 +29,8 @@ class Part:
 class LayoutCodec:
     """Encodes flat float32 tensors (n,) by the codec of each part.
 
-    Wire: if `framed`, the bytes of each part's message, uint32 (p,); then the messages. Without, at most one
-    part may have a codec whose messages vary in size.
+    Wire: if `framed`, the length of each part's message, uint32 (p,); then the messages. Otherwise at most
+    one part may have a codec of variable size.
     """
 
     parts: Sequence[Part]
@@ -38,12 +38,12 @@ class LayoutCodec:
 
     @cached_property
     def nbytes(self) -> int | None:
-        """Bytes of every message, or None where they vary."""
+        """Bytes of every message, or None if they vary."""
         return sum(self._sizes) if all(part.codec.fixed_size for part in self.parts) else None
 
     @property
     def most_nbytes(self) -> int:
-        """The most bytes that a message can have, at a step without a schedule."""
+        """Maximum bytes of a message, without schedules."""
         return sum(self._sizes) + 4 * len(self.parts) * self.framed
 
     def encode(self, x: Tensor, turn: Turn) -> Tensor:
@@ -55,11 +55,11 @@ class LayoutCodec:
         return torch.cat(wires)
 
     def decode_add_(self, wire: Tensor, out: Tensor, step: int, alpha: float = 1.0) -> Tensor:
-        """out (n,) += alpha * the decoded message, in place.
+        """Add alpha * the decoded message to out (n,), in place.
 
         Raises:
-            WireError: For bytes that no encoder can have made. Some parts may have been added by then: give
-                a buffer of zeros where that matters.
+            WireError: For bytes that no encoder can have produced. Some parts may have been added by then:
+                pass a buffer of zeros if that matters.
         """
         for part, piece in zip(self.parts, self._pieces(wire), strict=True):
             codec = part.codec.at(step)
@@ -81,6 +81,6 @@ class LayoutCodec:
         varies = next((i for i, part in enumerate(self.parts) if not part.codec.fixed_size), 0)
         lengths[varies] = 0
         if wire.numel() < sum(lengths):
-            raise WireError(f"a message has at least {sum(lengths)} bytes, got {wire.numel()}")
+            raise WireError(f"a message must have at least {sum(lengths)} bytes, got {wire.numel()}")
         lengths[varies] = wire.numel() - sum(lengths)
         return torch.split(wire, lengths)

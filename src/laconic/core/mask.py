@@ -1,7 +1,7 @@
-"""Mask: which entries of a parameter are in use; all others are zero, and get no gradient.
+"""Masks of the parameter entries in use; all other entries are zero and get no gradient.
 
-Sparse training sets it, and what works on gradients of the same parameter looks it up: all ranks have the
-same masks, so positions need not travel.
+Sparse training sets masks, and gradient compression reads them: all ranks have the same masks, so positions
+need not be sent.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from laconic.core.memory_order import by_stride
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """The entries of one parameter that are in use. A change of the mask is another object.
+    """The entries of one parameter that are in use. A changed mask is a new object.
 
     Attributes:
         used: bool, in the parameter's shape.
-        positions: int64 (k,), ascending: where these entries lie in the parameter's memory, which is how
-            they lie in a bucket of gradients.
-        stride: The parameter's strides, for which that holds.
+        positions: int64 (k,), ascending: positions of these entries in the parameter's memory, and so in a
+            bucket of gradients.
+        stride: The parameter's strides, for which the positions hold.
 
     >>> import torch
     >>> Mask.of(torch.zeros(2, 2), torch.tensor([[True, False], [False, True]])).positions
@@ -36,13 +36,13 @@ class Mask:
 
     @classmethod
     def of(cls, parameter: Tensor, used: Tensor) -> Mask:
-        """The mask `used`, bool in the parameter's shape."""
+        """Return the mask of `used`, bool in the parameter's shape."""
         used = used.to(parameter.device)
         positions = used.permute(by_stride(parameter)).flatten().nonzero().flatten()
         return cls(used, positions, parameter.stride())
 
     def clear_(self, x: Tensor) -> Tensor:
-        """Set to zero the entries of x, in the parameter's shape, that are not in use."""
+        """Set the entries of x, in the parameter's shape, that are not in use to zero."""
         return x.masked_fill_(~self.used, 0)
 
 
@@ -50,10 +50,9 @@ _masks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def mask_of(parameter: Tensor) -> Mask | None:
-    """The parameter's mask; None where all entries are in use.
+    """Return the parameter's mask; None if all entries are in use.
 
-    It is made anew where the parameter lies in memory in another order since, as in channels_last, or on
-    another device.
+    It is rebuilt if the parameter's memory format, such as channels_last, or its device has changed.
     """
     found: Mask | None = _masks.get(parameter)  # type: ignore[no-untyped-call]
     if found is not None and (found.stride, found.used.device) != (parameter.stride(), parameter.device):
@@ -63,7 +62,7 @@ def mask_of(parameter: Tensor) -> Mask | None:
 
 
 def set_mask(parameter: Tensor, mask: Mask | None) -> None:
-    """Make this the parameter's mask from now on; None: all entries are in use."""
+    """Set the parameter's mask; None: all entries are in use."""
     if mask is None:
         _masks.pop(parameter, None)  # type: ignore[no-untyped-call]
     else:
@@ -71,10 +70,10 @@ def set_mask(parameter: Tensor, mask: Mask | None) -> None:
 
 
 def cleared(state: Mapping[str, Tensor], masks: Mapping[str, Mask]) -> dict[str, Tensor] | None:
-    """A state with zero for entries that are not in use; None where that changes nothing.
+    """Return a state with zeros for entries that are not in use; None if that changes nothing.
 
     Args:
-        state: "<kind>/<tensor name>" to a tensor. One of a masked tensor's size lies as in a bucket.
+        state: "<kind>/<tensor name>" to a tensor. One of a masked tensor's size is ordered as in a bucket.
         masks: By tensor name.
 
     >>> import torch
@@ -96,7 +95,7 @@ def cleared(state: Mapping[str, Tensor], masks: Mapping[str, Mask]) -> dict[str,
 
 
 class MaskWatch:
-    """Notices changes of the masks of these parameters, by name."""
+    """Detects changes of the masks of these parameters, by name."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters

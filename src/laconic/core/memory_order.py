@@ -1,4 +1,4 @@
-"""The order of a tensor's entries in memory, which is how they lie in a bucket of gradients."""
+"""The order of a tensor's entries in memory, which is also their order in a bucket of gradients."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from torch import Tensor
 
 
 def by_stride(tensor: Tensor) -> list[int]:
-    """Its dimensions, that with the largest stride first."""
+    """Return the tensor's dimensions, largest stride first."""
     return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """The entries of a tensor without gaps or overlaps, as they lie in memory: (n,).
+    """Return the entries (n,) of a tensor without gaps or overlaps in memory order.
 
     >>> import torch
     >>> flat(torch.tensor([[1, 2], [3, 4]]).T)
@@ -21,7 +21,7 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def shaped(entries: Tensor, like: Tensor) -> Tensor:
-    """A view of entries (n,) that lie as those of `like` do, in its shape; in order where that has gaps.
+    """View entries (n,), in the memory order of `like`, in its shape; in plain order if `like` has gaps.
 
     >>> import torch
     >>> shaped(torch.tensor([1, 2, 3, 4]), torch.zeros(2, 2).T)

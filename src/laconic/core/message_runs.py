@@ -1,4 +1,4 @@
-"""Runs of messages of the same tensors, which one launch decodes."""
+"""Runs of consecutive messages of the same tensors, which one launch decodes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from laconic.core.layout import Segments
 
 
 def runs(messages: Sequence[tuple[Tensor, Segments]]) -> Iterator[tuple[int, list[Tensor], Segments]]:
-    """Yield neighbours with the same segments: the number of the first message, the wires, the segments.
+    """Yield consecutive messages with equal segments: number of the first message, wires, segments.
 
-    Messages of no element are left out.
+    Messages without elements are omitted.
     """
     number = 0
     for segments, group in groupby(messages, key=lambda message: message[1]):

@@ -1,4 +1,4 @@
-"""Selected entries whose number the host does not know yet."""
+"""Selected entries whose number is not yet known to the host."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 class Padded:
     """Selected entries that the host has not counted yet.
 
-    indices: int32, those selected and room behind them. totals: int64 (2, s), entries of each segment that
-    reach its threshold, and those selected. If more than `room` reach one, the indices mean nothing.
+    indices: int32, the selected ones followed by padding. totals: int64 (2, s), entries of each segment that
+    reach its threshold, and selected entries. If more than `room` reach a threshold, the indices are invalid.
     """
 
     indices: Tensor

@@ -11,7 +11,7 @@ from torch.autograd.function import Function, FunctionCtx
 
 
 def nearest_power(x: Tensor) -> Tensor:
-    """AP2(x), of the shape and dtype of x; 0 stays 0, and NaN and Inf stay. Error: |AP2(x) - x| < 0.42 |x|.
+    """Return AP2(x), in the shape and dtype of x; 0, NaN and Inf stay. Error: |AP2(x) - x| < 0.42 |x|.
 
     >>> nearest_power(torch.tensor([3.0, -0.3, 0.0, 1.4]))
     tensor([ 4.0000, -0.2500,  0.0000,  1.0000])
@@ -20,7 +20,7 @@ def nearest_power(x: Tensor) -> Tensor:
 
 
 def straight_power(x: Tensor) -> Tensor:
-    """AP2(x) with a straight-through gradient: that of x itself."""
+    """Return AP2(x) with a straight-through gradient."""
     out: Tensor = _Straight.apply(x)  # type: ignore[no-untyped-call]
     return out
 

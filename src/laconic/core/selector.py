@@ -1,4 +1,4 @@
-"""Selector: which entries of a tensor to send. IndexCoding: how their positions travel."""
+"""Selector: the entries of a tensor to send. IndexCoding: the encoding of their positions."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ OF_CODECS = ("encode", "decode", "decode_add_", "nbytes", "fixed_size", "unbiase
 
 
 class Selector(Spec):
-    """Chooses at most `max_count(n)` entries of x float32 (n,), by ascending position, none of them zero.
+    """Chooses at most `max_count(n)` nonzero entries of x float32 (n,), by ascending position.
 
-    `replayable`: the positions follow from (key, n) alone, so a wire carries the 8-byte key instead of them.
+    `replayable`: the positions depend only on (key, n), so a wire contains the 8-byte key instead of them.
     """
 
     replayable: ClassVar[bool] = False
@@ -38,8 +38,8 @@ class Selector(Spec):
         def __getattr__(self, name: str) -> Any:
             if name in OF_CODECS:
                 raise AttributeError(
-                    f"{self!r} is a selector, which says what to send, and has no {name}: the codec that"
-                    f" sends that is sparse({self!r})"
+                    f"{self!r} is a selector and has no {name}: the codec that sends its entries is"
+                    f" sparse({self!r})"
                 )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -58,31 +58,31 @@ class Selector(Spec):
         """
 
     def padded(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Padded, Tensor] | None:
-        """Choose as `select_segments` does, without a wait for a GPU.
+        """Choose like `select_segments`, without waiting for a GPU.
 
         Returns:
-            The entries, and the most of each segment, int64 (s,) on the CPU; None where that is impossible.
+            The entries, and the maximum count per segment, int64 (s,) on the CPU; None if impossible.
         """
         return None
 
     @abstractmethod
     def max_count(self, n: int) -> int:
-        """The most entries that can be chosen of n."""
+        """Return the maximum number of entries chosen from n."""
 
     @abstractmethod
     def omega(self, n: int) -> float:
-        """The least known bound with |x - x_S|^2 <= omega * |x|^2; at most 1."""
+        """Return the least known omega <= 1 with |x - x_S|^2 <= omega * |x|^2."""
 
     def absolute_error(self, n: int) -> float | None:
-        """A bound on |x - x_S|^2 that holds for every x of n elements, or None if no bound exists."""
+        """Return a bound on |x - x_S|^2 for every x of n elements, or None if no bound exists."""
         return None
 
     def at(self, step: int) -> Selector:
-        """The selector of this step: itself, unless it follows a schedule."""
+        """Return the selector of this step: itself, unless it follows a schedule."""
         return self
 
     def select(self, x: Tensor, key: int = 0) -> Tensor:
-        """Positions int32 (k,), ascending, of the chosen entries of x float32 (n,)."""
+        """Return the positions int32 (k,), ascending, of the chosen entries of x float32 (n,)."""
         return self.select_segments(x, Segments.whole(x.numel()), (key,))[0]
 
 
@@ -103,7 +103,7 @@ class DensitySelector(Selector):
 
 
 class IndexCoding(Spec):
-    """Turns ascending positions into bytes and back. The wire does not contain counts and sizes."""
+    """Encodes ascending positions as bytes and back. The wire does not contain counts and sizes."""
 
     @abstractmethod
     def encode(self, indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
@@ -111,7 +111,7 @@ class IndexCoding(Spec):
 
         Args:
             indices: int32 (k,), each counted from the start of its segment.
-            counts: how many of them are in each segment, int64 (s,) on the CPU.
+            counts: indices per segment, int64 (s,) on the CPU.
             segments: the ranges; only the sizes matter.
 
         Returns:
@@ -120,7 +120,7 @@ class IndexCoding(Spec):
 
     @abstractmethod
     def decode(self, wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-        """Decode what `encode` made with these counts and segments to indices int32 (k,).
+        """Decode a wire of `encode` with these counts and segments to indices int32 (k,).
 
         Raises:
             WireError: unless the positions ascend in their segments and fill the wire.
@@ -137,11 +137,11 @@ class IndexCoding(Spec):
             segments: the ranges.
 
         Returns:
-            Positions int64, one message after the other; how many numbers without meaning lie between two
-            messages; and whether a message is damaged, bool () on the device: then positions may be anything.
+            Positions int64, one message after the other; the number of padding elements between two
+            messages; and whether a message is damaged, bool () on the device: then positions are undefined.
 
         Raises:
-            WireError: for a damaged message, with its number, where the host finds it.
+            WireError: for a damaged message, with its number, if the host detects it.
         """
         parts = []
         for number, (wire, row) in enumerate(zip(wires, counts, strict=True)):
@@ -159,7 +159,7 @@ class IndexCoding(Spec):
 
     @abstractmethod
     def nbytes(self, k: int, n: int) -> int:
-        """The most bytes that k positions among n can take."""
+        """Return the maximum bytes of k positions among n."""
 
 
 def check_density(density: float) -> None:
@@ -168,7 +168,7 @@ def check_density(density: float) -> None:
 
 
 def kept(density: float, n: int) -> int:
-    """Return the number of entries to select: ceil(density * n), at least one of a tensor that is not empty.
+    """Return the number of entries to select: ceil(density * n), at least one of a nonempty tensor.
 
     >>> kept(0.001, 2500), kept(0.1, 30), kept(1e-12, 1), kept(0.5, 0)
     (3, 3, 1, 0)
@@ -178,5 +178,5 @@ def kept(density: float, n: int) -> int:
 
 @lru_cache(maxsize=1024)
 def kept_of_each(density: float, segments: Segments) -> Tensor:
-    """`kept(density, size)` of each segment, int64 (s,). Shared between calls: not to be changed."""
+    """Return `kept(density, size)` of each segment, int64 (s,). Shared between calls: do not modify."""
     return torch.tensor([kept(density, size) for size in segments.sizes], dtype=torch.int64, device="cpu")

@@ -1,4 +1,4 @@
-"""Steps that change nothing, though the hooks around them run."""
+"""Optimiser steps that a GradScaler skips although their hooks run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from torch.optim import Optimizer
 
 
 def is_skipped(optimizer: Optimizer) -> bool:
-    """Whether the step in whose hook this is asked will change nothing: a GradScaler has found Inf or NaN.
+    """Return whether the current step, in whose hook this is called, is skipped for Inf or NaN.
 
-    It does not call `step` of most optimisers then, but leaves the skipping to a fused one.
+    A GradScaler does not call `step` of most optimisers then, but a fused optimiser skips inside `step`.
     """
     return bool(getattr(optimizer, "found_inf", False))

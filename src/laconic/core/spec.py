@@ -1,10 +1,9 @@
 """Spec strings: a Python call expression over registered names, read with `ast` and never evaluated.
 
-A spec is a frozen dataclass whose `repr` is the call that makes it: `parse(repr(x)) == x`. A name is found
-by the name of the module or package that defines it (`codecs/cast.py` holds `cast`, `reducers/deft/` holds
-`deft` and, inside it, `micro`), then by entry point `laconic.methods` of an installed package: a new codec is
-one new file, and no list is edited. A helper module that defines no spec of its own name stands in nobody's
-way.
+A spec is a frozen dataclass whose `repr` is the call that creates it: `parse(repr(x)) == x`. A name is found
+by the module or package that defines it (`codecs/cast.py` holds `cast`, `reducers/deft/` holds `deft` and,
+inside it, `micro`), then by the entry point `laconic.methods` of an installed package: a new codec is one new
+file, and no list is edited. Helper modules without a spec of their name are ignored.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ LIBRARIES = ("laconic.lowbit", "laconic.sparsity", "laconic.activations", "lacon
 READING = threading.Lock()  # ast.parse in several threads at once can fail, seen on CPython 3.11
 LONGEST = 10_000  # characters of a spec string
 
-# How well a paper is known: checked against its authors' or other public code; standard knowledge, not
-# checked against code; only the abstract was at hand, and the rest is ours; "-" where there is no paper.
+# verified or partial: checked against public code. recalled: standard knowledge, not checked against code.
+# reconstruction: only the abstract was available. "-": no paper.
 Status = Literal["verified", "partial", "recalled", "reconstruction", "-"]
 
 
 @runtime_checkable
 class Maker(Protocol):
-    """What a spec string can name: a callable that knows its own name, unlike a plain function."""
+    """A callable that a spec string can name; unlike a plain function, it has a registered name."""
 
     name: str
 
@@ -65,10 +64,10 @@ class Maker(Protocol):
 class Spec(ABC):
     """Base of every frozen dataclass that a spec string can name.
 
-    `name` is its word in a spec: by default the name of the module that defines the class. `examples` are
-    spec strings that the laws are tested on, by default the bare name; the table of methods shows the bare
-    name and the first example. `paper` is the source, `status` says how well that source is known, and
-    `code` names the public repository that a verified or partial one was checked against.
+    `name` is its name in a spec: by default that of the module that defines the class. `examples` are spec
+    strings for the law tests, by default the bare name; the table of methods shows the bare name and the
+    first example. `paper` is the source, `status` says how the implementation was checked, and `code` names
+    the public repository that a verified or partial one was checked against.
     """
 
     name: ClassVar[str]
@@ -84,7 +83,7 @@ class Spec(ABC):
 
     @property
     def warm_at(self) -> int:
-        """The first step after its own warm-up and that of its pieces; 0 without one."""
+        """First step after the warm-up of the spec and its parts; 0 without one."""
         values = (getattr(self, field.name) for field in fields(cast(Any, self)))
         return max((value.warm_at for value in values if isinstance(value, Spec)), default=0)
 
@@ -93,7 +92,7 @@ class Spec(ABC):
 
 
 def call_text(name: str, value: Any) -> str:
-    """The call `name(...)` that makes the dataclass `value`, without arguments that have their default."""
+    """Return the call `name(...)` that creates the dataclass `value`, without default arguments."""
     arguments: list[str] = []
     for position, field in enumerate(fields(value)):
         given = getattr(value, field.name)
@@ -107,7 +106,7 @@ def call_text(name: str, value: Any) -> str:
 
 
 def parse(text: str) -> Any:
-    """The object that a spec string describes.
+    """Return the object that a spec string describes.
 
     >>> parse("sparse(topk(density=0.01), indices=golomb())")
     sparse(topk(density=0.01), indices=golomb())
@@ -119,12 +118,12 @@ def parse(text: str) -> Any:
         A codec, selector, reducer, method, strategy, topology or other registered object.
 
     Raises:
-        SpecError: The text is no such call, names something unknown or has a wrong argument.
+        SpecError: The text is not such a call, has an unknown name or an invalid argument.
     """
     if not isinstance(text, str):
-        raise SpecError(f"a spec is a string such as 'topk(density=0.01)', got {type(text).__name__}")
+        raise SpecError(f"a spec must be a string such as 'topk(density=0.01)', got {type(text).__name__}")
     if len(text) > LONGEST:
-        raise SpecError(f"a spec has at most {LONGEST} characters, got {len(text)}")
+        raise SpecError(f"a spec must have at most {LONGEST} characters, got {len(text)}")
     try:
         with READING:
             tree = ast.parse(text.strip(), mode="eval")
@@ -155,7 +154,7 @@ def _build(node: ast.expr, text: str) -> Any:
         if any(isinstance(item, ast.Starred) for item in node.args) or any(
             k.arg is None for k in node.keywords
         ):
-            raise SpecError(f"a spec takes no * or ** arguments: {_short(text)}")
+            raise SpecError(f"a spec cannot have * or ** arguments: {_short(text)}")
         names = [keyword.arg for keyword in node.keywords]
         for name in names:
             if names.count(name) > 1:
@@ -163,20 +162,20 @@ def _build(node: ast.expr, text: str) -> Any:
         named = {keyword.arg: _build(keyword.value, text) for keyword in node.keywords if keyword.arg}
         return _call(node.func.id, tuple(_build(item, text) for item in node.args), named)
     raise SpecError(
-        f"a spec holds calls, numbers, strings, lists and dicts only, got {_short(ast.unparse(node))}"
+        f"a spec may contain only calls, numbers, strings, lists and dicts, got {_short(ast.unparse(node))}"
         f" in {_short(text)}"
     )
 
 
 def _dict(node: ast.Dict, text: str) -> dict[str, Any]:
-    """A dict whose keys are strings, each once, and whose values are specs or literals."""
+    """Build a dict with unique string keys and specs or literals as values."""
     built: dict[str, Any] = {}
     for key, value in zip(node.keys, node.values, strict=True):
         if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
             shown = "**" if key is None else _short(ast.unparse(key))
-            raise SpecError(f"the keys of a dict are strings, got {shown} in {_short(text)}")
+            raise SpecError(f"the keys of a dict must be strings, got {shown} in {_short(text)}")
         if key.value in built:
-            raise SpecError(f"a dict has each key once, got {key.value!r} twice in {_short(text)}")
+            raise SpecError(f"the keys of a dict must be unique, got {key.value!r} twice in {_short(text)}")
         built[key.value] = _build(value, text)
     return built
 
@@ -204,7 +203,7 @@ def _call(name: str, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
 
 
 def signature_text(make: Callable[..., Any]) -> str:
-    """The arguments of a registered name with their defaults, without annotations.
+    """Return the arguments of a registered name with their defaults, without annotations.
 
     >>> signature_text(find("sparse"))
     '(select, values=dense(), indices=raw32())'
@@ -224,7 +223,7 @@ def signature_text(make: Callable[..., Any]) -> str:
 
 
 def find(name: str) -> Callable[..., Any]:
-    """What makes objects of this registered name. Raises `SpecError`, with near matches, if unknown."""
+    """Return the class or `Maker` of a registered name. Raises `SpecError`, with near matches, if unknown."""
     home = modules().get(name)
     own = None if home is None else _own_maker(home, name)
     if own is not None:
@@ -236,7 +235,7 @@ def find(name: str) -> Callable[..., Any]:
 
 
 def _hint(name: str) -> str:
-    """Where to look instead."""
+    """Return a hint for an unknown name."""
     if known := called_here(name):
         return f"here it is called {' or '.join(known)}"
     near = difflib.get_close_matches(name.lower(), names(), n=3)
@@ -244,16 +243,16 @@ def _hint(name: str) -> str:
 
 
 def names() -> tuple[str, ...]:
-    """All registered names, sorted."""
+    """Return all registered names, sorted."""
     own = [name for name, home in modules().items() if _own_maker(home, name) is not None]
     return tuple(sorted({*own, *(entry.name for entry in entry_points(group="laconic.methods"))}))
 
 
 @lru_cache(maxsize=1)
 def modules() -> dict[str, str]:
-    """Module path of every module and package in rooms, libraries and their packages, by its last name.
+    """Return the path of every module in the packages of specs and in installed libraries, by last name.
 
-    Only the rooms and libraries themselves are imported.
+    Only these packages and libraries themselves are imported.
     """
     homes: dict[str, str] = {}
     for room in (*ROOMS, *LIBRARIES):
@@ -266,13 +265,13 @@ def modules() -> dict[str, str]:
 
 
 def _inside(package: str, folder: str) -> list[tuple[str, bool]]:
-    """Names in a package's folder, other than rooms, and whether each is a package."""
+    """Yield names in a package's folder, without packages of specs, and whether each is a package."""
     found = [(module.name, module.ispkg) for module in pkgutil.iter_modules([folder])]
     return [(name, is_package) for name, is_package in found if f"{package}.{name}" not in ROOMS]
 
 
 def _own_maker(home: str, name: str) -> Callable[..., Any] | None:
-    """The module's class of this `name`, or its other `Maker` called like the module; None for a helper."""
+    """Return the module's spec class or `Maker` of this `name`; None for a helper module."""
     module = importlib.import_module(home)
     for value in vars(module).values():
         # its home first: in Python 3.10 `list[int]` is an instance of `type`, and issubclass refuses it

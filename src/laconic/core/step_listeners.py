@@ -1,4 +1,4 @@
-"""Steps of all optimisers of the process, told to whoever asks: one hook, which torch calls after each."""
+"""Callbacks after each step of any optimiser of the process, by one torch hook."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _lock = threading.Lock()  # ranks can be threads
 
 
 def after_each_step(listener: Listener) -> None:
-    """Call this one after each `optimizer.step()` from now on. Asking twice is asking once."""
+    """Call `listener` after each `optimizer.step()` from now on. Registering twice has no effect."""
     with _lock:
         if not _listeners:
             register_optimizer_step_post_hook(_after_step)

@@ -1,4 +1,4 @@
-"""TensorCodec: where a new codec starts, one tensor at a time."""
+"""Base class of codecs that encode one tensor at a time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from laconic.core.layout import Segments
 
 
 class TensorCodec(Codec):
-    """A codec that encodes one tensor, and decodes one, and leaves messages of many to this base.
+    """A codec that encodes and decodes one tensor; this base class handles messages of several tensors.
 
-    A message is the tensors' wires one after the other. If there are several and their sizes vary, their
-    lengths uint32 (s,) lead it. A codec with a kernel that does many tensors in one call is a `Codec`.
+    A message is the concatenation of the tensors' wires. If there are several of varying size, it starts with
+    their lengths uint32 (s,). A codec whose kernel handles many tensors in one call derives from `Codec`.
     """
 
     @abstractmethod
@@ -27,8 +27,8 @@ class TensorCodec(Codec):
         """Encode one tensor. Equal keys give equal bytes.
 
         Args:
-            x: float32 (n,), contiguous and finite. It must be left as it is.
-            key: an integer in 0..2^64 - 1, from which random codecs draw, and from nothing else.
+            x: float32 (n,), contiguous and finite. Do not modify it.
+            key: an integer in 0..2^64 - 1, the only source of randomness.
 
         Returns:
             The wire, uint8 (m,) with m = `nbytes(n)` if `fixed_size`, else m <= `nbytes(n)`.
@@ -39,15 +39,15 @@ class TensorCodec(Codec):
         """Decode one tensor.
 
         Args:
-            wire: uint8 (m,), not trusted; m = `nbytes(n)` if `fixed_size`. It is a copy, which `view` can
-                read as any dtype.
-            n: the number of elements that were encoded.
+            wire: uint8 (m,), not trusted; m = `nbytes(n)` if `fixed_size`. It is an aligned copy, so `view`
+                accepts any dtype.
+            n: the number of encoded elements.
 
         Returns:
             The decoded values (n,), of any dtype.
 
         Raises:
-            WireError: for bytes that no encoder can have made.
+            WireError: for bytes that no encoder can have produced.
         """
 
     def message_nbytes(self, segments: Segments) -> int:
@@ -78,11 +78,11 @@ class TensorCodec(Codec):
         return out
 
     def _head(self, segments: Segments) -> int:
-        """Bytes of the lengths: none if they are known."""
+        """Return the bytes of the lengths: 0 if they are known."""
         return 4 * len(segments) if len(segments) > 1 and not self.fixed_size else 0
 
     def _wires(self, wire: Tensor, segments: Segments) -> Sequence[Tensor]:
-        """The tensors' wires in a message, as views."""
+        """Return the tensors' wires in a message as views."""
         if self.fixed_size:
             lengths = [self.nbytes(size) for size in segments.sizes]
         elif len(segments) == 1:

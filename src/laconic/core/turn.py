@@ -1,7 +1,7 @@
-"""One step's clock and its random keys.
+"""The current step and its random keys.
 
-A key is one 64-bit integer made from (seed, step, tensor name, rank or "common"). There is no generator
-state to save: a resumed run draws the same bits, even though DDP has regrouped its buckets in between.
+A key is a 64-bit integer derived from (seed, step, tensor name, rank or "common"). There is no generator
+state to save: a resumed run draws the same bits, even if DDP has regrouped its buckets.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from functools import lru_cache
 import numpy as np
 
 MASK = (1 << 64) - 1
-COMMON = MASK  # in place of the rank, in keys that all ranks share
+COMMON = MASK  # replaces the rank in keys that are equal on all ranks
 
 
 @lru_cache(maxsize=65536)
 def name_key(name: str) -> int:
-    """64 bits of a name: equal in every process and Python version."""
+    """Return a 64-bit hash of a name, equal in every process and Python version."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
@@ -28,7 +28,7 @@ def _name_keys(names: tuple[str, ...]) -> np.ndarray[tuple[int], np.dtype[np.uin
 
 
 def mix(*parts: int) -> int:
-    """One 64-bit integer from several, by the SplitMix64 finaliser (Steele et al. 2014).
+    """Return one 64-bit integer from several, by the SplitMix64 finaliser (Steele et al. 2014).
 
     >>> mix(1, 2) == mix(1, 2), mix(1, 2) == mix(2, 1)
     (True, False)
@@ -44,18 +44,18 @@ def mix(*parts: int) -> int:
 
 @dataclass(frozen=True)
 class Turn:
-    """Facts about the current step that every part of a method may use."""
+    """The current step, rank and seed, and the keys derived from them."""
 
     step: int
     rank: int = 0
     seed: int = 0
 
     def own(self, name: str) -> int:
-        """A key that differs by rank: stochastic rounding, sampling."""
+        """Return a key that differs by rank: stochastic rounding, sampling."""
         return mix(self.seed, self.step, name_key(name), self.rank)
 
     def own_keys(self, names: tuple[str, ...]) -> list[int]:
-        """`own` of many names at once.
+        """Return `own` of several names.
 
         >>> Turn(3, rank=1).own_keys(("w", "b")) == [Turn(3, rank=1).own(name) for name in "wb"]
         True
@@ -70,5 +70,5 @@ class Turn:
         return keys
 
     def common(self, name: str) -> int:
-        """A key that is equal on all ranks: random-k, leaders, rotations."""
+        """Return a key that is equal on all ranks: random-k, leaders, rotations."""
         return mix(self.seed, self.step, name_key(name), COMMON)

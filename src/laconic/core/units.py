@@ -1,6 +1,6 @@
-"""Quantities as people write them: 1gbit, 2ms, 25.6M. A number and a unit, with nothing left to guess.
+"""Quantities with units in text: 1gbit, 2ms, 25.6M.
 
-Rates are bits a second, as links are sold; sizes and everything else here count bytes.
+Rates are in bits per second, as is usual for links; sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FORM = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|\.[0-9]+)\s*([A-
 
 
 def bits_a_second(name: str, text: str) -> float:
-    """A link's rate. Raises `SpecError` without a unit, or for 0.
+    """Parse a link's rate. Raises `SpecError` without a unit, or for 0.
 
     >>> bits_a_second("--link", "100mbit")
     100000000.0
@@ -27,7 +27,7 @@ def bits_a_second(name: str, text: str) -> float:
 
 
 def seconds(name: str, text: str, *, least: float | None = None) -> float:
-    """A time, above 0, or from `least` on.
+    """Parse a time above 0, or of at least `least`.
 
     >>> seconds("--delay", "2ms")
     0.002
@@ -36,7 +36,7 @@ def seconds(name: str, text: str, *, least: float | None = None) -> float:
 
 
 def count(name: str, text: str) -> int:
-    """A whole number of things, with k, M or B for thousands, millions and billions.
+    """Parse an integer, with k, M or B for thousands, millions and billions.
 
     >>> count("--params", "25.6M")
     25600000
@@ -45,19 +45,19 @@ def count(name: str, text: str) -> int:
 
 
 def share(name: str, text: str) -> float:
-    """A part of one, from 0 to 1, as a number or in percent.
+    """Parse a share from 0 to 1, as a number or in percent.
 
     >>> share("--loss", "1%")
     0.01
     """
     found = _read(name, text, {"": 1.0, "%": 0.01}, "a share such as 1% or 0.01", 0.0)
     if found > 1:
-        raise SpecError(f"{name} is a share of all, at most 100%, got {text!r}")
+        raise SpecError(f"{name} must be at most 100%, got {text!r}")
     return found
 
 
 def format_rate(bits: float) -> str:
-    """The shortest way to write a rate.
+    """Format a rate in its shortest form.
 
     >>> format_rate(1e9), format_rate(2.5e6)
     ('1 Gbit/s', '2.5 Mbit/s')
@@ -69,7 +69,7 @@ def format_rate(bits: float) -> str:
 
 
 def format_count(number: float, noun: str) -> str:
-    """A number of things, one of which is singular.
+    """Format a number of things, with a singular noun for 1.
 
     >>> format_count(1, "core"), format_count(0.5, "core"), format_count(1024, "worker")
     ('1 core', '0.5 cores', '1,024 workers')
@@ -78,7 +78,7 @@ def format_count(number: float, noun: str) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """The shortest way to write a time.
+    """Format a time in its shortest form.
 
     >>> format_seconds(0.00213), format_seconds(12.0)
     ('2.13 ms', '12 s')

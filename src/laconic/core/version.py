@@ -1,4 +1,4 @@
-"""The version of this package, as it is installed."""
+"""The installed version of this package."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from importlib.metadata import PackageNotFoundError, version
 
 try:
     VERSION = version("laconic")
-except PackageNotFoundError:  # run from its sources, without being installed
+except PackageNotFoundError:  # run from the sources
     VERSION = "0+unknown"

@@ -1,4 +1,4 @@
-"""Warnings at the line of the script that has called Laconic."""
+"""Warnings located at the user's line that called Laconic."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ BETWEEN = ("laconic", "torch", "contextlib", "functools")  # packages whose line
 
 
 def warn(message: str) -> None:
-    """Warn at the innermost line of other code: that of the script, or of a trainer.
+    """Warn at the innermost line outside of Laconic and torch, in the script or a trainer.
 
-    `warnings.warn(stacklevel=...)` counts frames, and decorators, hooks and torch's own calls add some.
+    A fixed `warnings.warn(stacklevel=...)` would fail, since decorators, hooks and torch add frames.
     """
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in BETWEEN:
