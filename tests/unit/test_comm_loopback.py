@@ -99,7 +99,7 @@ def test_different_collectives_at_once_are_an_error():
 
 
 def test_chunks_must_be_one_a_rank():
-    with pytest.raises(ValueError, match="chunks must be 2, one a rank, got 1"):
+    with pytest.raises(ValueError, match="chunks must be 2, one per rank, got 1"):
         Loopback.run(2, lambda comm: comm.all_to_all([torch.ones(1)]))
 
 

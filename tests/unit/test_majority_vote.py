@@ -192,7 +192,7 @@ def test_a_rank_that_votes_too_short_is_named() -> None:
             return [chunk[:-1] for chunk in super().all_to_all(chunks)]
 
     reducer = parse("majority_vote()").bind(LAYOUT, Short(Loopback.world(1)[0].room, 0))
-    with pytest.raises(WireError, match="the message that rank 0 sent is damaged: 58 bytes, not 59"):
+    with pytest.raises(WireError, match="the message that rank 0 sent is damaged: expected 59 bytes, got 58"):
         reducer.reduce(x_of(0), LAYOUT, Turn(0), torch.zeros(LAYOUT.numel))
 
 

@@ -1,1 +1,1 @@
-"""Comm: the only door to other ranks."""
+"""Communication between ranks."""

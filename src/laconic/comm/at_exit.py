@@ -1,13 +1,13 @@
-"""The end of Python: first our threads end, then our process groups close.
+"""Shutdown at the end of Python: first our threads end, then our process groups close.
 
-A thread that comes back from a collective, or from the store, while Python is finalised cannot have the GIL
-any more. Python then unwinds the thread, C++ forbids that, and a run that has succeeded ends with SIGABRT. So
-nothing of ours should be at work by then. Before Python is finalised, however the script ends:
+A thread that returns from a collective, or from the store, while Python is finalised cannot acquire the
+GIL. Python then unwinds the thread, C++ forbids that, and a successful run ends with SIGABRT. So none of
+our threads should be running by then. Before Python is finalised, however the script ends:
 
-1. From now on a thread, ours or another's, that asks for the GIL after Python's end is parked, so that the
-   exit code stays the script's own. Python 3.14 does so itself. Only where native code was compiled.
-2. Every thread of ours is told to end.
-3. All are waited for, `LIMIT_S` in all: one may wait in a collective for a rank that does not come.
+1. From now on any thread that requests the GIL after Python's end is parked, so that the exit code stays the
+   script's own. Python 3.14 does this itself. Requires native code.
+2. Every thread of ours is asked to end.
+3. All are joined, for at most `LIMIT_S` in total: one may wait in a collective for a missing rank.
 4. If all have ended, the groups close, the youngest first. gloo waits for its worker threads then.
 """
 
@@ -26,14 +26,14 @@ try:
 except ImportError:  # nothing was compiled
 
     def park_late_threads() -> None:
-        """Without native code, nothing can be done about them."""
+        """Do nothing without native code."""
 
 
 LIMIT_S = 2.0
 
 
 class Closable(Protocol):
-    """What is closed at exit, unless it was closed before."""
+    """An object that is closed at exit, unless it was closed before."""
 
     def close(self) -> None:
         """Close it, if it is open."""
@@ -46,9 +46,9 @@ _groups: WeakKeyDictionary[Closable, None] = WeakKeyDictionary()
 
 
 def start_thread(run: Callable[[], object], name: str, end: Callable[[], object]) -> threading.Thread:
-    """A daemon thread that runs `run`. `end()` tells it to end, without waiting for that.
+    """Start a daemon thread that runs `run`. `end()` asks it to end, without waiting.
 
-    What refers to the thread may be kept alive by `run`, but not by `end`.
+    `run` may reference the thread's owner, `end` must not.
     """
     thread = threading.Thread(target=run, name=name, daemon=True)
     _threads[thread] = end
@@ -57,14 +57,14 @@ def start_thread(run: Callable[[], object], name: str, end: Callable[[], object]
 
 
 def close_at_exit(group: Group) -> Group:
-    """The same group, which closes when Python ends, if it still exists."""
+    """Close `group` when Python ends, if it still exists, and return it."""
     _groups[group] = None
     return group
 
 
 @atexit.register
 def end_all() -> None:
-    """End what is still at work, in the order above."""
+    """End all threads and groups in the order above."""
     park_late_threads()
     threads = list(_threads.items())
     for _, end in threads:
@@ -77,5 +77,5 @@ def end_all() -> None:
             group.close()
 
 
-os.register_at_fork(after_in_child=_threads.clear)  # a child has neither the threads nor the connections
+os.register_at_fork(after_in_child=_threads.clear)  # a child process has neither threads nor connections
 os.register_at_fork(after_in_child=_groups.clear)

@@ -30,7 +30,7 @@ class Comm(ABC):
 
     @property
     def original_ranks(self) -> Sequence[int]:
-        """The number that each rank had before any rank was lost, ascending; it decides a rank's machine."""
+        """Each rank's number before any rank was lost, ascending; it determines a rank's machine."""
         return range(self.size)
 
     @property
@@ -50,16 +50,16 @@ class Comm(ABC):
             x.
 
         Raises:
-            PeerError: A peer has failed or left.
+            PeerError: A peer failed or left.
         """
 
     def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
-        """Start a sum that runs in the background, if the backend can do that; here, it runs at the end.
+        """Start a sum that runs in the background if the backend supports it; by default it runs at the end.
 
         All ranks start their sums in one order, and end them in one order.
 
         Args:
-            x: A tensor (n,). Leave it alone until the sum has ended.
+            x: A tensor (n,). Do not use it until the sum has ended.
 
         Returns:
             A function that waits for the sum and returns x.
@@ -117,12 +117,12 @@ class Comm(ABC):
 
         Args:
             sends: The tensor for each peer, by rank.
-            recvs: Where to put the tensor of each peer, by rank: the shape and dtype that it sends.
+            recvs: The output for each peer's tensor, by rank, of the same shape and dtype.
         """
 
     @abstractmethod
     def split(self, color: int) -> Comm:
-        """Split the group. Called by all ranks.
+        """Split the group. Call it on all ranks.
 
         Args:
             color: Ranks with the same color form a group, in the order of their ranks here.
@@ -133,4 +133,4 @@ class Comm(ABC):
 
     @abstractmethod
     def counter(self) -> Counter:
-        """A new counter from 0, shared by the group. Called by all ranks."""
+        """Return a new counter from 0, shared by the group. Call it on all ranks."""

@@ -1,8 +1,8 @@
-"""Communication thread: runs jobs in the order in which they were submitted.
+"""Communication thread: runs jobs in the order of submission.
 
 Collectives must start in one order on every rank, and a collective that waits inside a Future's callback
 hangs on gloo with several buckets in flight. So every bucket is a job: the hook returns a Future at once,
-backward goes on, and nothing ever blocks in a callback.
+backward continues, and no callback blocks.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ Last: TypeAlias = Callable[[], object] | None
 
 
 class CommunicationThread:
-    """A daemon thread with a queue. After a job has failed, later jobs fail with the same error without
-    running. The thread ends with this object, or with Python.
+    """A daemon thread with a queue. The thread ends with this object, or with Python.
 
-    `device`: if it is a GPU, jobs run on a stream of their own, beside what the caller computes there, with
+    After a job has failed, later jobs fail with the same error without running.
+
+    `device`: if it is a GPU, jobs run on a separate stream, in parallel with the caller's computation, with
     that GPU as the thread's current device. A job can also name its device when it is submitted.
     """
 
@@ -44,17 +45,17 @@ class CommunicationThread:
 
     @property
     def error(self) -> BaseException | None:
-        """Why jobs fail; None while all is well."""
+        """The error with which jobs fail, or None."""
         return self._queue.error
 
     def submit(self, job: Job, device: torch.device | None = None, *, hold: bool = False) -> Answer:
-        """A Future of the job's tensor. `device`: where the tensor is, by default that of this object.
+        """Queue a job and return a Future of its tensor. `device`: the tensor's; default: this object's.
 
-        `hold`: the Future is completed only when the next job without `hold` is done, which may still write
-        the tensor: on a CPU.
+        `hold`: the Future is completed only after the next job without `hold`, which may still write the
+        tensor. Only on a CPU.
 
         On a GPU a job starts after the work that the caller has queued there, and waiting for the Future
-        makes the stream that is current then wait for the job.
+        makes the then current stream wait for the job.
         """
         stream = self._stream_on(device or self._device)
         if stream is not None:
@@ -64,7 +65,7 @@ class CommunicationThread:
         return answer
 
     def _stream_on(self, device: torch.device | None) -> torch.cuda.Stream | None:
-        """This object's stream on a GPU; None for another device."""
+        """Return this object's stream on a GPU; None for other devices."""
         if device is None or device.type != "cuda":
             return None
         if device not in self._streams:
@@ -72,7 +73,7 @@ class CommunicationThread:
         return self._streams[device]
 
     def wait(self, answer: Answer) -> None:
-        """Wait for a job. Raises why it, or one before it, could not be done."""
+        """Wait for a job. Raises the error of this job or of an earlier one."""
         with suppress(RuntimeError):
             answer.wait()
         if isinstance(self.error, LaconicError):
@@ -81,7 +82,7 @@ class CommunicationThread:
             raise RuntimeError(f"{self.name}: {type(self.error).__name__}: {self.error}") from self.error
 
     def end(self, last: Last = None) -> None:
-        """End the thread when the queued jobs are done, without waiting for that. It calls `last` then."""
+        """End the thread after the queued jobs, without waiting. It calls `last` at its end."""
         self._queue.end(last)
 
     def close(self) -> None:
@@ -91,7 +92,7 @@ class CommunicationThread:
 
 
 class _Queue:
-    """What the thread itself refers to: the jobs, and why they fail."""
+    """The state that the thread itself references: the jobs and the first error."""
 
     def __init__(self, name: str) -> None:
         self.error: BaseException | None = None
@@ -103,11 +104,11 @@ class _Queue:
         self._current: torch.cuda.Stream | None = None  # of the thread
 
     def end(self, last: Last = None) -> None:
-        """End the thread when the queued jobs are done; it calls `last` then."""
+        """End the thread after the queued jobs; it calls `last` at its end."""
         self.jobs.put(last)
 
     def run(self) -> None:
-        """Do one job after the other, until the end."""
+        """Run the jobs one after the other until the end."""
         while isinstance(item := self.jobs.get(), tuple):
             self._do(*item)
             del item  # so that the waiting thread keeps no model alive
@@ -118,13 +119,13 @@ class _Queue:
         if self.error is None:
             try:
                 if stream is not None and stream is not self._current:
-                    torch.cuda.set_device(stream.device)  # that of a new thread is the first GPU
-                    torch.cuda.set_stream(stream)  # for good: a `with` block would cost each job 20 us
+                    torch.cuda.set_device(stream.device)  # a new thread starts with the first GPU
+                    torch.cuda.set_stream(stream)  # permanently: a `with` block would cost each job 20 us
                     self._current = stream
                 self._held.append((answer, job()))
                 if not hold:
                     self._complete()
-            except BaseException as error:  # backward() on this rank must raise it, whatever it is
+            except BaseException as error:  # backward() on this rank must raise any error
                 self.error = error
                 let_go(error)
         if self.error is not None:
@@ -140,16 +141,16 @@ class _Queue:
 
 
 def _after(stream: torch.cuda.Stream, ready: torch.cuda.Event, job: Job) -> Tensor:
-    """The job, once the GPU has reached this event; `stream` is current."""
+    """Run the job after the GPU has reached this event, with `stream` as current stream."""
     stream.wait_event(ready)
     return job()
 
 
 def let_go(error: BaseException) -> None:
-    """Make the traceback of a kept error a note of it (Python 3.11), so that it keeps no frame.
+    """Replace the traceback of a stored error by a note (Python 3.11), so that it references no frame.
 
-    Frames hold process groups, and peers wait in a group until it is gone. Cleared frames are not enough:
-    they keep their functions, and these what they close over.
+    Frames hold process groups, and peers wait in a group until it is freed. Clearing the frames is not
+    enough: they reference their functions and closures.
     """
     if hasattr(error, "add_note"):
         error.add_note("".join(traceback.format_exception(error)).rstrip())

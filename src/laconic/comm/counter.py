@@ -1,4 +1,4 @@
-"""Counter: a whole number that the ranks of a group share, and that each may add to at any time."""
+"""Counter: an integer that the ranks of a group share and may increase at any time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from laconic.core.errors import PeerError
 
 
 class Counter(ABC):
-    """Starts at 0. No rank waits for another."""
+    """A shared integer that starts at 0. No rank waits for another."""
 
     @abstractmethod
     def add(self, amount: int) -> int:
-        """Add this much in one atomic step; returns the new value. 0 only reads."""
+        """Add `amount` atomically and return the new value. 0 only reads."""
 
 
 class SharedCounter(Counter):
@@ -48,5 +48,5 @@ class StoreCounter(Counter):
         try:
             value: int = self._store.add(self._key, amount)
         except RuntimeError as error:
-            raise PeerError(f"the store of the counter is gone: {error}") from error
+            raise PeerError(f"the store of the counter is unavailable: {error}") from error
         return value

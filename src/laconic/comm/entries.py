@@ -1,7 +1,7 @@
 """Entries: some of a tensor's values with their positions, on the wire and as sets that ranks compare.
 
 A position counts elements of a bucket, tensor after tensor without gaps; an index counts from the start of
-its own segment, as kernels take it. Both ascend.
+its segment, as kernels require. Both ascend.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from laconic.core.selector import kept
 
 @dataclass(frozen=True)
 class Entries:
-    """indices int32 (K,) from their segment's start; counts int64 (s,), on the CPU; values float32 (K,)."""
+    """Indices int32 (K,) from their segment's start; counts int64 (s,), on the CPU; values float32 (K,)."""
 
     indices: Tensor
     counts: Tensor
@@ -28,12 +28,12 @@ class Entries:
 
     @classmethod
     def largest(cls, x: Tensor, segments: Segments, ks: Tensor) -> Entries:
-        """The ks[i] largest |x| of each segment, none that is zero; the lower index first among equals."""
+        """Select the ks[i] largest nonzero |x| of each segment; among equals the lower index."""
         indices, counts = kernels.topk(x, segments, ks)
         return cls(indices, counts, kernels.gather(x, segments, indices, counts))
 
     def positions(self, starts: Tensor) -> Tensor:
-        """Positions int64 (K,), for segments that begin at starts int64 (s,)."""
+        """Return positions int64 (K,), for segments that begin at starts int64 (s,)."""
         return self.indices + kernels.per_index(starts, self.counts, self.indices.device)
 
     def where(self, wanted: Tensor) -> Entries:
@@ -48,7 +48,7 @@ class Entries:
         return Entries(self.indices[at], counts, self.values[at])
 
     def wire(self, segments: Segments) -> Tensor:
-        """uint8: counts uint32 (s,), values float32 (K,), indices by `golomb`."""
+        """Return the wire uint8: counts uint32 (s,), values float32 (K,), indices by `golomb`."""
         coded = kernels.rice_encode(self.indices, self.counts, segments)
         return torch.cat([sent_to(counts_bytes(self.counts), coded.device), as_bytes(self.values), coded])
 
@@ -67,13 +67,13 @@ class Entries:
 
 
 def positions_wire(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """uint8: counts uint32 (s,), then the indices int32 (K,) by `golomb`."""
+    """Return the wire uint8: counts uint32 (s,), then the indices int32 (K,) by `golomb`."""
     coded = kernels.rice_encode(indices, counts, segments)
     return torch.cat([sent_to(counts_bytes(counts), coded.device), coded])
 
 
 def positions_read(wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
-    """Indices int32 (K,) and counts int64 (s,). Raises `WireError` for bytes that cannot hold them."""
+    """Read indices int32 (K,) and counts int64 (s,). Raises `WireError` if they are damaged."""
     counts, coded = read_counts(wire, segments)
     return kernels.rice_decode(coded, counts, segments), counts
 

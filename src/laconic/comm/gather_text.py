@@ -1,4 +1,4 @@
-"""Text of every rank, as one all-gather of bytes."""
+"""All-gather of text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from laconic.comm.comm import Comm
 
 
 def gather_text(comm: Comm, text: str) -> list[str]:
-    """Return the text of every rank, in rank order. Called by all ranks.
+    """Return the text of every rank, in rank order. Call it on all ranks.
 
     >>> from laconic.comm.loopback import Loopback
     >>> Loopback.run(2, lambda comm: gather_text(comm, "ab"[: comm.rank]))
@@ -22,5 +22,5 @@ def gather_text(comm: Comm, text: str) -> list[str]:
 
 
 def gather_json(comm: Comm, value: Any) -> list[Any]:
-    """Return the value of every rank, in rank order and as JSON keeps it. Called by all ranks."""
+    """Return the value of every rank in rank order, after conversion to JSON. Call it on all ranks."""
     return [json.loads(text) for text in gather_text(comm, json.dumps(value))]

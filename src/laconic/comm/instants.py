@@ -18,7 +18,7 @@ class Instant(Protocol):
 
 
 class Instants:
-    """Events on the stream that is current on a GPU. Looking a stream up takes longer than an event."""
+    """Events on a GPU's current stream, which is cached because the lookup takes longer than an event."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device)

@@ -1,8 +1,8 @@
 """Loopback: ranks as threads of one process, for tests and for a group of one.
 
-A collective has two barriers: before the first, each rank puts its tensors on a table; before the second, it
-copies what it needs. In between no rank writes, so tensors need no lock. Sums run in rank order, in the
-tensor's own dtype: every rank does the same additions, and the result is bit-identical on all.
+A collective has two barriers: before the first, each rank puts its tensors on a shared table; before the
+second, it copies its outputs. In between no rank writes, so tensors need no lock. Sums run in rank order, in
+the tensor's dtype: every rank does the same additions, and the result is bit-identical on all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Loopback(Comm):
     """One rank of a group of threads. `Loopback.run` starts the threads.
 
     Args:
-        room: Where the threads of the group exchange tensors; made by `Loopback.world`.
+        room: The shared table of the group's threads; created by `Loopback.world`.
         rank: This rank's number.
 
     >>> Loopback.run(3, lambda comm: comm.all_reduce(torch.tensor([comm.rank + 1.0])).item())
@@ -38,7 +38,7 @@ class Loopback(Comm):
 
     @classmethod
     def world(cls, size: int, timeout_s: float = 60.0) -> list[Loopback]:
-        """A new group.
+        """Return a new group.
 
         Args:
             size: The number of ranks.
@@ -80,7 +80,7 @@ class Loopback(Comm):
         for thread in threads:
             while thread.is_alive() and room.failure is None:
                 thread.join(0.1)
-            thread.join(timeout_s)  # after a failure the others have this long to notice it
+            thread.join(timeout_s)  # time for the others to notice a failure
         if room.failure is not None:
             raise _named(*room.failure)
         return results  # type: ignore[return-value]
@@ -121,7 +121,7 @@ class Loopback(Comm):
     def split(self, color: int) -> Loopback:
         def read(given: list[tuple[int, dict[int, _Room]]]) -> Loopback:
             peers = [rank for rank, (each, _) in enumerate(given) if each == color]
-            rooms = given[0][1]  # rank 0's dictionary is the one that all use
+            rooms = given[0][1]  # all use rank 0's dictionary
             room = rooms.setdefault(color, _Room(len(peers), self.room.timeout_s, self.room.world))
             return Loopback(room, peers.index(self.rank))
 
@@ -134,7 +134,7 @@ class Loopback(Comm):
         return self._share("counter", SharedCounter(), read)
 
     def _share(self, name: str, given: Any, read: Callable[[list[Any]], T]) -> T:
-        """Put `given` on the table, and call `read` with what all ranks have put there."""
+        """Put `given` on the table, and call `read` with the values of all ranks."""
         room = self.room
         room.table[self.rank] = (name, given)
         self._meet(name)
@@ -159,11 +159,11 @@ class Loopback(Comm):
 
     def _check(self, chunks: Sequence[Tensor]) -> None:
         if len(chunks) != self.size:
-            raise ValueError(f"rank {self.rank}: chunks must be {self.size}, one a rank, got {len(chunks)}")
+            raise ValueError(f"rank {self.rank}: chunks must be {self.size}, one per rank, got {len(chunks)}")
 
 
 class _Room:
-    """Where the threads of one group meet. If a rank fails, all rooms that `split` has made fail with it."""
+    """Shared table and barrier of one group's threads. If a rank fails, all groups made by `split` fail."""
 
     def __init__(self, size: int, timeout_s: float, world: _Room | None = None) -> None:
         self.size, self.timeout_s = size, timeout_s
@@ -183,7 +183,7 @@ class _Room:
                 room.barrier.abort()
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """Keep the first failure of this world, and wake all ranks that wait in it."""
+        """Store the first failure of this world, and wake all waiting ranks."""
         with self.lock:
             self.failure = self.failure or (rank, error)
             for room in self.rooms:
@@ -205,7 +205,7 @@ def _check_shapes(one: Tensor, other: Tensor) -> None:
 
 
 def _named(rank: int, error: BaseException) -> BaseException:
-    """The same exception, with the rank that raised it before its message."""
+    """Return the exception with its rank before the message."""
     text = str(error)
     if len(error.args) <= 1 and not text.startswith(f"rank {rank}"):
         error.args = (f"rank {rank}: {text}",)

@@ -1,4 +1,4 @@
-"""Which ranks share a machine: as torchrun has set it, or equally many consecutive ranks on each."""
+"""Assignment of ranks to machines: from torchrun's variables, or equally many consecutive ranks on each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from laconic.comm.comm import Comm
 from laconic.core.errors import SpecError
 
-TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # what torchrun sets in the environment
+TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # environment variables set by torchrun
 HINT = "set ranks_per_node= to the number of ranks per machine"
 
 
 def machines(comm: Comm, ranks_per_node: int = 0, environment: Mapping[str, str] | None = None) -> list[int]:
-    """The number of each rank's machine, in rank order; machines are numbered by their first ranks.
+    """Return the number of each rank's machine, in rank order; machines are ordered by their first ranks.
 
     `ranks_per_node`: consecutive ranks that shared a machine before any was lost; 0 gathers torchrun's
     variables from the environment of every rank, so all ranks call it. Raises `SpecError` on every rank if
@@ -30,7 +30,7 @@ def machines(comm: Comm, ranks_per_node: int = 0, environment: Mapping[str, str]
         if comm.original_size % ranks_per_node:
             raise SpecError(
                 f"ranks_per_node={ranks_per_node} does not divide the {comm.original_size} ranks of this"
-                f" group: {HINT}, or ranks_per_node=0 to take it from torchrun"
+                f" group: {HINT}, or ranks_per_node=0 to use torchrun's variables"
             )
         firsts = list(dict.fromkeys(rank // ranks_per_node for rank in comm.original_ranks))
         return [firsts.index(rank // ranks_per_node) for rank in comm.original_ranks]
@@ -57,7 +57,7 @@ def machines(comm: Comm, ranks_per_node: int = 0, environment: Mapping[str, str]
 
 
 def ranks_beside(ranks_per_node: int = 0) -> int:
-    """How many ranks this rank's machine has, this one too, as `machines` counts; 1 where nobody has told.
+    """Return the number of ranks on this rank's machine, as `machines` counts; 1 if unknown.
 
     >>> ranks_beside(ranks_per_node=8)
     8
@@ -66,7 +66,7 @@ def ranks_beside(ranks_per_node: int = 0) -> int:
 
 
 def _from_environment(environment: Mapping[str, str]) -> tuple[int, int, int]:
-    """The first rank of this machine, this rank's place there, and its number of ranks, 0 if unknown."""
+    """Return this machine's first rank, this rank's local rank, and the number of ranks, 0 if unknown."""
     try:
         rank, place, size = (int(environment[name]) for name in TORCHRUN_VARIABLES)
     except (KeyError, ValueError):

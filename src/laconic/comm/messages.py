@@ -1,4 +1,4 @@
-"""Messages of many ranks, decoded in rank order; if one is damaged, the error names the rank that sent it."""
+"""Messages of several ranks, decoded in rank order; if one is damaged, the error names its sender."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def _damaged(rank: int, error: Exception) -> WireError:
 
 
 def encoded(x: Tensor, layout: Layout, codec: Codec, turn: Turn) -> Tensor:
-    """Wire uint8 (m,) of these tensors of flat x, by this rank's keys; empty if they have no element."""
+    """Encode these tensors of flat x with this rank's keys to uint8 (m,); empty without elements."""
     return codec.encode_layout(x, layout, turn) if layout.numel else x.new_empty(0, dtype=torch.uint8)
 
 
 def add_messages_(out: Tensor, messages: Iterable[tuple[int, SentMessage]], alpha: float) -> Tensor:
-    """Add alpha times each message to `out`, in their order; each is given with the rank that sent it.
+    """Add alpha times each message to `out`, in order; each comes with the rank of its sender.
 
-    Neighbours with one codec are decoded in one call. Raises `WireError` with the rank of a damaged message.
+    Consecutive messages of one codec are decoded in one call. `WireError` names the sender of a damaged one.
     """
     triples = ((rank, share.codec, (share.wire, share.segments)) for rank, share in messages)
     for codec, group in groupby(triples, key=itemgetter(1)):
@@ -56,7 +56,7 @@ def add_messages_(out: Tensor, messages: Iterable[tuple[int, SentMessage]], alph
 def add_shares_(
     out: Tensor, codec: Codec, ranks: Sequence[int], shares: Sequence[tuple[Tensor, Segments]], alpha: float
 ) -> Tensor:
-    """`add_messages_` for messages of one codec: wires, each with its ranges of `out`."""
+    """Add messages of one codec, each with its ranges of `out`, as `add_messages_` does."""
     with translated(partial(_by_number, ranks)):
         return codec.decode_messages_add_(shares, out, alpha)
 
@@ -75,15 +75,15 @@ def combined(
     down: Sequence[int],
     combine: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """All ranks' messages uint8 (m,) made one, the same on every rank; each rank combines a chunk of them.
+    """Combine all ranks' messages uint8 (m,) to one, equal on every rank; each rank combines one chunk.
 
     Args:
         up: bytes of each rank's chunk of a message; they add up to m.
-        down: bytes of what `combine` makes of each rank's chunk.
-        combine: takes all ranks' chunks for this rank, uint8 (N, up[rank]).
+        down: bytes of each combined chunk.
+        combine: combines all ranks' chunks for this rank, uint8 (N, up[rank]).
 
     Raises:
-        WireError: a chunk has another length; the error names the rank that sent it.
+        WireError: a chunk has the wrong length; the error names its sender.
     """
     chunks = comm.all_to_all(torch.split(message, list(up)))
     _check_nbytes(chunks, [up[comm.rank]] * comm.size)
@@ -98,4 +98,4 @@ def _check_nbytes(messages: Sequence[Tensor], expected: Sequence[int]) -> None:
     for rank, (message, nbytes) in enumerate(zip(messages, expected, strict=True)):
         if message.numel() != nbytes:
             with sent_by(rank):
-                raise WireError(f"{message.numel()} bytes, not {nbytes}")
+                raise WireError(f"expected {nbytes} bytes, got {message.numel()}")

@@ -1,6 +1,6 @@
 """Metered: counts the bytes and seconds of any Comm.
 
-Payload is what the caller sends or receives, counted once, however the collective works:
+Payload are the tensors that the caller sends or receives, counted once, however the collective works:
 
     collective       payload sent            payload received           messages of rank r (see `wire_model`)
     all_reduce       x                       the result                 2(N-1)/N of x each way
@@ -8,11 +8,11 @@ Payload is what the caller sends or receives, counted once, however the collecti
     reduce_scatter   chunks for others       the result                 one chunk to each other rank
     all_to_all       chunks for others       the others' chunks         one chunk to each other rank
     broadcast        x on the root           x elsewhere                x to its children in a tree
-    exchange         what goes to others     what comes from others     one to each peer
+    exchange         tensors for others      tensors from others       one to each peer
 
-all_gather and all_to_all also send 8 bytes of length to each other rank. So payload does not grow with N, and
-what a rank puts on the wire may. Bare is the messages, every copy counted; network is the messages on a
-TCP/IP link, with headers and acknowledgements: those of `TorchComm` on gloo, even if another Comm is wrapped.
+all_gather and all_to_all also send 8 bytes of length to each other rank. Payload does not grow with N, but
+the bytes on the wire may. Bare counts every copy of a message; network also counts headers and
+acknowledgements on a TCP/IP link: those of `TorchComm` on gloo, even if a different Comm is wrapped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Tally:
     seconds: float = 0.0
 
     def plus(self, other: Tally) -> Tally:
-        """The sum of both."""
+        """Return the sum of both."""
         return Tally(
             self.calls + other.calls,
             self.payload_sent + other.payload_sent,
@@ -68,15 +68,15 @@ class Meter(Tally):
 
     @classmethod
     def of(cls, parts: Mapping[tuple[str, str], Tally]) -> Meter:
-        """The sum of these."""
+        """Return the sum of `parts`."""
         return cls(**vars(reduce(Tally.plus, parts.values(), Tally())), parts=parts)
 
 
 class Metered(Comm):
-    """Counts another Comm. The groups that `split` makes are counted here too; making them is not.
+    """Wraps a Comm and counts its traffic, also in groups made by `split`, but not the split itself.
 
     Args:
-        comm: The Comm that does the work.
+        comm: The wrapped Comm.
         clock: A function that returns seconds; default: `time.perf_counter`.
         link: The packets of the link; default: those of Ethernet with an MTU of 1500 bytes.
 
@@ -102,17 +102,17 @@ class Metered(Comm):
         return self.comm.original_size
 
     def snapshot(self) -> Meter:
-        """The counts so far. Any thread may call it."""
+        """Return the counts so far. Any thread may call it."""
         with self._books.lock:
             parts = {key: Tally(*fields) for key, fields in self._books.parts.items()}
         return Meter.of(parts)
 
     def dense_sent(self, nbytes: int) -> int:
-        """Network bytes that this rank would send to all-reduce `nbytes` in this group."""
+        """Return the network bytes that this rank would send to all-reduce `nbytes` in this group."""
         return self._books.link.sent(link.all_reduce(nbytes, self.size))
 
     def dense_scattered(self, nbytes: int) -> int:
-        """Network bytes that this rank would send to reduce-scatter `nbytes` in this group."""
+        """Return the network bytes that this rank would send to reduce-scatter `nbytes` in this group."""
         chunks = [-(-nbytes // self.size)] * (self.size - 1)
         return self._books.link.sent(link.direct(chunks, chunks))
 
@@ -123,7 +123,7 @@ class Metered(Comm):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the collectives inside under this name. For the communicating thread; phases nest."""
+        """Count the collectives inside `with` under this name. For the communicating thread; phases nest."""
         outer, self._books.phase = self._books.phase, name
         try:
             yield
@@ -136,11 +136,11 @@ class Metered(Comm):
         self._books.instants, self._books.events = instants, []
 
     def since_mark(self) -> tuple[float | None, float]:
-        """The start of the first collective after the mark, or None, and the seconds spent in all."""
+        """Return the start of the first collective after the mark, or None, and the seconds in all."""
         return self._books.first, self._books.busy
 
     def events_since_mark(self) -> list[tuple[Instant, Instant]]:
-        """Events around each collective after the mark; none where it was marked without `instants`."""
+        """Return events around each collective after the mark; none if it was marked without `instants`."""
         return self._books.events
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
@@ -150,7 +150,7 @@ class Metered(Comm):
         return result
 
     def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
-        """Counted when it ends, with the seconds that the caller waits for it."""
+        """Start a sum that is counted when it ends, with the seconds that the caller waits for it."""
         wait = self.comm.begin_all_reduce(x)
 
         def end() -> Tensor:
@@ -205,22 +205,22 @@ class Metered(Comm):
         return self.over(self.comm.split(color))
 
     def counter(self) -> Counter:
-        """The Comm's own counter: its calls are not counted."""
+        """Return the wrapped Comm's counter, whose calls are not counted."""
         return self.comm.counter()
 
     def over(self, comm: Comm) -> Metered:
-        """Another Comm, also counted here."""
+        """Wrap `comm` so that it is counted here too."""
         other = Metered(comm)
         other._books = self._books
         return other
 
     def _others(self, chunks: Sequence[Tensor]) -> list[int]:
-        """Bytes of each other rank's chunk."""
+        """Return the bytes of each other rank's chunk."""
         return [chunk.nbytes for rank, chunk in enumerate(chunks) if rank != self.rank]
 
 
 class _Books:
-    """The counts of a Metered and of the groups split off it."""
+    """The counts of a `Metered` and of the groups split from it."""
 
     def __init__(self, clock: Callable[[], float], link: PacketModel) -> None:
         self.clock, self.link = clock, link
@@ -234,13 +234,13 @@ class _Books:
         self._begun: Instant | None = None
 
     def start(self) -> float:
-        """Note that a call begins; return the time."""
+        """Start a call and return the time."""
         if self.instants is not None:
             self._begun = self.instants.now()
         return self.clock()
 
     def enter(self, name: str, start: float, sent: int, received: int, messages: Messages) -> None:
-        """Add one call that has ended."""
+        """Add a finished call."""
         seconds = self.clock() - start
         if self.first is None:
             self.first = start

@@ -1,4 +1,4 @@
-"""Process groups that we make: their backends, their names, and the keys of such names in a store."""
+"""Creation of process groups: backends, names, and keys in a store."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ DESTROY = inspect.unwrap(dist.destroy_process_group).__code__
 
 
 def in_store(name: str) -> str:
-    """Prefix of this group's keys: torchrun's store still holds the keys from before a restart."""
+    """Return the prefix of this group's keys: torchrun's store still has the keys from before a restart."""
     return f"laconic/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
 
 
 def backend_of(backends: Mapping[str, str]) -> str:
-    """The backend of a group like one of these backends by device, which also takes tensors on the host.
+    """Return the backend of a group like one with these backends by device, which also takes host tensors.
 
-    One name if all devices have the same: torch warns about a list of one.
+    It is one name if all devices have the same: torch warns about a list of one.
 
     >>> backend_of({"cuda": "nccl"}), backend_of({"cpu": "gloo", "cuda": "gloo"})
     ('cpu:gloo,cuda:nccl', 'gloo')
@@ -41,11 +41,10 @@ def backend_of(backends: Mapping[str, str]) -> str:
 
 @contextmanager
 def not_split_off() -> Iterator[None]:
-    """Inside `with`, a new group has NCCL communicators of its own.
+    """Create NCCL communicators of new groups inside `with` without splitting those of the default group.
 
-    After `init_process_group(device_id=...)` torch would split them off those of the default group, in a
-    collective over all of its ranks. Those that are not in the new group never join, and the others hang
-    (pytorch #129965).
+    After `init_process_group(device_id=...)` torch would split them in a collective over all ranks of the
+    default group. Ranks outside of the new group never join, and the others hang (pytorch #129965).
     """
     default = dist.distributed_c10d._get_default_group()
     device = getattr(default, "bound_device_id", None)
@@ -60,13 +59,13 @@ def not_split_off() -> Iterator[None]:
 
 
 def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -> dist.ProcessGroup:
-    """A process group of this name, made by its ranks alone.
+    """Return a new process group of this name, created only by its ranks.
 
     `dist.new_group(..., use_local_synchronization=True)` names a group by its ranks and by the number of
-    groups: a group made again after it was closed may get its old name, and find old addresses in the store.
-    On gloo an all-reduce then waits until all ranks are connected, as `new_group` does through the store: a
-    rank that leaves at once would cut off others that still connect. If a rank dies meanwhile, the others see
-    its connections close.
+    groups: a group that is created again may get its old name, and find old addresses in the store. On gloo
+    an all-reduce then waits until all ranks are connected, as `new_group` does through the store: a rank
+    that leaves immediately would disconnect others that still connect. If a rank dies meanwhile, the others
+    see its connections close.
     """
     c10d = dist.distributed_c10d  # only the private function that new_group calls accepts a name
     store, place = c10d._get_default_store(), ranks.index(dist.get_rank())
@@ -87,21 +86,21 @@ def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -
 
 
 def destroy(group: dist.ProcessGroup) -> None:
-    """Destroy a process group, unless the script destroys all of them, or has done so.
+    """Destroy a process group, unless the script is destroying all of them or has done so.
 
-    A model may be freed while `dist.destroy_process_group()` sorts all groups by their names: the name of one
-    that is destroyed meanwhile would be missing there, and that call destroys ours too.
+    A model may be freed while `dist.destroy_process_group()` sorts all groups by name, which fails for a
+    group that is destroyed meanwhile. That call destroys ours too.
     """
     if _all_are_being_destroyed():
         return
-    with suppress(ValueError, KeyError):  # KeyError: another thread is at it
+    with suppress(ValueError, KeyError):  # KeyError: another thread is destroying it
         dist.destroy_process_group(group)
 
 
 def _all_are_being_destroyed() -> bool:
-    """Whether some thread is in `dist.destroy_process_group()`.
+    """Return whether a thread is in `dist.destroy_process_group()`.
 
-    No name of this function holds a frame, which would hold itself, and the groups that its callers name.
+    No local variable references a frame, which would create a cycle that keeps groups alive.
     """
     return any(_destroys_all(frame) for frame in _current_frames().values())
 

@@ -1,4 +1,4 @@
-"""Partition: a bucket's tensors, or pieces of them, shared out among ranks that reduce a part each."""
+"""Partition: a bucket's tensors, or pieces of them, divided among ranks that each reduce one part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK = 512  # elements: tensors are cut at multiples of it, which a quantiser's
 
 @dataclass(frozen=True)
 class Partition:
-    """One bucket in parts that do not overlap, one for each rank."""
+    """A bucket in disjoint parts, one for each rank."""
 
     bucket: Layout
     parts: tuple[Layout, ...]  # of each rank, at the bucket's offsets
@@ -22,7 +22,7 @@ class Partition:
 
     @classmethod
     def of(cls, bucket: Layout, parts: Iterable[Layout], rank: int) -> Partition:
-        """The bucket in these parts, as `rank` sees it."""
+        """Return the partition of the bucket into these parts, for `rank`."""
         parts = tuple(parts)
         others = (entry for r, part in enumerate(parts) if r != rank for entry in part)
         return cls(bucket, parts, packed(parts[rank]), Layout(tuple(others)))
@@ -34,15 +34,15 @@ class Partition:
 
     @cached_property
     def due(self) -> tuple[bool, ...]:
-        """Whether each rank reduces any element."""
+        """Whether each rank reduces at least one element."""
         return tuple(part.numel > 0 for part in self.parts)
 
 
 def piece(entry: Entry, begin: int, end: int) -> Entry:
-    """Elements [begin, end) of a tensor, as a flat one named "<tensor>[<begin>:<end>]"."""
+    """Return elements [begin, end) of a tensor, as a flat entry named "<tensor>[<begin>:<end>]"."""
     return Entry(f"{entry.name}[{begin}:{end}]", (end - begin,), entry.offset + begin)
 
 
 def packed(*layouts: Layout) -> Layout:
-    """The same entries one after the other from offset 0."""
+    """Return the same entries one after the other from offset 0."""
     return Layout.of((entry.name, entry.shape) for layout in layouts for entry in layout)

@@ -1,12 +1,12 @@
-"""PostedComm: collectives made of sends and receives that every rank posts at once.
+"""PostedComm: collectives from sends and receives that every rank posts at once.
 
-All but sums and broadcasts are, whatever carries the messages: a backend's own fail with ragged sizes or are
+They replace all collectives of a backend except sums and broadcasts, which fail with ragged sizes or are
 slower, by the figures in `torch_comm.py`. Messages, for N ranks: all_gather sends m bytes to each of N-1
 ranks, all_to_all and reduce_scatter one chunk to each. Before all_gather and all_to_all each rank sends the
 length to each other rank, in 8 bytes.
 
-With NCCL a wait makes the GPU's stream wait, not the host. So a peer that has died is noticed in the round of
-lengths, which travels between hosts over gloo, or ends this process by NCCL's watchdog; it is no `PeerError`.
+With NCCL a wait makes the GPU's stream wait, not the host. So a dead peer is detected in the round of
+lengths, which uses gloo between hosts, or NCCL's watchdog ends this process, without a `PeerError`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ Message = tuple[int, Tensor]  # a peer, and the tensor to send to it or to recei
 
 
 class PostedComm(Comm):
-    """Base of process groups, whose `_start` starts messages between two ranks."""
+    """Base class of process groups; `_start` starts messages between two ranks."""
 
     @abstractmethod
     def _start(self, sends: Sequence[Message], recvs: Sequence[Message]) -> Sequence[dist.Work]:
-        """Start these messages, all at once; those between two ranks arrive in their order."""
+        """Start all messages at once; those between two ranks arrive in order."""
 
     def _wire_device(self, x: Tensor) -> torch.device:
-        """The device that a tensor is sent from."""
+        """Return the device from which a tensor is sent."""
         return x.device
 
     def _home(self, x: Tensor) -> torch.device:
-        """The device of the lengths of tensors like x: on the host, nothing waits for a GPU."""
+        """Return the device of the lengths of tensors like x: the host, if possible, to avoid GPU waits."""
         return torch.device("cpu")
 
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
@@ -48,7 +48,7 @@ class PostedComm(Comm):
         return begin_scatter("reduce_scatter", chunks, self.rank, self._post)()
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
-        """Every rank's x (m_r,), in rank order. On a CPU this rank's is `x` itself: do not write to it."""
+        """Return every rank's x (m_r,), in rank order. On a CPU this rank's is `x` itself."""
         lengths = self._lengths([x.numel()] * self.size, self._home(x))
         received = rooms(x, lengths)
         if x.is_cpu:
@@ -90,15 +90,15 @@ class PostedComm(Comm):
     ) -> Callable[[], None]:
         """Post all sends and receives at once; the returned function waits for them.
 
-        A message to oneself is copied. Messages between two ranks arrive in the order in which they were
-        posted, so several may be pending.
+        A message to the own rank is copied. Messages between two ranks arrive in the order of posting, so
+        several may be pending.
         """
         sending: list[Message] = []
         receiving: list[Message] = []
         copies: list[tuple[Tensor, Tensor]] = []
         if self.rank in recvs:
             recvs[self.rank].copy_(sends[self.rank])
-        for distance in range(1, self.size):  # starting with the next rank: no link is idle
+        for distance in range(1, self.size):  # start with the next rank, so that no link is idle
             to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
             if to in sends and sends[to].numel():
                 sending.append((to, sends[to].contiguous().to(self._wire_device(sends[to]))))
@@ -141,7 +141,7 @@ class PostedComm(Comm):
 
     def _check(self, chunks: Sequence[Tensor]) -> None:
         if len(chunks) != self.size:
-            raise ValueError(f"rank {self.rank}: chunks must be {self.size}, one a rank, got {len(chunks)}")
+            raise ValueError(f"rank {self.rank}: chunks must be {self.size}, one per rank, got {len(chunks)}")
 
 
 def rooms(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:

@@ -1,7 +1,7 @@
-"""Sent: a rank's own share of a reduction, as the other ranks decode it.
+"""Sent: a rank's share of a reduction, as the other ranks decode it.
 
-Feedback subtracts it from what it holds, clears it, or adds it to a public copy, so that no memory knows how
-a codec or a reducer writes its messages.
+Feedback subtracts it from a residual, clears its entries, or adds it to a public copy, so that feedback
+does not depend on the messages of a codec or reducer.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from laconic.kernels import dispatch
 
 
 class Sent(ABC):
-    """This rank's share as the others decode it. No method makes a dense temporary."""
+    """This rank's share as the others decode it. No method creates a dense temporary."""
 
     @abstractmethod
     def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
-        """x += alpha * share, in place."""
+        """Add alpha * share to x, in place."""
 
     @abstractmethod
     def clear_(self, memory: Tensor) -> Tensor:
-        """Set to zero the entries of memory that were sent."""
+        """Set the sent entries of memory to zero."""
 
     def subtract_from_(self, x: Tensor) -> Tensor:
-        """x -= share, in place."""
+        """Subtract the share from x, in place."""
         return self.add_to_(x, -1.0)
 
 
 @dataclass(frozen=True)
 class SentMessage(Sent):
-    """A share that is a codec's message; of no elements, whatever the message is."""
+    """The share of a codec's message; nothing if it has no elements."""
 
     codec: Codec
     wire: Tensor
@@ -55,7 +55,7 @@ class SentMessage(Sent):
 
 @dataclass(frozen=True)
 class ScaledShare(Sent):
-    """A share times a gain, as damped feedback needs it."""
+    """A share times a gain, for damped feedback."""
 
     share: Sent
     gain: float
@@ -69,7 +69,7 @@ class ScaledShare(Sent):
 
 @dataclass(frozen=True)
 class SentParts(Sent):
-    """A share in parts, each a share of its own: one part to each rank, for example."""
+    """A share of several parts, for example one for each rank."""
 
     parts: tuple[Sent, ...]
 
@@ -86,21 +86,21 @@ class SentParts(Sent):
 
 @dataclass(frozen=True)
 class SentEntries(Sent):
-    """Entries sent as they are: values float32 (K,) at indices int32 (K,) from their segment's start.
+    """Entries sent exactly: values float32 (K,) at indices int32 (K,) from their segment's start.
 
-    counts int64 (s,): how many belong to each segment. The indices are not checked. What stays behind is x
-    with these entries at zero.
+    counts int64 (s,): entries per segment. The indices are not checked. The residual is x with zeros at these
+    entries.
     """
 
     segments: Segments
     indices: Tensor
     counts: Tensor
     values: Tensor
-    known: Tensor | None = None  # the positions, if they were needed before
+    known: Tensor | None = None  # the cached positions
 
     @cached_property
     def positions(self) -> Tensor:
-        """Positions int64 (K,) in the flat buffer."""
+        """Return the positions int64 (K,) in the flat buffer."""
         if self.known is not None:
             return self.known
         return kernels.flat_positions(self.indices, self.counts, self.segments)

@@ -2,17 +2,17 @@
 
 Long sums and broadcasts are the backend's own. All other collectives are sends and receives that every rank
 posts at once (`PostedComm`), because the alternatives fail with ragged sizes or are slower. On gloo,
-all_gather and all_to_all of lists refuse unequal sizes, and all_to_all_single needs a copy of one's own
-message for each rank. At 1 MB and 2 ranks, sends and receives take 0.6 ms, broadcasts by each rank in turn
-0.8, all_to_all_single 2.0, all_gather padded to the longest 3.0; at 10 MB 7, 11, 82 and 74 ms. NCCL fuses the
+all_gather and all_to_all of lists refuse unequal sizes, and all_to_all_single needs a copy of the own
+message for each rank. At 1 MB and 2 ranks, sends and receives take 0.6 ms, one broadcast per rank 0.8,
+all_to_all_single 2.0, all_gather padded to the longest 3.0; at 10 MB 7, 11, 82 and 74 ms. NCCL fuses the
 posts into one launch, as in its own all-to-all.
 
-A group that we make takes tensors on the host, over gloo, whatever device its backend is for: lengths,
-agreements and weights are control messages of a few bytes, and NCCL has no place for them.
+Groups created here also accept host tensors, over gloo, for any backend: lengths, agreements and weights are
+control messages of a few bytes, which NCCL does not support.
 
-On gloo, a short sum among three or more ranks is our own. gloo's ring is 2 (N - 1) messages one after the
-other; here every rank adds up one piece and sends it to all, in two rounds with as many messages and bytes.
-On shared cores each round waits until every rank has had its turn.
+On gloo, a short sum among three or more ranks is our own. gloo's ring takes 2 (N - 1) consecutive messages;
+here every rank sums one piece and sends it to all, in two rounds with the same number of messages and
+bytes. On shared cores each round waits until every rank has been scheduled.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from laconic.comm.waiting import ATTACHING, log_if_slow
 from laconic.comm.wire_model import is_direct
 from laconic.core.errors import AttachError, PeerError
 
-CHILDREN: collections.Counter[str] = collections.Counter()  # groups made of each group's ranks, by its name
-COUNTERS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()  # counters made in each group
+CHILDREN: collections.Counter[str] = collections.Counter()  # groups created from each group, by its name
+COUNTERS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()  # number of counters per group
 
 
 class TorchComm(PostedComm):
@@ -69,13 +69,13 @@ class TorchComm(PostedComm):
         self._original_ranks: Sequence[int] = range(self.size)
         self._original_size = self.size
         self._parts: list[TorchComm] = []  # made by `split`
-        self._by_name = self.size < dist.get_world_size()  # its parts have names, and are made by their ranks
+        self._by_name = self.size < dist.get_world_size()  # parts are created by name, by their ranks
 
     @classmethod
     def among(cls, members: Sequence[int], name: str, like: TorchComm) -> TorchComm:
-        """A new process group of these ranks of `like`, with its backend and timeout; only they call this.
+        """Return a new group of these ranks of `like`, with its backend and timeout. Only they call this.
 
-        `name`: one that no group of these processes has had before.
+        `name`: must be new for these processes.
         """
         with like._peers("new_group"):
             ranks = [like.ranks[member] for member in members]
@@ -86,10 +86,10 @@ class TorchComm(PostedComm):
 
     @classmethod
     def own(cls, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> TorchComm:
-        """A new process group of the same ranks, so that other code's collectives cannot interfere.
+        """Return a new process group of the same ranks, so that other code's collectives cannot interfere.
 
-        Called by all ranks of `group`, by default all. Call `close` at the end. `timeout`: how long a
-        collective may wait; default: as in `group`.
+        Call it on all ranks of `group`, by default all, and `close` at the end. `timeout`: of a collective;
+        default: that of `group`.
         """
         comm = cls(group)
         with log_if_slow(comm.rank, ATTACHING):
@@ -112,16 +112,16 @@ class TorchComm(PostedComm):
 
     @property
     def timeout(self) -> timedelta:
-        """Longest wait of a collective of this group for its peers."""
+        """Timeout of this group's collectives."""
         device = torch.device(next(iter(self.backends)))
         waits: timedelta = self.group._get_backend(device).options._timeout
         return waits
 
     def close(self) -> None:
-        """Free the process group and those split off it. Only for groups made by `own`, `among` or `split`.
+        """Free the process group and those split from it. Only for groups from `own`, `among` or `split`.
 
-        gloo closes its connections, and so wakes peers that wait, once nothing refers to the group; after
-        this call this object does not. Python's end closes the rest.
+        gloo closes its connections, which wakes waiting peers, when the last reference to the group is
+        dropped; this call drops this object's reference. The remaining groups close when Python ends.
         """
         group, self._group = self._group, None
         if group is not None:
@@ -133,7 +133,7 @@ class TorchComm(PostedComm):
         return self._begin_all_reduce(x, op)()
 
     def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
-        """The backend's own sum runs in the background; of a sum in two rounds the first round does."""
+        """Start a sum: the backend's runs in the background; of a sum in two rounds the first round does."""
         return self._begin_all_reduce(x, "sum")
 
     def _begin_all_reduce(self, x: Tensor, op: ReduceOp) -> Callable[[], Tensor]:
@@ -172,8 +172,8 @@ class TorchComm(PostedComm):
             self.all_gather(torch.tensor([color], device=self._small, dtype=torch.int64))
         ).tolist()
         pairs = list(zip(colors, self.ranks, strict=True))
-        # torch wants all ranks of the world to make all parts. If this group is smaller, or was made anew,
-        # only its own ranks can: a process that joined later has counted fewer groups, and torch names groups
+        # torch requires all ranks of the world to create all parts. If this group is smaller or recreated,
+        # only its ranks can: a process that joined later has counted fewer groups, and torch names groups
         # by that count.
         for made in [color] if self._by_name else sorted(set(colors)):
             part = self._new_group([rank for each, rank in pairs if each == made], self.timeout)
@@ -186,13 +186,13 @@ class TorchComm(PostedComm):
         """Return a counter in the store of the default process group."""
         COUNTERS[self.group] = (
             COUNTERS.get(self.group, 0) + 1
-        )  # by name, a process's earlier groups would count
+        )  # by name, a process's earlier groups would be counted too
         store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
         return StoreCounter(store, f"{in_store(self.group.group_name)}/counter/{COUNTERS[self.group]}")
 
     @property
     def _small(self) -> torch.device:
-        """The device of this group's small tensors: the host, if the backend allows it."""
+        """Device of this group's small tensors: the host, if the backend supports it."""
         return torch.device("cpu" if "cpu" in self.backends else next(iter(self.backends)))
 
     def _home(self, x: Tensor) -> torch.device:
@@ -202,7 +202,7 @@ class TorchComm(PostedComm):
         def post(operation: Callable[..., Any], messages: Sequence[Message]) -> list[dist.P2POp]:
             return [dist.P2POp(operation, x, self.ranks[peer], self.group) for peer, x in messages]
 
-        # receives first: otherwise gloo sends in one direction after the other, at half the rate
+        # receives first: otherwise gloo sends in one direction at a time, at half the rate
         works: list[dist.Work] = dist.batch_isend_irecv(post(dist.irecv, recvs) + post(dist.isend, sends))
         return works
 
@@ -219,5 +219,5 @@ class TorchComm(PostedComm):
         return made
 
     def _wire_device(self, x: Tensor) -> torch.device:
-        """The device that a tensor is sent from: gloo sends from the host only."""
+        """Return the device from which a tensor is sent: for gloo only the host."""
         return torch.device("cpu") if self.backends.get(x.device.type) == "gloo" else x.device

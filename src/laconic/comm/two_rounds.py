@@ -1,4 +1,4 @@
-"""Sums from messages that every rank posts at once: a reduce-scatter, and an all-reduce in two rounds.
+"""Sums by messages that every rank posts at once: a reduce-scatter, and an all-reduce in two rounds.
 
 `post(name, sends, recvs)` starts the messages, by rank, and returns a function that waits for them.
 """
@@ -14,7 +14,7 @@ Post = Callable[[str, Mapping[int, Tensor], Mapping[int, Tensor]], Callable[[], 
 
 
 def begin_scatter(name: str, chunks: Sequence[Tensor], rank: int, post: Post) -> Callable[[], Tensor]:
-    """Start sending each chunk to its rank; the returned function adds up those received, in rank order."""
+    """Start sending each chunk to its rank; the returned function sums the received ones in rank order."""
     received = [torch.empty_like(chunks[rank]) for _ in chunks]
     wait = post(name, dict(enumerate(chunks)), dict(enumerate(received)))
 
@@ -28,7 +28,7 @@ def begin_scatter(name: str, chunks: Sequence[Tensor], rank: int, post: Post) ->
 
 
 def begin_sum_(name: str, x: Tensor, size: int, rank: int, post: Post) -> Callable[[], None]:
-    """Sum x (n,) over ranks, in place: each rank adds up one piece and sends it to all.
+    """Sum x (n,) over ranks, in place: each rank sums one piece and sends it to all.
 
     This call starts the first round; the returned function waits for it and does the second.
     """

@@ -1,12 +1,12 @@
-"""Collectives of a step that may be void: a rank whose gradient is not finite says so in what it sends.
+"""Collectives of a step that any rank may skip, because its gradient is not finite.
 
-Each takes None from a rank that has nothing finite to send, and then returns None on every rank. How that
-travels depends on the kind of collective, at no cost to a step that counts:
+If a rank passes None, every rank returns None. The skip is encoded in the messages, at no cost to other
+steps:
 
-    gather, all to all    the wrong kind of message: no byte where bytes are due, one byte where none are
+    gather, all to all    an empty message instead of bytes, one byte instead of an empty message
     sum                   NaN
     max                   infinity
-    broadcast             2^62 in place of the length of the message, which goes first
+    broadcast             2^62 instead of the length of the message, which is sent first
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXPONENT = 0x7F800000  # bits of the smallest float32 magnitude that is not fini
 
 
 class VoidSum(Exception):
-    """A sum was found not finite after the reduction: the step is void on every rank."""
+    """A sum is not finite after the reduction: every rank skips the step."""
 
 
 def gather_or_void(
@@ -35,11 +35,11 @@ def gather_or_void(
     due: Sequence[bool] | None = None,
     dtype: torch.dtype = torch.uint8,
 ) -> list[Tensor] | None:
-    """Every rank's message (m_r,), in rank order.
+    """Return every rank's message (m_r,), in rank order.
 
     Args:
-        message: this rank's message (m,). An empty one that is due travels as a single zero.
-        due: whether each rank has something to say; by default all have.
+        message: this rank's message (m,). An empty one that is due is sent as a single zero.
+        due: whether each rank has a message; default: all have.
 
     >>> from laconic.comm.loopback import Loopback
     >>> def gather(finite):
@@ -58,11 +58,11 @@ def gather_or_void(
 def all_to_all_or_void(
     comm: Comm, messages: Sequence[Tensor] | None, device: torch.device, due: Sequence[bool] | None = None
 ) -> list[Tensor] | None:
-    """The messages uint8 (m_r,) that came to this rank, in rank order; `messages[r]` goes to rank r.
+    """Return the messages uint8 (m_r,) for this rank, in rank order; `messages[r]` is sent to rank r.
 
     Args:
-        messages: one for each rank. An empty one that is due travels as a single zero; this rank's own stays.
-        due: whether each rank is to get messages from the others; by default all are.
+        messages: one for each rank. An empty one that is due is sent as a single zero, except this rank's
+        own. due: whether each rank receives messages from the others; default: all do.
     """
     empty = torch.empty(0, dtype=torch.uint8, device=device)
     all_due = [True] * comm.size if due is None else due
@@ -79,7 +79,7 @@ def all_to_all_or_void(
 def sum_or_void(
     comm: Comm, x: Tensor | None, n: int, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Tensor | None:
-    """Sum over ranks of x (n,), in x's own memory where n > 0; void also where the sum is not finite."""
+    """Sum x (n,) over ranks, in place if n > 0; None also if the sum is not finite."""
     total = comm.all_reduce(_summand(x, n, torch.nan, device, dtype))
     return total[:n] if _is_finite(total) else None
 
@@ -87,19 +87,17 @@ def sum_or_void(
 def sum_unchecked(
     comm: Comm, x: Tensor | None, n: int, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Sum over ranks of x (n,), as `sum_or_void`, for a caller that checks it: it is void where not finite.
+    """Sum x (n,) over ranks like `sum_or_void`, for a caller that skips the step if it is not finite.
 
-    Nothing waits for a GPU. Where n is 0 the sum has one element all the same, which can be void.
+    It does not wait for a GPU. If n is 0 the sum has one element, which may be NaN.
     """
     return comm.all_reduce(_summand(x, n, torch.nan, device, dtype))
 
 
 def largest_of(views: Sequence[Tensor]) -> Tensor:
-    """Return the largest magnitude in these (n,), n > 0, as float32 (1,), of float64 as that.
+    """Return the largest magnitude in these (n,), n > 0, as float32 (1,), or float64 (1,) for float64.
 
-    NaN if there is a NaN.
-
-    It is finite exactly where they are: one number to read instead of a flag for every entry.
+    It is finite exactly if all entries are: one number to read instead of a flag for every entry.
 
     >>> largest_of([torch.tensor([1.0, -2.0]), torch.tensor([]), torch.tensor([0.5])])
     tensor([2.])
@@ -112,18 +110,15 @@ def largest_of(views: Sequence[Tensor]) -> Tensor:
 
 
 def not_finite(*views: Tensor) -> Tensor:
-    """Return int32 (1,): not 0 if one of these (n,), n > 0, has an entry that is not finite.
-
-    For `deferred.check`.
-    """
-    bits = largest_of(views).to(torch.float32).view(torch.int32)  # of a magnitude: no sign
+    """Return int32 (1,), not 0 if one of these (n,), n > 0, is not finite, for `deferred.check`."""
+    bits = largest_of(views).to(torch.float32).view(torch.int32)  # a magnitude has no sign bit
     flag: Tensor = torch.div(bits, EXPONENT, rounding_mode="floor")
     return flag
 
 
 def max_or_void(comm: Comm, x: Tensor | None, n: int, device: torch.device) -> Tensor | None:
-    """Maximum over ranks of x float32 (n,), in x's own memory where n > 0; void where x is not finite."""
-    if x is not None and not x.is_cpu:  # nothing is read before the message goes
+    """Return the maximum over ranks of x float32 (n,), in place if n > 0; None if x is not finite."""
+    if x is not None and not x.is_cpu:  # do not read the GPU before sending
         x.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
     elif x is not None and not bool(x.isfinite().all()):
         x = None  # a NaN could get lost in the maximum
@@ -132,9 +127,9 @@ def max_or_void(comm: Comm, x: Tensor | None, n: int, device: torch.device) -> T
 
 
 def largest_or_void(comm: Comm, x: Tensor | None, n: int, device: torch.device) -> Tensor | None:
-    """`max_or_void` of x float32 (n,) without signs, such as norms: the host reads one number.
+    """Return `max_or_void` of x float32 (n,) >= 0, such as norms: the host reads one number.
 
-    The bits of such floats are ordered as the floats, with NaN last, so that the maximum keeps a NaN.
+    The bits of such floats are ordered like the floats, with NaN last, so the maximum preserves a NaN.
     """
     bits = None if x is None else x.view(torch.int32)
     largest = comm.all_reduce(_summand(bits, n, EXPONENT, device, torch.int32), "max")
@@ -142,7 +137,7 @@ def largest_or_void(comm: Comm, x: Tensor | None, n: int, device: torch.device) 
 
 
 def is_void(comm: Comm, finite: bool, device: torch.device) -> bool:
-    """Whether any rank is not `finite`, for what says nothing of it in its own messages: 4 bytes."""
+    """Return whether any rank is not `finite`, for messages that cannot encode a skip. Wire: 4 bytes."""
     return (
         max_or_void(comm, torch.zeros(1, device=device, dtype=torch.float32) if finite else None, 1, device)
         is None
@@ -150,9 +145,9 @@ def is_void(comm: Comm, finite: bool, device: torch.device) -> bool:
 
 
 def broadcast_or_void(comm: Comm, root: int, message: Tensor | None, device: torch.device) -> Tensor | None:
-    """The root's message uint8 (m,), on every rank; elsewhere `message` only says whether x is finite.
+    """Return the root's message uint8 (m,); on other ranks `message` only says whether x is finite.
 
-    Two rounds: the length, 8 bytes a rank, as the others do not know it; then a broadcast.
+    Two rounds: the length, 8 bytes per rank, since the others do not know it; then a broadcast.
 
     >>> from laconic.comm.loopback import Loopback
     >>> def body(comm):
@@ -186,7 +181,7 @@ def _is_finite(x: Tensor) -> bool:
 
 
 def _filled(message: Tensor | None, due: bool, empty: Tensor) -> Tensor:
-    """Return the message to send: one that is due is not empty, and a void one is empty exactly if due."""
+    """Return the message to send: not empty if it is due; a skip is empty exactly if it is due."""
     if message is None:
         return empty if due else empty.new_zeros(1)
     return message if message.numel() or not due else empty.new_zeros(1)
@@ -197,7 +192,7 @@ def _says_void(message: Tensor, due: bool) -> bool:
 
 
 def _summand(x: Tensor | None, n: int, void: float, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """x, or what says void; at least one element, so that even nothing can be void."""
+    """Return x, or the value of a skip; at least one element, so that an empty x can be skipped."""
     if x is None:
         return torch.full((max(1, n),), void, dtype=dtype, device=device)
     return x if n else torch.zeros(1, dtype=dtype, device=device)

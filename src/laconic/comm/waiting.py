@@ -1,4 +1,4 @@
-"""Warnings of a rank that waits for other ranks in a call that each of them has to make."""
+"""Warnings of a rank that waits for other ranks in a call that every rank must make."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 ATTACHING = "a call that attaches, such as laconic.compress or laconic.distribute"
-PATIENT_S = 15.0  # of silence; a rank may be late by its imports and the reading of its data
+PATIENT_S = 15.0  # before a warning; a rank may be late because of imports and data loading
 
 log = logging.getLogger("laconic")
 

@@ -8,11 +8,11 @@ Mbit/s and 1 MB a step and more, for 2 to 4 ranks, and within 1.3 % at 10 kB:
 - A message has a preamble of 48 bytes. Before it, sender and receiver each announce that they are ready: a
   packet of 48 bytes each way.
 - The receiver acknowledges every second packet with an empty one (RFC 5681). If packets arrive faster than
-  the receiver handles them, there are fewer, down to nearly none: the model then counts up to 2.2 % too much.
+  the receiver handles them, it acknowledges less often: the model then counts up to 2.2 % too much.
 
-It leaves out what no collective sends (setting up groups, the store, ARP) and packets sent again. A network
-card that cuts segments itself (TSO) hides the headers of all but one in up to 45 packets from the host's
-counters, though not from the link.
+It ignores other traffic (creating groups, the store, ARP) and retransmissions. A network card that splits
+segments itself (TSO) hides the headers of all but one in up to 45 packets from the host's counters, though
+not from the link.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ class PacketModel:
     mtu: int = 1500
 
     def forth(self, nbytes: int) -> int:
-        """Bytes in the direction of a message of `nbytes`: the message, its headers and its announcement."""
+        """Return the bytes in the direction of a message of `nbytes`, with headers and announcement."""
         return (self.packets(nbytes) + 1) * HEADERS + 2 * PREAMBLE + nbytes
 
     def back(self, nbytes: int) -> int:
-        """Bytes in the other direction: the receiver's announcement, and acknowledgements."""
+        """Return the bytes in the other direction: the receiver's announcement and acknowledgements."""
         return HEADERS + PREAMBLE + (self.packets(nbytes) + 1) // 2 * HEADERS
 
     def packets(self, nbytes: int) -> int:
-        """Packets of the message itself."""
+        """Return the number of packets of the message itself."""
         return -(-(PREAMBLE + nbytes) // (self.mtu - 52))
 
     def sent(self, messages: Messages) -> int:
-        """Bytes that leave a rank in a collective."""
+        """Return the bytes that a rank sends in a collective."""
         return _one_way(self, messages.sent, messages.received)
 
     def received(self, messages: Messages) -> int:
-        """Bytes that reach a rank in a collective."""
+        """Return the bytes that a rank receives in a collective."""
         return _one_way(self, messages.received, messages.sent)
 
 
@@ -72,20 +72,21 @@ def _one_way(link: PacketModel, forth: tuple[int, ...], back: tuple[int, ...]) -
 
 
 def is_direct(nbytes: int, size: int) -> bool:
-    """Whether `TorchComm` sums this many bytes in two rounds of its own, not by gloo's ring."""
+    """Return whether `TorchComm` sums this many bytes in two rounds instead of gloo's ring."""
     return size > 2 and nbytes <= SHORT
 
 
 def rounds(nbytes: float, size: int) -> int:
-    """Successive messages in a sum of this many bytes."""
+    """Return the number of successive messages in a sum of this many bytes."""
     return 2 if is_direct(int(nbytes), size) else 2 * (size - 1)
 
 
 @lru_cache(maxsize=4096)
 def all_reduce(nbytes: int, size: int) -> Messages:
-    """2(N-1)/N of the bytes, each way. Short sums: one piece to each other rank, and the piece's sum back.
+    """Return the messages of a sum: 2(N-1)/N of the bytes each way.
 
-    gloo's ring: at least two pieces a rank; each rank passes on all pieces but its own, twice.
+    Short sums: one piece to each other rank, and the piece's sum back. gloo's ring: at least two pieces per
+    rank; each rank passes on all other pieces, twice.
 
     >>> sum(all_reduce(4_000_000, size=4).sent), len(all_reduce(4_000, size=4).sent)
     (6000000, 6)
@@ -102,7 +103,7 @@ def all_reduce(nbytes: int, size: int) -> Messages:
 
 
 def all_reduce_bytes(nbytes: float, size: int) -> float:
-    """Bytes of messages that a rank sends to all-reduce `nbytes`, without headers: 2(N-1)/N of them.
+    """Return the bytes that a rank sends to all-reduce `nbytes`, without headers: 2(N-1)/N of them.
 
     >>> all_reduce_bytes(4_000_000, size=4)
     6000000.0
@@ -111,7 +112,7 @@ def all_reduce_bytes(nbytes: float, size: int) -> float:
 
 
 def all_gather_bytes(nbytes: float, size: int) -> float:
-    """Bytes of messages that a rank sends to give its `nbytes` to all others, without headers: N-1 copies.
+    """Return the bytes that a rank sends to all-gather its `nbytes`, without headers: N-1 copies.
 
     >>> all_gather_bytes(500_000, size=4)
     1500000
@@ -120,7 +121,7 @@ def all_gather_bytes(nbytes: float, size: int) -> float:
 
 
 def direct(sent: Sequence[int], received: Sequence[int], lengths: int = 0) -> Messages:
-    """These messages without the empty ones, which are not sent, after `lengths` of 8 bytes each way."""
+    """Return these messages without empty ones, after `lengths` messages of 8 bytes each way."""
     return _direct(tuple(sent), tuple(received), lengths)
 
 
@@ -132,7 +133,7 @@ def _direct(sent: tuple[int, ...], received: tuple[int, ...], lengths: int) -> M
 
 @lru_cache(maxsize=4096)
 def broadcast(nbytes: int, size: int, place: int) -> Messages:
-    """gloo's tree: in round i every place p < 2^i sends to place p + 2^i. The root has place 0.
+    """Return the messages of gloo's broadcast tree: in round i place p < 2^i sends to p + 2^i; root is 0.
 
     >>> [len(broadcast(1, size=6, place=place).sent) for place in range(6)]
     [3, 2, 0, 0, 0, 0]
