@@ -134,7 +134,7 @@ def test_a_training_that_diverges_is_one_line_with_the_way_out(tmp_path: Path) -
     assert code == 1
     (line,) = [line for line in complaints.splitlines() if "ProcessGroup" not in line]
     assert line.startswith("laconic: dgc(density=0.01), seed 0: rank ") and line.endswith(
-        "; give a lower --lr"
+        "; use a lower --lr"
     )
     assert "training has diverged" in line and "at a learning rate of 1e+20" in line
     assert "report.html" in output, "what was measured until then is there"

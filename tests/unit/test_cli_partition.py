@@ -62,7 +62,7 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
         (("digit",), "unknown task 'digit': did you mean digits?"),
         (("digits", "--clients", 0), "clients must be a whole number in 1..1437, got 0"),
         (("digits", "--clients", 1438), "clients must be a whole number in 1..1437, got 1438"),
-        (("digits", "--by", "by_speaker()"), "by_speaker() deals by who speaks, and digits has no speakers"),
+        (("digits", "--by", "by_speaker()"), "by_speaker() divides by speaker, and digits has no speakers"),
         (("digits", "--by", "classes_per_client(11)"), "classes must be in 1..10"),
         (("digits", "--seed", -1), "seed must be a whole number"),
         (("digits", "-o", "deal.png"), "--out must end in .svg, the only picture format, got deal.png"),

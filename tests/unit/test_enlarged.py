@@ -98,12 +98,12 @@ def settings(folder: Path, **changes: Any) -> Settings:
 @for_each(
     "wrong, says",
     [
-        ({"copies": 3, "workers": 4}, r"divide --workers 4, got 3: give --workers 6, or --across batch"),
+        ({"copies": 3, "workers": 4}, r"divide --workers 4, got 3: use --workers 6, or --across batch"),
         ({"copies": 0}, "--copies must be"),
         ({"across": "epochs"}, "--across must be 'ranks' or 'batch'"),
         ({"recipe": "adam"}, "--recipe must be 'lamb', 'lars' or 'sgd'"),
         ({"micro_batch_size": 0}, "--micro-batch-size must be"),
-        ({"copies": 2, "skew": 0.5}, "leave one of the two out"),
+        ({"copies": 2, "skew": 0.5}, "omit one of the two"),
         ({"recipe": "lamb", "methods": ("dgc(density=0.01)",)}, "--recipe lamb does not go with dgc"),
     ],
 )

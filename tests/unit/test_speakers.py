@@ -54,7 +54,7 @@ def test_lines_that_are_no_names() -> None:
     refuses(DataError, words, speakers, torch.full((9, WINDOW), 65, dtype=torch.uint8))
     for name in TASKS:
         if name != "shakespeare":
-            words = rf"by_speaker\(\) deals by who speaks, and {name} has no speakers"
+            words = rf"by_speaker\(\) divides by speaker, and {name} has no speakers"
             refuses(SpecError, words, find(name).kinds_for, laconic.parse("by_speaker()"), {})
 
 

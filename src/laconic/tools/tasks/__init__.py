@@ -1,4 +1,4 @@
-"""Built-in training tasks: real data, small models, everything a function of (seed, rank, step)."""
+"""Built-in training tasks: real data and small models, deterministic in (seed, rank, step)."""
 
 from laconic.tools.tasks.catalogue import TASKS as TASKS
 from laconic.tools.tasks.catalogue import find as find

@@ -1,8 +1,8 @@
-"""One rank's training loop where blocks train side by side: steps, measurements, tests, checkpoints.
+"""One rank's training loop for Block-ADMM: steps, measurements, evaluations, checkpoints.
 
-Every rank emits one event per step and one per test. A step is that of the last block, which alone knows the
-loss: before the first one there are ticks that fill the blocks, and after the last one ticks that empty them.
-A step has as many examples as one of a method on as many workers, so equal steps are equal passes.
+Every rank emits one event per step and one per evaluation. Steps are those of the last block, which
+computes the loss: ticks before the first step fill the blocks, and ticks after the last one empty them. A
+step has as many examples as a step of a method on the same number of workers.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from laconic.tools.tasks.steps import due, explained
 from laconic.tools.tasks.task import cross_entropy
 
 PACKETS = PacketModel()
-LR = 1e-3  # of Adam: a block's targets have other scales than the loss that a task's own rate is for
+LR = 1e-3  # of Adam: a block's targets are scaled differently from the loss, so a task's rate does not fit
 
 
 def is_blockwise(spec: str) -> bool:
-    """Whether a spec trains blocks side by side."""
+    """Return whether a spec is a block training."""
     return isinstance(parse(spec), BlockAdmm)
 
 
@@ -70,7 +70,7 @@ def train_blocks(settings: TrainingSettings, emit: Emit) -> list[int]:
     while tick < settings.steps + trainer.last:
         own = min(
             max(0, tick - trainer.delay + rank), settings.steps - 1
-        )  # the step that this block trains on
+        )  # the step whose batch this block trains on
         for group in trainer.optimizer.param_groups:
             group["lr"] = recipe.rate(peak_lr, min(max(0, own), settings.steps - 1), settings.steps)
         loss, data_s = None, 0.0
@@ -107,7 +107,7 @@ def train_blocks(settings: TrainingSettings, emit: Emit) -> list[int]:
 
 
 def told(before: Stats, now: Stats) -> Event:
-    """A step's seconds and bytes. Sub-problems are its backward, as they hold one."""
+    """Return a step's seconds and bytes. Sub-problems, which contain a backward pass, count as backward."""
     up, back = _since(before.activations, now.activations), _since(before.targets, now.targets)
     waited = now.waited_s - before.waited_s
     return {
@@ -128,7 +128,7 @@ def told(before: Stats, now: Stats) -> Event:
 
 
 def at_work(trainer: BlockTrainer, before: Stats, now: Stats) -> dict[str, Any]:
-    """What the report's section on blocks shows of a step."""
+    """Return a step's figures for the report's section on blocks."""
     return {
         "primal": now.primal,
         "dual": now.dual,
@@ -139,9 +139,9 @@ def at_work(trainer: BlockTrainer, before: Stats, now: Stats) -> dict[str, Any]:
 
 
 def wire(messages: Messages, nbytes: int | None = None) -> int:
-    """Network bytes that a rank sends for these: headers, announcements and acknowledgements included.
+    """Return the network bytes that a rank sends for `messages`, with headers and acknowledgements.
 
-    `nbytes`: of those sent, in place of what they were.
+    `nbytes`: replaces the bytes of the sent messages.
     """
     sent = messages.sent_bytes if nbytes is None else nbytes
     forth = messages.sent * PACKETS.forth(-(-sent // max(messages.sent, 1)))

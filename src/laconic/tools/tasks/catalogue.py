@@ -15,7 +15,7 @@ TASKS = {task.name: task for task in (DIGITS, MNIST, CIFAR10, SHAKESPEARE)}
 
 
 def find(name: str) -> Task:
-    """The task of this name. Raises `SpecError`, with close matches, if there is none.
+    """Return the task of this name. Raises `SpecError`, with close matches, for an unknown name.
 
     >>> find("digits").name
     'digits'

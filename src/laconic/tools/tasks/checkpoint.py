@@ -1,10 +1,10 @@
-"""Checkpoints that count only after every rank has written its part.
+"""Checkpoints that are complete only after every rank has written its part.
 
-    folder/step-000123/rank0.pt     one part per rank: the model is shared, the residual is not
+    folder/step-000123/rank0.pt     one part per rank, with its own residuals
     folder/step-000123/rank1.pt
     folder/step-000123/COMPLETE     world size and SHA-256 of every part, written last, by rank 0
 
-Each file is written under another name, flushed to disk and renamed, so a crash leaves either the whole
+Each file is written under a temporary name, flushed to disk and renamed, so a crash leaves either the whole
 file or none. All ranks write to one shared folder.
 """
 
@@ -43,11 +43,11 @@ def save(
     Args:
         folder: Shared by all ranks.
         state: This rank's part.
-        step: Number of steps done; all ranks call this at the same step.
+        step: Number of finished steps; all ranks call this at the same step.
         rank: This rank.
         size: Number of ranks.
         barrier: Returns once all ranks have called it.
-        keep: How many of the newest complete checkpoints stay; older ones are removed.
+        keep: Number of complete checkpoints to keep; older ones are removed.
 
     Returns:
         The folder of the checkpoint.
@@ -73,24 +73,24 @@ def save(
 
 
 def remove(place: Path) -> None:
-    """Remove a checkpoint; one that is half removed does not count."""
+    """Remove a checkpoint. A partly removed one is incomplete."""
     (place / MARKER).unlink()
     shutil.rmtree(place)
 
 
 def complete(folder: Path) -> list[Path]:
-    """The complete checkpoints in a folder, oldest first."""
+    """Return the complete checkpoints in a folder, oldest first."""
     places = [path.parent for path in folder.glob(f"step-*/{MARKER}")]
     return sorted((path for path in places if re.fullmatch(r"step-\d+", path.name)), key=step_of)
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest complete checkpoint, or None."""
+    """Return the newest complete checkpoint, or None."""
     return next(reversed(complete(folder)), None)
 
 
 def step_of(place: Path) -> int:
-    """The step of a checkpoint, from its folder's name.
+    """Return the step of a checkpoint, from its folder's name.
 
     >>> step_of(Path("step-000123"))
     123
@@ -101,20 +101,20 @@ def step_of(place: Path) -> int:
 def load(place: Path, *, rank: int, size: int) -> dict[str, Any]:
     """Load this rank's part of a checkpoint to the CPU. Runs no code from the file.
 
-    Raises `StateError`, with the file's name, if the checkpoint is incomplete, damaged, or of another world
-    size. It never falls back to an older checkpoint: `complete` lists them.
+    Raises `StateError`, with the file's name, if the checkpoint is incomplete, damaged, or of a different
+    world size. It never uses an older checkpoint instead: `complete` lists them.
     """
     marker = _marker(place)
     if marker["world_size"] != size:
         raise StateError(
             f"{place} was written by {marker['world_size']} ranks, this run has {size}: "
-            "start as many workers, or convert the state with laconic.resize"
+            "start the same number of workers, or convert the state with laconic.resize"
         )
     part = place / f"rank{rank}.pt"
     if not part.is_file():
-        raise StateError(f"{part} is missing, though {place / MARKER} lists it; {_hint(place)}")
+        raise StateError(f"{part} is missing, but {place / MARKER} lists it; {_hint(place)}")
     if _digest(part) != marker["sha256"].get(part.name):
-        raise StateError(f"{part} is damaged: its bytes are not those that were written; {_hint(place)}")
+        raise StateError(f"{part} is damaged: its SHA-256 differs from the recorded one; {_hint(place)}")
     try:
         state: dict[str, Any] = torch.load(part, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, BadZipFile, RuntimeError, EOFError, OSError) as error:
@@ -156,7 +156,7 @@ def _write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         write(temporary)
         _flush(temporary)
         temporary.replace(path)
-        _flush(path.parent)  # the new name itself
+        _flush(path.parent)  # for the new name
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -20,12 +20,12 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 def load(folder: Path | None = None) -> Tensors:
-    """Images uint8 (n, 3, 32, 32), labels uint8 (n,)."""
+    """Load images uint8 (n, 3, 32, 32) and labels uint8 (n,)."""
     return read_first("cifar10", folder, READERS, HOW)
 
 
 def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
-    """float32 images, normalised per channel; cropped and flipped at random if there is a generator."""
+    """Return float32 images, normalised per channel; cropped and flipped at random if `rng` is given."""
     if rng is not None:
         x = crop_and_flip(x, rng)
     return (
@@ -67,7 +67,7 @@ class Block(nn.Module):
 
 
 def resnet20() -> nn.Module:
-    """Nine blocks at 16, 32 and 64 channels: 0.27 million parameters."""
+    """Build nine blocks at 16, 32 and 64 channels: 0.27 million parameters."""
     widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64]
     blocks = [Block(inside, outside) for inside, outside in pairwise(widths)]
     model = nn.Sequential(
@@ -86,12 +86,12 @@ def resnet20() -> nn.Module:
 
 
 def small_cnn() -> nn.Module:
-    """Three convolutions and two dense layers, 0.3 million parameters: quick on a CPU."""
+    """Build three convolutions and two dense layers, 0.3 million parameters: fast on a CPU."""
     return _three_convolutions(lambda channels: nn.ReLU(), bias=True)
 
 
 def evonorm_cnn() -> nn.Module:
-    """The same convolutions, each followed by EvoNorm-S0 instead of ReLU: no batch statistics."""
+    """Build the same convolutions with EvoNorm-S0 instead of ReLU: no batch statistics."""
     return _three_convolutions(EvoNormS0, bias=False)
 
 
@@ -113,8 +113,9 @@ def _three_convolutions(after: Callable[[int], nn.Module], *, bias: bool) -> nn.
 
 
 def bnn() -> nn.Module:
-    """Four convolutions and two dense layers with batch norms, for `--lowbit`: 0.8 million parameters, no
-    ReLU.
+    """Build four convolutions and two dense layers with batch norms and no ReLU, for `--lowbit`.
+
+    0.8 million parameters.
     """
     layers, inside = list[nn.Module](), 3
     for outside, pool in ((32, False), (64, True), (128, True), (128, True)):

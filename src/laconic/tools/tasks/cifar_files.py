@@ -1,7 +1,7 @@
 """The file formats of CIFAR-10: an archive of JPEG files, pickled batches, and binary batches.
 
-Loading a pickle can run any code. These pickles hold only bytes, lists and byte arrays, so the reader
-allows the four names that they need, and refuses every other.
+Loading a pickle can run any code. These pickles contain only bytes, lists and byte arrays, so the reader
+allows only the four names that they need.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RECORD = 1 + 3 * 32 * 32  # bytes: label, then red, green and blue planes
 
 
 def from_jpegs(path: Path) -> Tensors:
-    """`{train,test}_jpeg` uint8 (all files joined), `_offsets` int64 (n + 1), `_labels` uint8 (n,)."""
+    """Read `{train,test}_jpeg` uint8 (joined files), `_offsets` int64 (n + 1), `_labels` uint8 (n,)."""
     names = [f"{part}_{kind}" for part in ("train", "test") for kind in ("jpeg", "offsets", "labels")]
     train, at_train, labels, test, at_test, test_labels = numpy_archive(path, names)
     images, test_images = decode_jpegs(train, at_train), decode_jpegs(test, at_test)
@@ -37,7 +37,7 @@ def from_jpegs(path: Path) -> Tensors:
 
 
 def decode_jpegs(joined: NDArray[np.generic], offsets: NDArray[np.generic]) -> Tensor:
-    """Images uint8 (n, 3, 32, 32) from joined JPEG files. One thread per core: the decoder frees the GIL."""
+    """Decode joined JPEG files to uint8 (n, 3, 32, 32), in one thread per core: the decoder frees the GIL."""
     require("PIL", "CIFAR-10 in JPEG files")
     from PIL import Image
 
@@ -51,19 +51,19 @@ def decode_jpegs(joined: NDArray[np.generic], offsets: NDArray[np.generic]) -> T
 
     blocks = [range(i, min(i + 1000, len(images))) for i in range(0, len(images), 1000)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(decode, blocks):  # raises a decoder's error
+        for _ in pool.map(decode, blocks):  # raises errors of the decoder
             continue
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
 def from_pickles(folder: Path) -> Tensors:
-    """The folder `cifar-10-batches-py`."""
+    """Read the folder `cifar-10-batches-py`."""
     train = [_unpickled(folder / name) for name in BATCHES]
     return _joined(train, _unpickled(folder / "test_batch"))
 
 
 def from_binaries(folder: Path) -> Tensors:
-    """The folder `cifar-10-batches-bin`."""
+    """Read the folder `cifar-10-batches-bin`."""
     train = [_records(folder / f"{name}.bin") for name in BATCHES]
     return _joined(train, _records(folder / "test_batch.bin"))
 
@@ -77,7 +77,7 @@ def _records(path: Path) -> tuple[Tensor, Tensor]:
     raw = np.frombuffer(path.read_bytes(), dtype=np.uint8)
     if len(raw) == 0 or len(raw) % RECORD:
         raise DataError(
-            f"{path} must hold records of {RECORD} bytes, got {len(raw)} bytes in total; fetch it again"
+            f"{path} must contain records of {RECORD} bytes, got {len(raw)} bytes in total; download it again"
         )
     records = tensor(raw).view(-1, RECORD)
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].clone()
@@ -89,12 +89,12 @@ def _unpickled(path: Path) -> tuple[Tensor, Tensor]:
             batch: Any = PlainUnpickler(file, encoding="bytes").load()
             images, labels = np.asarray(batch[b"data"], np.uint8), np.asarray(batch[b"labels"], np.uint8)
         except MALFORMED as error:
-            raise DataError(f"{path} is not a CIFAR-10 batch: {error!r}; fetch it again") from error
+            raise DataError(f"{path} is not a CIFAR-10 batch: {error!r}; download it again") from error
     return tensor(images).view(-1, 3, 32, 32), tensor(labels)
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Reads byte arrays and plain containers; refuses any other name."""
+    """Unpickler of byte arrays and plain containers that refuses all other names."""
 
     def __init__(self, file: BinaryIO, *, encoding: str) -> None:
         super().__init__(file, encoding=encoding)
@@ -106,14 +106,14 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 def _latin_bytes(text: str, encoding: str) -> bytes:
-    """How Python 2's pickle protocol writes bytes: `_codecs.encode(text, 'latin1')`."""
+    """Decode bytes of Python 2's pickle protocol: `_codecs.encode(text, 'latin1')`."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"it encodes text as {encoding!r}, not latin1")
     return text.encode("latin1")
 
 
 def _allowed() -> dict[tuple[str, str], Any]:
-    reconstruct = np.zeros(1, np.uint8).__reduce__()[0]  # its module moved between numpy 1 and 2
+    reconstruct = np.zeros(1, np.uint8).__reduce__()[0]  # its module differs between numpy 1 and 2
     return {
         ("numpy.core.multiarray", "_reconstruct"): reconstruct,
         ("numpy", "ndarray"): np.ndarray,

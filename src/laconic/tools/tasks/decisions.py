@@ -1,4 +1,4 @@
-"""Collects the decisions that methods log while they train, for the thread that reports.
+"""Collects the decisions that methods log during training, for the reporting thread.
 
 A method may log from the communication thread, but only one thread may write to a worker's pipe.
 """
@@ -12,7 +12,7 @@ LOGGER = logging.getLogger("laconic")
 
 
 class Decisions(logging.Handler):
-    """Collects what the logger "laconic" receives at level INFO, from any thread.
+    """Log handler that collects INFO messages of the logger "laconic", from any thread.
 
     >>> decisions = Decisions()
     >>> LOGGER.info("fp16 from now on")
@@ -32,7 +32,7 @@ class Decisions(logging.Handler):
         self._messages.put(record.getMessage())
 
     def pop_all(self) -> list[str]:
-        """The messages since the last call, in order."""
+        """Return the messages since the last call, in order."""
         return [self._messages.get_nowait() for _ in range(self._messages.qsize())]
 
     def close(self) -> None:

@@ -1,7 +1,6 @@
 """Handwritten digits of 8 x 8 pixels: scikit-learn's own copy (Alpaydin and Kaynak 1998).
 
-The network has 284 thousand parameters, 0.13 % of them in one-dimensional tensors, which stay dense: too
-few to hide what compression does to the rest.
+The network has 284 thousand parameters, only 0.13 % of them in one-dimensional tensors, which stay dense.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ NUM_TEST = 360  # of 1,797
 
 
 def load(folder: Path | None = None) -> Tensors:
-    """Images uint8 (n, 1, 8, 8) with values 0..16, labels uint8 (n,); `folder` is not needed.
+    """Load images uint8 (n, 1, 8, 8) with values 0..16 and labels uint8 (n,); `folder` is not used.
 
     >>> {name: tuple(part.shape) for name, part in load().items()}["train_x"]
     (1437, 1, 8, 8)
     """
     require("sklearn", "the task digits")
-    from sklearn.datasets import load_digits  # takes a second to import, so only here
+    from sklearn.datasets import load_digits  # imported here because it takes a second
 
     images, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(labels))  # the set comes sorted by writer
+    order = np.random.default_rng(0).permutation(len(labels))  # the set is sorted by writer
     x = tensor(images[order].astype(np.uint8)).view(-1, 1, 8, 8)
     y = tensor(labels[order].astype(np.uint8))
     return {
@@ -41,12 +40,12 @@ def load(folder: Path | None = None) -> Tensors:
 
 
 def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
-    """float32 images with about zero mean and unit variance; no augmentation."""
+    """Return float32 images with about zero mean and unit variance; no augmentation."""
     return (x.float() - 4.88) / 6.02
 
 
 def small_cnn() -> nn.Module:
-    """Two convolutions and two dense layers."""
+    """Build two convolutions and two dense layers."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.ReLU(),
@@ -61,7 +60,7 @@ def small_cnn() -> nn.Module:
 
 
 def mlp() -> nn.Module:
-    """Three dense layers, 300 thousand parameters."""
+    """Build three dense layers, 300 thousand parameters."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(64, 512),
@@ -73,7 +72,7 @@ def mlp() -> nn.Module:
 
 
 def wide() -> nn.Module:
-    """Four dense layers, 2.2 million parameters: little to compute, and much to send."""
+    """Build four dense layers, 2.2 million parameters: little computation, many bytes."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(64, 1024),

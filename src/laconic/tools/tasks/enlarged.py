@@ -25,12 +25,12 @@ from laconic.tools.tasks.skew import SkewedShard
 from laconic.tools.tasks.task import Recipe, cross_entropy
 
 Rate = Callable[[int], float]
-MICRO_BATCH_SIZE = 256  # of --recipe: what a small machine holds of a small network
+MICRO_BATCH_SIZE = 256  # of --recipe: fits a small network into a small machine
 
 
 @dataclass(frozen=True)
 class Enlarged:
-    """`recipe`: of `large_batch`, or None, the task's own. `micro_batch_size`: most examples of a forward."""
+    """Options of large batches. `recipe`: of `large_batch`, or None. `micro_batch_size`: a maximum."""
 
     recipe: Kind | None = None
     copies: int = 1
@@ -38,7 +38,7 @@ class Enlarged:
     micro_batch_size: int | None = None
 
     def check(self, workers: int, skew: float | None) -> None:
-        """Raise `SpecError` if the options do not fit each other."""
+        """Raise `SpecError` if the options contradict each other."""
         if self.recipe is not None:
             arguments.choice("--recipe", self.recipe, tuple(DEFAULTS))
         arguments.whole("--copies", self.copies, 1)
@@ -47,18 +47,18 @@ class Enlarged:
             arguments.whole("--micro-batch-size", self.micro_batch_size, 1)
         if self.shares_examples and workers % self.copies:
             raise SpecError(
-                f"--copies across ranks must divide --workers {workers}, got {self.copies}: give --workers"
+                f"--copies across ranks must divide --workers {workers}, got {self.copies}: use --workers"
                 f" {self.copies * (workers // self.copies + 1)}, or --across batch"
             )
         if self.shares_examples and skew is not None:
             raise SpecError(
-                f"--copies {self.copies} across ranks gives workers the same examples, and --skew {skew:g}"
-                " gives each its own: leave one of the two out, or give --across batch"
+                f"--copies {self.copies} across ranks gives workers equal examples, but --skew {skew:g}"
+                " gives them different ones: omit one of the two, or use --across batch"
             )
 
     @property
     def shares_examples(self) -> bool:
-        """Whether ranks draw the same examples, so that their gradients are no independent ones."""
+        """Whether ranks draw the same examples, so that their gradients are not independent."""
         return self.copies > 1 and self.across == "ranks"
 
     def optimizer(
@@ -72,7 +72,7 @@ class Enlarged:
         base_batch: int,
         steps: int,
     ) -> tuple[Optimizer, float, Rate]:
-        """The optimiser, its peak rate, and the rate of each step. `lr`: the peak; None means the usual."""
+        """Return the optimiser, its peak rate, and the rate of each step. `lr`: the peak, or None."""
         if self.recipe is None:
             made = recipe.optimizer(model, lr, by)
             peak = float(made.param_groups[0]["lr"])
@@ -93,7 +93,7 @@ class Enlarged:
     def shard(
         self, of: Callable[[int, int], Shard | SkewedShard], rank: int, size: int
     ) -> Shard | SkewedShard | CopiedShard:
-        """The shard of this rank, from `of(rank, size)`, which gives one without copies."""
+        """Return this rank's shard, from `of(rank, size)`, which returns a shard without copies."""
         if self.copies == 1:
             return of(rank, size)
         if self.across == "batch":
@@ -103,10 +103,10 @@ class Enlarged:
     def ahead(
         self, model: nn.Module, x: Tensor, y: Tensor, precision: Precision
     ) -> tuple[Tensor, Tensor, float, float]:
-        """Give all micro-batches but the last their backward passes, unsynchronised.
+        """Run the backward passes of all micro-batches except the last, unsynchronised.
 
         Returns:
-            The last micro-batch's inputs and labels, its share in the mean, and what the others add to the
+            The last micro-batch's inputs and labels, its weight in the mean, and the others' part of the
             step's loss.
         """
         most = self.micro_batch_size or (len(x) if self.recipe is None else MICRO_BATCH_SIZE)
@@ -124,18 +124,18 @@ class Enlarged:
 
 @dataclass(frozen=True, eq=False)
 class CopiedShard:
-    """The examples of a group's `order`, `repeats` times one after the other, as the group's copy `copy`."""
+    """The examples of a group's `order`, repeated `repeats` times, as copy number `copy` of the group."""
 
     order: Shard | SkewedShard
     repeats: int
     copy: int
 
     def indices(self, step: int) -> Tensor:
-        """Indices of this step's examples, int64 (repeats * batch,), all of the first copy first."""
+        """Return the indices of this step's examples, int64 (repeats * batch,), first copy first."""
         return self.order.indices(step).repeat(self.repeats)
 
     def rng(self, step: int) -> torch.Generator:
-        """The random numbers of this rank's augmentation at this step."""
+        """Return the generator of this rank's augmentation at this step."""
         return torch.Generator("cpu").manual_seed(mix(self.order.rng(step).initial_seed(), self.copy) >> 1)
 
 

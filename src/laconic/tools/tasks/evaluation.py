@@ -1,4 +1,4 @@
-"""The test of a model on a rank's share of the test set."""
+"""Evaluation of a model on a rank's share of the test set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEST_BATCH = 500
 
 
 def evaluate(model: nn.Module, task: Task, tensors: Tensors, rank: int, size: int) -> Event:
-    """Test on this rank's share of the test set: right answers, sum of losses, number of answers.
+    """Return correct answers, sum of losses, and number of answers on this rank's share of the test set.
 
     `zeros`: share of the weights that are exactly zero.
     """

@@ -1,9 +1,8 @@
-"""A task among clients that each have their own examples: rounds, bytes and accuracy, in one process.
+"""A task among clients with disjoint examples: rounds, bytes and accuracy, in one process.
 
-The messages are those of a real run, and their bytes are counted; only the wire is not there. All clients
-make the first model from the run's seed, so it does not travel. What a client
-does in a round is a function of (seed, client, round), so runs of two methods see the same clients, the same
-batches and the same first model.
+Messages are encoded and counted as in a real run, but not sent. All clients create the first model from the
+run's seed, without sending it. A client's local training depends only on (seed, client, round), so runs of
+two methods have the same clients, batches and first model.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Federation:
 
 
 def partition_of(text: str) -> Partition:
-    """The partition of this spec. Raises `SpecError` for another thing."""
+    """Return the partition of this spec. Raises `SpecError` if it is not a partition."""
     made = parse(text)
     if not isinstance(made, Partition):
         raise SpecError(
@@ -70,20 +69,20 @@ def partition_of(text: str) -> Partition:
 
 
 def deal(settings: Federation, tensors: Tensors) -> Deal:
-    """Which examples each client has. Raises `SpecError` where the task cannot be dealt so."""
+    """Assign examples to clients. Raises `SpecError` if the partition does not suit the task."""
     partition = partition_of(settings.by)
     return partition.over(find(settings.task).kinds_for(partition, tensors), settings.clients, settings.seed)
 
 
 def federate(settings: Federation, tensors: Tensors) -> Iterator[dict[str, Any]]:
-    """Train, and tell of each round: who took part, bytes up and down, who failed, and tests.
+    """Train, and yield each round's clients, bytes up and down, failed clients, and evaluation.
 
     Yields:
         {"round", "chosen", "down", "up", "failed"}, with "accuracy" and "test_loss" every `eval_every`
         rounds and after the last.
 
     Raises:
-        SpecError: The scheme, the partition or the sampling does not fit.
+        SpecError: The scheme, the partition or the sampling is unsuitable.
     """
     task, shares = find(settings.task), deal(settings, tensors)
     scheme = scheme_of(settings.spec)
@@ -117,9 +116,9 @@ def local_training(
     model: Model,
     number: int,
 ) -> tuple[Model, int]:
-    """One client's steps of one round from this model, in `net`; and on how many examples it may draw.
+    """Train one client for one round from this model, in `net`, and return its number of examples.
 
-    Its batches follow each other over rounds, epoch by epoch, as if it had never paused.
+    Its batches continue over rounds, epoch by epoch.
     """
     own = shares.indices(client)
     if not len(own):
@@ -143,7 +142,7 @@ def local_training(
 def told_of(
     settings: Federation, task: Task, tensors: Tensors, net: nn.Module, outcome: Outcome
 ) -> dict[str, Any]:
-    """What `federate` tells of one round, which it tests where `eval_every` says so."""
+    """Return the event of one round, with an evaluation every `eval_every` rounds."""
     event: dict[str, Any] = {
         "round": outcome.number,
         "chosen": list(outcome.chosen),

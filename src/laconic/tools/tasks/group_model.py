@@ -1,4 +1,4 @@
-"""The model of a group: built alike on every rank, with rank 0's buffers for a test, saved at the end."""
+"""The model of a group: equal on every rank, with rank 0's buffers for evaluation, saved at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODEL = "model.pt"  # in the training's folder: the group's model after the last
 
 
 def built(recipe: Recipe, bits: int | None, seed: int = 0) -> nn.Module:
-    """The model, in float32 or with layers of `bits` bits. `seed`: for their rounding, differs by rank.
+    """Build the model, in float32 or with layers of `bits` bits. `seed`: of their rounding, differs by rank.
 
     Raises `AttachError`, naming --bits, if the model cannot be converted.
     """

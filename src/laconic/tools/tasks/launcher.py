@@ -1,8 +1,8 @@
-"""Starts the workers of one training on this machine, receives their events, and stops them all at once.
+"""Starts the workers of one training on this machine, receives their events, and stops them together.
 
-Workers are forked from a clean server process that has imported torch once, so a start takes a fraction of
-a second. They connect over gloo on the loopback interface; the launcher holds their store. Each worker has
-its own pipe to the launcher. A worker ends at once if the launcher dies, whatever it waits for.
+Workers are forked from a server process that has imported torch once, so a start takes a fraction of a
+second. They connect over gloo on the loopback interface; the launcher holds their store. Each worker has
+its own pipe to the launcher. A worker ends immediately if the launcher dies.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from laconic.tools.tasks.place import Hosts
 from laconic.tools.tasks.settings import Emit, Event, TrainingSettings
 from laconic.tools.tasks.training import train_rank
 
-TIMEOUT = timedelta(seconds=120)  # of a collective: a worker that hangs for this long fails the run
+TIMEOUT = timedelta(seconds=120)  # of a collective: a worker that hangs longer fails the run
 # imported once for all workers; creating an optimiser imports torch._dynamo, which takes seconds
 PRELOADED = ["__main__", "laconic.tools.tasks.pipelined", "torch._dynamo"]
-LEAVE_S = 30.0  # how long a finished worker waits for the other living ones
-GRACE_S = 1.0  # after a failure: peers report theirs too, and the earliest one is the cause
-QUOTED_S = 10.0  # after one that quotes another worker's, which is then still to come, with its traceback
+LEAVE_S = 30.0  # how long a finished worker waits for the others
+GRACE_S = 1.0  # after a failure, to collect the peers' errors: the earliest is the cause
+QUOTED_S = 10.0  # after an error that quotes another worker's, to receive that one with its traceback
 
 
 class WorkerFailed(PeerError):
     """A worker ended with an error.
 
     Attributes:
-        expected: Whether it was a `LaconicError`, whose message is enough.
+        expected: Whether it was a `LaconicError`, whose message suffices.
         details: Otherwise the worker's traceback; empty if the worker was killed.
         error: The name of the error's class.
     """
@@ -57,15 +57,14 @@ class WorkerFailed(PeerError):
         self.error = error
 
     def within(self, where: str) -> WorkerFailed:
-        """The same failure, with the place in front of its message."""
+        """Return the same failure with `where` before its message."""
         return WorkerFailed(f"{where}: {self}", self.details, self.expected, self.error)
 
 
 def launch(settings: TrainingSettings) -> Generator[Event, None, None]:
     """Run a training on `settings.workers` processes, and yield their events, each with its rank.
 
-    No worker is left, however the iteration ends: normally, by an error, by Ctrl-C or by closing the
-    generator.
+    All workers end with the iteration: normally, by an error, by Ctrl-C or by closing the generator.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     prepare_to_launch()
@@ -92,7 +91,7 @@ class Workers:
         self._context = multiprocessing.get_context("forkserver")
 
     def start(self, rank: int) -> Connection:
-        """Start or restart the process of this rank; returns our end of its pipe."""
+        """Start or restart the process of this rank, and return our end of its pipe."""
         if before := self.present.get(rank):
             before.join()
             self.restarted.add(rank)
@@ -107,7 +106,7 @@ class Workers:
         return ours
 
     def end(self) -> None:
-        """Kill all that still run."""
+        """Kill all running workers."""
         for process in self.present.values():
             process.kill()
         for process in self.present.values():
@@ -117,13 +116,13 @@ class Workers:
 
 
 def prepare_to_launch() -> None:
-    """Start the server process that forks workers. It imports torch while the caller goes on.
+    """Start the server process that forks workers. It imports torch while the caller continues.
 
-    Ctrl-C reaches it too, and would end it in a traceback: it waits until `core.starting` is there.
+    It blocks Ctrl-C, which would end it with a traceback, until it has imported `core.starting`.
     """
     forkserver.set_forkserver_preload(PRELOADED)
-    resource_tracker.ensure_running()  # else the server starts it, and it unblocks signals
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which the server inherits
+    resource_tracker.ensure_running()  # otherwise the server starts it, which unblocks signals
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the server
     try:
         forkserver.ensure_running()
     finally:
@@ -131,9 +130,9 @@ def prepare_to_launch() -> None:
 
 
 def _listen(workers: Workers, survives_loss: bool = False, restarts: int = 0) -> Iterator[Event]:
-    """The workers' events, until all workers have ended.
+    """Yield the workers' events until all workers have ended.
 
-    `survives_loss`: the training goes on without lost workers; up to `restarts` of them are restarted.
+    `survives_loss`: the training continues without lost workers; up to `restarts` of them are restarted.
     """
     pipes = workers.pipes
     open_pipes = set(pipes)
@@ -145,7 +144,7 @@ def _listen(workers: Workers, survives_loss: bool = False, restarts: int = 0) ->
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         for pipe in wait(list(open_pipes), left):
             assert isinstance(pipe, Connection)
-            if pipe not in open_pipes:  # just closed by the last event of another worker
+            if pipe not in open_pipes:  # closed by the last event of another worker
                 continue
             rank = pipes[pipe]
             try:
@@ -174,7 +173,7 @@ def _listen(workers: Workers, survives_loss: bool = False, restarts: int = 0) ->
                 elif event["kind"] == "error":
                     finished.add(rank)
                     late = rank in workers.restarted and event["error"] == PeerError.__name__
-                    if late and finished - {rank}:  # it came back after the others were done
+                    if late and finished - {rank}:  # it returned after the others had finished
                         yield {"kind": "lost", "rank": rank, "step": steps[rank], "message": event["message"]}
                     else:
                         failures.append(event)
@@ -188,14 +187,14 @@ def _listen(workers: Workers, survives_loss: bool = False, restarts: int = 0) ->
 
 
 def _cause(failures: list[Event]) -> Event:
-    """The earliest failure, or the fault that it quotes: a worker that hears of a fault may end first."""
+    """Return the earliest failure, or the one it quotes: a worker may end before the one it quotes."""
     first = min(failures, key=lambda event: event["at"])
     faults = (other for other in failures if other["details"] and other["message"])
     return next((fault for fault in faults if fault["message"] in first["message"]), first)
 
 
 def _failed(cause: Event) -> WorkerFailed:
-    """The error that the launcher raises: the rank, and the class of the error unless it was expected."""
+    """Return the launcher's error: the rank, and the class of the error unless it was expected."""
     where = f"rank {cause['rank']}: "
     message = str(cause["message"]).removeprefix(where)
     if cause["details"]:
@@ -207,13 +206,13 @@ def _silent_death(rank: int, process: BaseProcess) -> Event:
     process.join()
     code = process.exitcode or 0
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    # "at" 0: this death is the cause, even if other workers reported errors that came of it before
+    # "at" 0: this death is the cause, even if other workers reported its consequences earlier
     message = f"rank {rank}: the worker {how}"
     return {"rank": rank, "at": 0.0, "error": "", "message": message, "details": "", "expected": False}
 
 
 def _trained(settings: TrainingSettings, emit: Emit) -> list[int]:
-    """Train this rank, its block or its stage; the ranks that are there at the end."""
+    """Train this rank, its block or its stage, and return the remaining ranks."""
     if settings.pipeline is None:
         return (train_blocks if is_blockwise(settings.spec) else train_rank)(settings, emit)
     from laconic.tools.tasks.pipelined import train_stage  # torch's pipelines take seconds to import
@@ -222,14 +221,14 @@ def _trained(settings: TrainingSettings, emit: Emit) -> list[int]:
 
 
 def _leave_together(store: TCPStore, rank: int, living: list[int]) -> None:
-    """Wait until no other worker needs this one. Uses the store, since a lost worker breaks the group."""
+    """Wait until no other worker needs this one, through the store, since a lost worker breaks the group."""
     store.set(f"done/{rank}", "")
-    with contextlib.suppress(RuntimeError):  # one of them was lost at the end
+    with contextlib.suppress(RuntimeError):  # a worker was lost at the end
         store.wait([f"done/{other}" for other in living], timedelta(seconds=LEAVE_S))
 
 
 def _error_event(error: Exception) -> Event:
-    """The event of the error that ends a worker."""
+    """Return the event of the error that ends a worker."""
     expected = isinstance(error, LaconicError)
     return {
         "kind": "error",
@@ -242,20 +241,20 @@ def _error_event(error: Exception) -> Event:
 
 
 def _end_with_launcher() -> None:
-    """Wait until the launcher has died: to `multiprocessing` it is the parent, not the server that forks."""
+    """Wait until the launcher has died: for `multiprocessing` it is the parent, not the fork server."""
     if launcher := multiprocessing.parent_process():
         launcher.join()
         os._exit(1)
 
 
 def work(settings: TrainingSettings, rank: int, port: int, pipe: Connection) -> None:
-    """The body of one worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the launcher ends workers
+    """Run one worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # reaches all; the launcher ends workers
     threading.Thread(target=_end_with_launcher, name="laconic-launcher", daemon=True).start()
     torch.set_num_threads(settings.threads)
     hosts = Hosts.here()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", hosts.interface)
-    if settings.restarts:  # pairs connect on first use, so a restarted worker can be reached
+    if settings.restarts:  # pairs connect lazily, so that a restarted worker is reachable
         os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
     os.environ.update(hosts.environment(rank, settings.workers))
     try:
@@ -275,4 +274,4 @@ def work(settings: TrainingSettings, rank: int, port: int, pipe: Connection) -> 
         pipe.close()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # skips clean-up that could wait for a peer
+        os._exit(0)  # skip clean-up that could wait for a peer

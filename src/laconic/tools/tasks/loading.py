@@ -1,7 +1,7 @@
 """Reads and decodes a data set once for all workers of a run.
 
-The launcher reads the original files and writes plain tensors to a scratch file. Workers map that file, so
-the operating system keeps one copy for all.
+The launcher reads the original files and writes plain tensors to a scratch file, which workers map, so that
+they share one copy.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def prepare(
 
     Args:
         task: The task.
-        data: Folder of its files; None: that of LACONIC_DATA.
+        data: Folder of its files; None: $LACONIC_DATA.
         scratch: File to write.
         model: The model that the tensors are arranged for; default: the task's first.
-        examples: How many training examples are kept, spread evenly over all; default: all.
+        examples: Number of training examples to keep, evenly spread; default: all.
 
     Raises:
-        SpecError: There are not so many examples.
+        SpecError: `examples` exceeds the size of the training set.
     """
     loaded = task.load(data)
     if arranged := task.recipe(model).arranged:
@@ -44,6 +44,6 @@ def prepare(
 
 
 def mapped(scratch: Path) -> Tensors:
-    """The tensors that `prepare` wrote, memory-mapped."""
+    """Return the tensors from `prepare`, memory-mapped."""
     tensors: Tensors = torch.load(scratch, map_location="cpu", mmap=True, weights_only=True)
     return tensors

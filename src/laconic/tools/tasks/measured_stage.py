@@ -1,4 +1,4 @@
-"""A pipeline's stage of torch that counts: seconds of its computation, and messages to its neighbours."""
+"""A torch pipeline stage that measures seconds of computation and messages to its neighbours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKETS = PacketModel()
 
 @dataclass(frozen=True)
 class Messages:
-    """Messages in one direction, over all neighbours: how many, and their bytes."""
+    """Messages in one direction to all neighbours: number and bytes."""
 
     sent: int = 0
     sent_bytes: int = 0
@@ -26,20 +26,20 @@ class Messages:
     received_bytes: int = 0
 
     def minus(self, before: Messages) -> Messages:
-        """Those since `before`."""
+        """Return the messages since `before`."""
         pairs = zip(vars(self).values(), vars(before).values(), strict=True)
         return Messages(*(now - then for now, then in pairs))
 
     @property
     def wire(self) -> int:
-        """Network bytes that this rank sends for them: with headers, announcements and acknowledgements."""
+        """Return the network bytes that this rank sends for them, with headers and acknowledgements."""
         forth = self.sent * PACKETS.forth(-(-self.sent_bytes // max(self.sent, 1)))
         return forth + self.received * PACKETS.back(-(-self.received_bytes // max(self.received, 1)))
 
 
 @dataclass(frozen=True)
 class Passed:
-    """What a stage has done so far. `dense`: what messages would be in float32."""
+    """A stage's seconds and messages so far. `dense`: the messages in float32."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -51,7 +51,7 @@ class Passed:
     dense_gradients: Messages = Messages()
 
     def minus(self, before: Passed) -> Passed:
-        """What was done since `before`."""
+        """Return the difference from `before`."""
         return Passed(
             self.forward_s - before.forward_s,
             self.backward_s - before.backward_s,
@@ -65,13 +65,13 @@ class Passed:
 
 
 class MeasuredStage(PipelineStage):
-    """A stage that counts the seconds of its computation, and the messages that torch would send."""
+    """A stage that measures its seconds of computation and the messages that torch would send."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.forward_s = self.backward_s = 0.0
         self.counts: Counter[str] = Counter()
-        self.decoding: Callable[[], float] = float  # seconds of decoding so far, which chunks begin with
+        self.decoding: Callable[[], float] = float  # seconds of decoding so far, at the start of chunks
 
     def forward_one_chunk(self, *given: Any, **named: Any) -> Any:
         began = time.perf_counter() - self.decoding()
@@ -98,7 +98,7 @@ class MeasuredStage(PipelineStage):
         return self._counted("gradients received", super().get_bwd_recv_ops(bwd_chunk_id))
 
     def dense(self, kind: str) -> Messages:
-        """What torch would have sent and received of these."""
+        """Return the messages that torch would have sent and received."""
         names = ("sent", "sent bytes", "received", "received bytes")
         return Messages(*(self.counts[f"{kind} {name}"] for name in names))
 

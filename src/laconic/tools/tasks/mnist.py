@@ -24,19 +24,21 @@ HOW = "get the four idx files, plain or .gz, from https://ossci-datasets.s3.amaz
 
 
 def load(folder: Path | None = None) -> Tensors:
-    """Images uint8 (n, 1, 28, 28), labels uint8 (n,)."""
+    """Load images uint8 (n, 1, 28, 28) and labels uint8 (n,)."""
     return read_first("mnist", folder, READERS, HOW)
 
 
 def read_idx(path: Path) -> Tensor:
-    """An idx file of bytes, plain or gzip: [0 0 8 rank], sizes as big-endian int32, then the bytes."""
+    """Read an idx file of bytes, plain or gzip: [0 0 8 rank], sizes as big-endian int32, then the bytes."""
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
         raise DataError(f"{path} is not an idx file of bytes: it must start with 000008, got {raw[:4].hex()}")
     shape = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(raw[3])]
     head = 4 + 4 * raw[3]
     if len(raw) - head != math.prod(shape):
-        raise DataError(f"{path} must hold {math.prod(shape)} bytes, got {len(raw) - head}; fetch it again")
+        raise DataError(
+            f"{path} must contain {math.prod(shape)} bytes, got {len(raw) - head}; download it again"
+        )
     return tensor(np.frombuffer(raw, dtype=np.uint8, offset=head)).view(shape)
 
 
@@ -63,12 +65,12 @@ def _shaped(parts: list[Tensor]) -> Tensors:
 
 
 def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
-    """float32 images with zero mean and unit variance; no augmentation."""
+    """Return float32 images with zero mean and unit variance; no augmentation."""
     return (x.float() / 255 - 0.1307) / 0.3081
 
 
 def small_cnn() -> nn.Module:
-    """Two convolutions and two dense layers, 0.4 million parameters."""
+    """Build two convolutions and two dense layers, 0.4 million parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 5, padding=2),
         nn.ReLU(),
@@ -84,9 +86,7 @@ def small_cnn() -> nn.Module:
 
 
 def bnn() -> nn.Module:
-    """An MLP for `--lowbit "binarise()"`: 3 x 1,024 with batch norms, and no ReLU, as signs take its
-    place.
-    """
+    """Build an MLP for `--lowbit "binarise()"`: 3 x 1,024 with batch norms; signs replace ReLU."""
     layers, inside = list[nn.Module]([nn.Flatten()]), 784
     for _ in range(3):
         layers += [nn.Linear(inside, 1024, bias=False), nn.BatchNorm1d(1024), nn.Hardtanh()]

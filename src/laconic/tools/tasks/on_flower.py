@@ -1,9 +1,9 @@
-"""A task among clients in Flower's simulation engine: each client trains in a process of Ray.
+"""A task among clients in Flower's simulation engine: each client trains in a Ray process.
 
-The engine runs in a process of its own, as it and Ray leave threads behind and talk much:
+The engine runs in a separate process, since it and Ray leave threads running and log much:
 
-    this process   settings on stdin ->  the engine's   -> events, a line of JSON each, through a pipe
-                                                        -> what Flower and Ray say, to a file
+    this process   settings on stdin ->  the engine's   -> events, one line of JSON each, through a pipe
+                                                        -> logs of Flower and Ray, to a file
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ class EngineFailed(LaconicError):
 
 
 def check_engine() -> None:
-    """Raise `ExtraError` where Flower or Ray is not installed."""
+    """Raise `ExtraError` if Flower or Ray is not installed."""
     for module in ("flwr", "ray"):
         require(module, "Flower's simulation engine", INSTALL_FEDERATED)
 
 
 def federate_on_flower(settings: Federation, data: Path | None, log: Path) -> Iterator[dict[str, Any]]:
-    """Train, and tell of each round as `tasks.federation.federate` does.
+    """Train, and yield events of rounds as `tasks.federation.federate` does.
 
-    It differs in two points: clients get the first model by message, which the bytes of their first round
-    show; and a client without examples counts as failed.
+    Unlike there, clients receive the first model by message, which counts in the bytes of their first round;
+    and a client without examples counts as failed.
 
     Args:
-        settings: Of the training.
+        settings: Settings of the training.
         data: The folder of the data set, which each process reads; None: $LACONIC_DATA.
-        log: What Flower and Ray say goes to the end of this file.
+        log: File for logs of Flower and Ray, in append mode.
 
     Raises:
         ExtraError: Flower or Ray is not installed.
@@ -81,19 +81,19 @@ def federate_on_flower(settings: Federation, data: Path | None, log: Path) -> It
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 pass_fds=(writes,),
-                start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the engine
+                start_new_session=True,  # Ctrl-C reaches only this process, which then stops the engine
             )
         finally:
             os.close(writes)
         try:
             assert engine.stdin is not None, "it was asked for"
             given = {"settings": asdict(settings), "data": None if data is None else str(data)}
-            with suppress(BrokenPipeError), engine.stdin as stdin:  # it has ended: the log says why
+            with suppress(BrokenPipeError), engine.stdin as stdin:  # it has ended; the log has the reason
                 stdin.write(json.dumps(given).encode())
             for line in events:
                 yield json.loads(line)
                 told += 1
-            with suppress(subprocess.TimeoutExpired):  # Ray may be slow to end, and all has been told
+            with suppress(subprocess.TimeoutExpired):  # all events have arrived, and Ray may end slowly
                 engine.wait(STOP_S)
         finally:
             _stop(engine)
@@ -106,7 +106,7 @@ def federate_on_flower(settings: Federation, data: Path | None, log: Path) -> It
 
 
 def _stop(engine: subprocess.Popen[bytes]) -> None:
-    """End the engine and what it has started, which are in a session of its own."""
+    """End the engine and its child processes, which have their own session."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if engine.poll() is not None:
             return
@@ -119,7 +119,7 @@ def _stop(engine: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What a client does in a round. It goes to Ray's processes by pickle; each reads the data once."""
+    """A client's training in a round, pickled to Ray's processes; each reads the data once."""
 
     settings: Federation
     data: Path | None
@@ -140,7 +140,7 @@ def _read(settings: Federation, data: Path | None) -> tuple[Tensors, nn.Module, 
 
 
 def main() -> None:
-    """The engine's process: settings from stdin, events to the pipe of the first argument."""
+    """Run the engine's process: settings from stdin, events to the pipe of the first argument."""
     from laconic.federated.flower.engine import simulate
 
     given = json.load(sys.stdin)

@@ -1,8 +1,8 @@
-"""One rank's training loop where the model is cut into stages: steps, measurements, tests, checkpoints.
+"""One rank's training loop for a pipeline: steps, measurements, evaluations, checkpoints.
 
-Every rank emits one event per step and one per test. Only last stages know the loss. A replica sees the same
-examples in every epoch, in another order: what a method remembers of an example stays of use. For a test,
-every rank gets the whole model, so what crosses stages is not compressed there.
+Every rank emits one event per step and one per evaluation. Only last stages have the loss. A replica sees
+the same examples in every epoch, in a new order, so that buffers by example stay useful. For an evaluation,
+every rank gets the whole model, without compression between stages.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
         whole,
         example,
         crossing=crossing(settings.spec),
-        samples=-(-len(tensors["train_y"]) // pipeline.replicas),  # the same on all ranks
+        samples=-(-len(tensors["train_y"]) // pipeline.replicas),  # equal on all ranks
         lr=settings.lr,
         seed=settings.seed,
     )
@@ -107,7 +107,7 @@ def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
 
 
 def _spent(passed: Passed, schedule_s: float, exchanged: dict[str, Any]) -> dict[str, Any]:
-    """A step's seconds and bytes. `schedule_s`: forward, backward, and what is left: waiting for others."""
+    """Return a step's seconds and bytes. `schedule_s`: forward, backward and waiting for others."""
     busy_s = passed.forward_s + passed.backward_s + passed.encode_s + passed.decode_s
     waited = max(schedule_s - busy_s, 0.0)
     up, down = passed.activations, passed.gradients

@@ -1,7 +1,7 @@
-"""Where a worker of this machine runs: on the loopback interface with all others, or on a host of a lab.
+"""Hosts of this machine's workers: all on the loopback interface, or on the hosts of a lab.
 
-`laconic lab -- laconic train ...` sets LACONIC_LAB to the network namespaces that stand for hosts. Workers
-are spread over them in blocks, as torchrun spreads ranks over machines.
+`laconic lab -- laconic train ...` sets LACONIC_LAB to the network namespaces of the hosts. Workers are
+distributed over them in blocks, as torchrun distributes ranks over machines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts that workers are spread over. `namespaces`: their files; empty outside of a lab."""
+    """The hosts of the workers. `namespaces`: their files; empty outside of a lab."""
 
     addresses: tuple[str, ...] = ("127.0.0.1",)
     interface: str = LOOPBACK
@@ -27,14 +27,14 @@ class Hosts:
 
     @classmethod
     def here(cls) -> Hosts:
-        """The hosts that LACONIC_LAB names, or this machine alone."""
+        """Return the hosts in LACONIC_LAB, or only this machine."""
         if LAB not in os.environ:
             return cls()
         lab = json.loads(os.environ[LAB])
         return cls(tuple(lab["addresses"]), lab["interface"], tuple(lab["namespaces"]))
 
     def of(self, rank: int, size: int) -> int:
-        """The host of a rank.
+        """Return the host of a rank.
 
         >>> [Hosts(("a", "b")).of(rank, 5) for rank in range(5)]
         [0, 0, 0, 1, 1]
@@ -47,7 +47,7 @@ class Hosts:
             linux.enter(self.namespaces[self.of(rank, size)], linux.NEWNET)
 
     def environment(self, rank: int, size: int) -> dict[str, str]:
-        """The environment variables that torchrun sets for a process.
+        """Return the environment variables that torchrun sets for a process.
 
         >>> Hosts(("a", "b")).environment(4, 5)
         {'RANK': '4', 'LOCAL_RANK': '1', 'WORLD_SIZE': '5', 'LOCAL_WORLD_SIZE': '2'}
@@ -62,7 +62,7 @@ class Hosts:
         return {name: str(value) for name, value in place.items()}
 
     def counted(self, rank: int, size: int) -> tuple[int, int] | None:
-        """Bytes sent and received by the interface of this rank's host; None except for its first rank."""
+        """Return the bytes of the host's interface, sent and received; None except for its first rank."""
         if not self.namespaces or self.environment(rank, size)["LOCAL_RANK"] != "0":
             return None
         return linux.interface_bytes(self.interface)

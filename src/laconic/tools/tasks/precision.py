@@ -1,7 +1,7 @@
-"""Mixed precision of one training: autocast, and for float16 a GradScaler whose finding all ranks share.
+"""Mixed precision of one training: autocast, and for float16 a GradScaler shared by all ranks.
 
-Micikevicius et al. 2018, arXiv:1710.03740 [recalled]. Parameters stay in float32, so they are their own
-master copy. bfloat16 has float32's range and needs no loss scaling. The order within a step:
+Micikevicius et al. 2018, arXiv:1710.03740 [recalled]. Parameters stay in float32, so no master copy is
+needed. bfloat16 has float32's range and needs no loss scaling. The order within a step:
 
     scale the loss -> backward -> unscale -> memory, codec, mean -> scale the mean -> unscale, step or skip
 """
@@ -21,30 +21,30 @@ from laconic.tools.tasks.task import Task, Tensors, cross_entropy
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NAMES = ("fp32", *DTYPES)
-LEAST_SCALE = 2.0**-10  # 26 halvings of the first scale: no overflow asks for so many
+LEAST_SCALE = 2.0**-10  # 26 halvings of the first scale: more than any overflow needs
 
 
 class Precision:
-    """A precision at work on one rank. `name`: None is float32, else "bf16" or "fp16"."""
+    """The precision of one rank's training. `name`: None is float32, else "bf16" or "fp16"."""
 
     def __init__(self, name: str | None, device: str = "cpu") -> None:
         self._device = device
         self._dtype = DTYPES.get(name or "")
         self.scaler = torch.amp.GradScaler(device) if self._dtype == torch.float16 else None
-        self.skipped = False  # whether the last step was
+        self.skipped = False  # whether the last step was skipped
 
     def autocast(self) -> torch.autocast:
-        """The context of forward and loss."""
+        """Return the context of forward and loss."""
         return torch.autocast(self._device, self._dtype, enabled=self._dtype is not None)
 
     def backward(self, loss: Tensor) -> None:
-        """Backward of the scaled loss."""
+        """Run backward of the scaled loss."""
         torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
 
     def step(self, optimizer: Optimizer) -> None:
-        """The optimiser's step, or none where a rank's gradients overflowed.
+        """Step the optimiser, or skip the step if a rank's gradients overflowed.
 
-        Raises `NonFiniteError` where the scale has fallen so low that it was no overflow.
+        Raises `NonFiniteError` if the scale is so low that it was not an overflow.
         """
         if self.scaler is None:
             optimizer.step()
@@ -61,26 +61,26 @@ class Precision:
             )
 
     def told(self, before: float | None) -> dict[str, Any]:
-        """What a step's event says of it. `before`: the scale that the step had."""
+        """Return the figures for a step's event. `before`: the step's scale."""
         return {} if before is None else {"loss_scale": before, "skipped": self.skipped}
 
     @property
     def scale(self) -> float | None:
-        """The present loss scale; None without one."""
+        """The current loss scale; None without one."""
         return None if self.scaler is None else self.scaler.get_scale()
 
     def state_dict(self) -> dict[str, Any]:
-        """The scaler's state; empty without one."""
+        """Return the scaler's state; empty without one."""
         return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the same scale, and the same count of steps to the next one."""
+        """Restore the scale and the number of steps to its next change."""
         if self.scaler is not None:
             self.scaler.load_state_dict(dict(state))
 
 
 def normal(name: str | None) -> str | None:
-    """A precision's name, None for float32. Raises `SpecError` if it is unknown.
+    """Return a precision's name, None for float32. Raises `SpecError` if it is unknown.
 
     >>> normal("fp32"), normal("bf16")
     (None, 'bf16')
@@ -91,7 +91,7 @@ def normal(name: str | None) -> str | None:
 
 
 def check_strategy(name: str | None, strategy: object, patience_s: float | None) -> None:
-    """Raise `SpecError` where float16 cannot be: ranks that do not wait cannot share one scaler."""
+    """Raise `SpecError` for float16 with ranks that do not wait, which cannot share a scaler."""
     if name != "fp16" or not isinstance(strategy, Strategy):
         return
     why = None
@@ -101,13 +101,13 @@ def check_strategy(name: str | None, strategy: object, patience_s: float | None)
         why = "--patience lets workers be lost"
     if why is not None:
         raise SpecError(
-            f"--precision fp16 shares the finding of Inf among all workers at every step, and {why}: use"
+            f"--precision fp16 shares an overflow flag among all workers at every step, but {why}: use"
             " --precision bf16, which needs no loss scaling"
         )
 
 
 def check_device(name: str | None, task: Task, model: str | None, tensors: Tensors) -> None:
-    """Raise `SpecError` unless this machine can train the model in this precision: two examples are tried."""
+    """Raise `SpecError` unless this machine can train the model in this precision, tested on two examples."""
     if name is None:
         return
     precision, net = Precision(name), task.recipe(model).build()

@@ -1,4 +1,4 @@
-"""What one rank's part of a checkpoint holds, and how a training goes on from it."""
+"""Content of one rank's part of a checkpoint, and resuming from it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def captured(
     precision: Precision,
     transforms: Transforms,
 ) -> dict[str, Any]:
-    """All that this rank needs to resume after `step` steps. Collective."""
-    memory = optimizer.state_dict()  # first: it receives pending messages into the model
+    """Return this rank's state after `step` steps, for resuming. Call it on all ranks."""
+    memory = optimizer.state_dict()  # first, since it receives pending messages into the model
     return {
         "settings": settings.signature,
         "step": step,
@@ -41,7 +41,7 @@ def restore(
     precision: Precision,
     transforms: Transforms,
 ) -> int:
-    """Restore a captured state; returns the number of steps done. Raises `StateError` if settings differ."""
+    """Restore a state and return its number of steps. Raises `StateError` if settings differ."""
     done = check_same(settings, state)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
@@ -51,12 +51,12 @@ def restore(
 
 
 def check_same(settings: TrainingSettings, state: dict[str, Any]) -> int:
-    """The number of steps that a state has done. Raises `StateError` if it is of other settings."""
+    """Return the number of steps of a state. Raises `StateError` if its settings differ."""
     for name, value in settings.signature.items():
         if state["settings"].get(name) != value:
             raise StateError(
                 f"{settings.resume_from} was trained with {name}={state['settings'].get(name)!r}, not"
-                f" {value!r}; give the same settings, or another --name"
+                f" {value!r}; use the same settings, or a new --name"
             )
     done: int = state["step"]
     return done

@@ -1,4 +1,4 @@
-"""The settings of one training: one method with one seed. Also the type of the events that it emits."""
+"""Settings of one training, of one method with one seed, and the type of its events."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Emit = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The model is cut into stages, one a worker: rank `stage + stages * replica` has one."""
+    """A model cut into stages, one per worker: rank `stage + stages * replica`."""
 
     stages: int
     replicas: int
-    micro_batches: int  # that a replica's batch is cut into
+    micro_batches: int  # per batch of a replica
     schedule: str  # "1f1b" or "gpipe"
-    between: str  # the method that the replicas' gradients go through
+    between: str  # the method for the replicas' gradients
 
     def __str__(self) -> str:
-        """In words.
+        """Return the settings as text.
 
         >>> print(Pipeline(2, 2, 4, "1f1b", "cgx()"))
         2 stages, 4 micro-batches, 1f1b, 2 replicas with cgx()
@@ -36,11 +36,11 @@ class Pipeline:
 
     @property
     def workers(self) -> int:
-        """Processes."""
+        """Number of processes."""
         return self.stages * self.replicas
 
     def stage(self, rank: int) -> int:
-        """The stage of a rank.
+        """Return the stage of a rank.
 
         >>> pipeline = Pipeline(2, 2, 4, "1f1b", "dense()")
         >>> [(pipeline.replica(rank), pipeline.stage(rank)) for rank in range(4)]
@@ -49,13 +49,13 @@ class Pipeline:
         return rank % self.stages
 
     def replica(self, rank: int) -> int:
-        """The replica of a rank."""
+        """Return the replica of a rank."""
         return rank // self.stages
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """One training. Sent to every worker."""
+    """Settings of one training, sent to every worker."""
 
     task: str
     model: str | None
@@ -71,9 +71,9 @@ class TrainingSettings:
     folder: Path  # for checkpoints
     threads: int
     resume_from: Path | None = None
-    patience_s: float | None = None  # how long a strategy waits for a silent worker; None: a loss ends it
-    quorum: int | None = None  # the fewest workers that a strategy goes on with; None: one
-    restarts: int = 0  # how many killed workers are restarted, in total
+    patience_s: float | None = None  # a strategy's wait for a silent worker; None: a loss ends the training
+    quorum: int | None = None  # the minimum number of workers of a strategy; None: one
+    restarts: int = 0  # maximum number of restarts of killed workers
     bits: int | None = None  # of the layers, see `lowbit`; None: float32
     precision: str | None = None  # bf16 or fp16, see `precision.py`; None: float32
     lowbit: str | None = None  # spec of a low-bit training; None: float32
@@ -84,16 +84,16 @@ class TrainingSettings:
     activations: str | None = None  # spec of `laconic.activations.compress`; None: backward keeps all
 
     def patience_of(self, spec: Strategy | Method) -> float | None:
-        """The `patience_s` for `distribute`: None for a method, which needs every worker."""
+        """Return `patience_s` for `distribute`: None for a method, which needs every worker."""
         return self.patience_s if isinstance(spec, Strategy) else None
 
     def quorum_of(self, spec: Strategy | Method) -> int | None:
-        """The `quorum` for `distribute`: None for a method, which needs every worker."""
+        """Return `quorum` for `distribute`: None for a method, which needs every worker."""
         return self.quorum if isinstance(spec, Strategy) else None
 
     @property
     def signature(self) -> Event:
-        """What must be equal for another training to load this one's checkpoints."""
+        """Return the settings that must be equal to load this training's checkpoints."""
         return {
             "task": self.task,
             "model": self.model,

@@ -14,7 +14,7 @@ from laconic.core.errors import DataError, SpecError
 from laconic.tools.tasks.source import read_first, tensor
 from laconic.tools.tasks.task import Recipe, Task, Tensors
 
-WINDOW = 64  # letters that a model sees at once
+WINDOW = 64  # letters per example
 LETTERS = 128  # ASCII; the corpus uses 65 of them
 SPEECH = re.compile(rb"(?:\A|\n\n)([^\n:]+):\n")
 HOW = (
@@ -24,7 +24,7 @@ HOW = (
 
 
 def load(folder: Path | None = None) -> Tensors:
-    """Windows uint8 (n, 64), and the same shifted by one letter; the last tenth is the test set."""
+    """Load windows uint8 (n, 64), and the same shifted by one letter; the last tenth is the test set."""
     return read_first("shakespeare", folder, READERS, HOW)
 
 
@@ -32,7 +32,7 @@ def _from_text(path: Path) -> Tensors:
     letters = tensor(np.frombuffer(path.read_bytes(), dtype=np.uint8))
     if len(letters) < 20 * WINDOW or int(letters.max()) >= LETTERS:
         raise DataError(
-            f"{path} must hold at least {20 * WINDOW} letters of plain ASCII, got {len(letters)} bytes"
+            f"{path} must contain at least {20 * WINDOW} letters of plain ASCII, got {len(letters)} bytes"
         )
     cut = len(letters) * 9 // 10
     train_x, train_y = windows(letters[:cut])
@@ -41,21 +41,21 @@ def _from_text(path: Path) -> Tensors:
 
 
 def windows(letters: Tensor) -> tuple[Tensor, Tensor]:
-    """Windows (n, 64) that do not overlap, and the letter after each letter, (n, 64)."""
+    """Return disjoint windows (n, 64), and the letter after each letter, (n, 64)."""
     n = (len(letters) - 1) // WINDOW
     return letters[: n * WINDOW].view(n, WINDOW), letters[1 : n * WINDOW + 1].view(n, WINDOW)
 
 
 def passages(y: Tensor) -> Tensor:
-    """Which tenth of the text each window (n, 64) is from, (n,): each has its own scenes and voices."""
+    """Return the tenth of the text of each window (n, 64), (n,): each has its own scenes and speakers."""
     return torch.arange(len(y), dtype=torch.int64, device="cpu") * 10 // len(y)
 
 
 def speakers(x: Tensor) -> Tensor:
-    """The number of who speaks most of each window (n, 64), int64 (n,), in the order of their first words.
+    """Return the main speaker of each window (n, 64), int64 (n,), numbered by first appearance.
 
-    A speech is a blank line, then a line `NAME:`, up to the next such line. Two roles of one name, as First
-    Citizen in two plays, are one speaker: the text does not tell plays apart.
+    A speech is a blank line, then a line `NAME:`, up to the next such line. Two roles with one name, such as
+    First Citizen in two plays, are one speaker, since the text does not separate plays.
 
     Raises:
         DataError: There is no line `NAME:`.
@@ -75,7 +75,7 @@ def speakers(x: Tensor) -> Tensor:
 
 
 def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
-    """int64 letters; no augmentation."""
+    """Return int64 letters; no augmentation."""
     return x.long()
 
 
@@ -134,9 +134,9 @@ class GPT(nn.Module):
 
 
 class GPTStage(nn.Module):
-    """Some consecutive layers of a GPT, with its own parameters and their names.
+    """Consecutive layers of a GPT, with their parameters and names.
 
-    The first stage takes letters (b, t), the last gives logits (b, t, 128); between them goes (b, t, width).
+    The first stage takes letters (b, t), the last returns logits (b, t, 128); others pass (b, t, width).
     """
 
     def __init__(self, whole: GPT, start: int, end: int) -> None:
@@ -156,29 +156,29 @@ class GPTStage(nn.Module):
 
 
 def cut_gpt(model: nn.Module, stage: int, stages: int) -> nn.Module:
-    """Stage `stage` of `stages`, with as many layers as the others, or one fewer or more."""
+    """Return stage `stage` of `stages`; the numbers of layers differ by at most one."""
     assert isinstance(model, GPT)
     depth = len(model.layers)
     if stages > depth:
         raise SpecError(
-            f"--stages must be at most {depth}, the layers of this model, got {stages}: give fewer stages, or"
+            f"--stages must be at most {depth}, the layers of this model, got {stages}: use fewer stages, or"
             " a deeper --model"
         )
     return GPTStage(model, stage * depth // stages, (stage + 1) * depth // stages)
 
 
 def wide_windows(tensors: Tensors) -> Tensors:
-    """Windows of 256 letters, each made of four neighbours of 64."""
+    """Return windows of 256 letters, each joined from four consecutive windows of 64."""
     return {name: part[: len(part) // 4 * 4].reshape(-1, 4 * WINDOW) for name, part in tensors.items()}
 
 
 def gpt_10m() -> nn.Module:
-    """Six layers, 384 wide, six heads, windows of 256 letters: 10.8 million parameters."""
+    """Build six layers, 384 wide, six heads, windows of 256 letters: 10.8 million parameters."""
     return GPT(384, 6, 6, 4 * WINDOW)
 
 
 def gpt_6_layers() -> nn.Module:
-    """Six layers, 128 wide, four heads: 1.2 million parameters, to be cut into up to six stages."""
+    """Build six layers, 128 wide, four heads: 1.2 million parameters, for up to six stages."""
     return GPT(128, 6, 4)
 
 

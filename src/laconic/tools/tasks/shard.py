@@ -1,7 +1,7 @@
-"""Which examples a rank sees at which step: a function of (seed, rank, step), with no state to save.
+"""The examples of a rank at a step: a function of (seed, rank, step), without state to save.
 
 An epoch is one permutation of all examples, equal on all ranks. Rank r takes every `size`-th example of it,
-starting at the r-th: the shards of an epoch never overlap, and a resumed run sees the same examples as an
+from the r-th on: the shards of an epoch are disjoint, and a resumed run sees the same examples as an
 uninterrupted one.
 """
 
@@ -41,17 +41,17 @@ class Shard:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches in a rank's share. The rest is left out, other examples in each epoch."""
+        """Full batches in a rank's share. The rest, different examples in each epoch, is dropped."""
         return self.n // (self.batch * self.size)
 
     def indices(self, step: int) -> Tensor:
-        """Indices of this step's examples, int64 (batch,); steps count from 0."""
+        """Return the indices of this step's examples, int64 (batch,); steps count from 0."""
         epoch, turn = divmod(step, self.steps_per_epoch)
         order = _order(self.n, mix(self.seed, epoch, COMMON))
         return order[self.rank :: self.size][turn * self.batch : (turn + 1) * self.batch]
 
     def rng(self, step: int) -> torch.Generator:
-        """The random numbers of this rank's augmentation at this step."""
+        """Return the generator of this rank's augmentation at this step."""
         return torch.Generator("cpu").manual_seed(mix(self.seed, step, self.rank) >> 1)
 
 

@@ -1,7 +1,7 @@
 """Skewed shards: each worker sees few kinds of examples, as if data stayed where it was collected.
 
-The partition `dirichlet` says whose an example is. A worker draws its batches only from its own examples, in
-epochs of its own.
+The partition `dirichlet` assigns examples. A worker draws its batches only from its own examples, in separate
+epochs.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class SkewedShard:
 
     @classmethod
     def of(cls, kinds: Tensor, batch: int, rank: int, size: int, alpha: float, seed: int) -> SkewedShard:
-        """The shard of rank `rank`. Raises `SpecError` if the batch is too large."""
+        """Return the shard of rank `rank`. Raises `SpecError` if the batch is too large."""
         Shard(len(kinds), batch, rank, size, seed)  # raises if the batch is too large
         own = Dirichlet(alpha, least=batch).over(kinds, size, seed).indices(rank)
         return cls(own, Shard(len(own), batch, 0, 1, mix(seed, rank)))
 
     def indices(self, step: int) -> Tensor:
-        """Indices of this step's examples, int64 (batch,); steps count from 0."""
+        """Return the indices of this step's examples, int64 (batch,); steps count from 0."""
         return self.own[self.order.indices(step)]
 
     def rng(self, step: int) -> torch.Generator:
-        """The random numbers of this rank's augmentation at this step."""
+        """Return the generator of this rank's augmentation at this step."""
         return self.order.rng(step)

@@ -1,4 +1,4 @@
-"""Finds and reads a task's files: in the folder given, or in the one that LACONIC_DATA names."""
+"""Finds and reads a task's files in the given folder or in $LACONIC_DATA."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_first(task: str, given: Path | None, readers: Mapping[str, Reader], how
     wanted = " or ".join(readers)
     if folder is None:
         raise DataError(
-            f"{task} needs {wanted}: give its folder with --data FOLDER or {VARIABLE}=FOLDER; {how}"
+            f"{task} needs {wanted}: set its folder with --data FOLDER or {VARIABLE}=FOLDER; {how}"
         )
     for name, read in readers.items():
         path = folder / name
@@ -34,7 +34,7 @@ def read_first(task: str, given: Path | None, readers: Mapping[str, Reader], how
 
 
 def data_folder(given: Path | None) -> Path | None:
-    """The given folder, else that of LACONIC_DATA, else None. Raises `DataError` if it is not a folder."""
+    """Return the given folder, else $LACONIC_DATA, else None. Raises `DataError` if it is not a folder."""
     named = given or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if named is not None and not named.is_dir():
         raise DataError(f"no data folder {named}: --data FOLDER or {VARIABLE} must name an existing folder")
@@ -42,16 +42,16 @@ def data_folder(given: Path | None) -> Path | None:
 
 
 def numpy_archive(path: Path, names: Sequence[str]) -> list[NDArray[np.generic]]:
-    """These arrays of an .npz file. Unpickles nothing."""
+    """Read these arrays of an .npz file, without unpickling."""
     with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         missing = [name for name in names if name not in archive.files]
         if missing:
-            raise DataError(f"{path} holds no array {missing[0]!r}; it has {', '.join(archive.files)}")
+            raise DataError(f"{path} has no array {missing[0]!r}; it has {', '.join(archive.files)}")
         return [archive[name] for name in names]
 
 
 def tensor(array: NDArray[np.generic]) -> Tensor:
-    """The array's bytes as a tensor of its own."""
+    """Copy the array's bytes to a tensor."""
     return torch.from_numpy(np.ascontiguousarray(array).copy())
 
 
@@ -61,9 +61,9 @@ def _checked(read: Reader, path: Path) -> dict[str, Tensor]:
     except DataError:
         raise
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        raise DataError(f"cannot read {path}: {error}; fetch it again") from error
+        raise DataError(f"cannot read {path}: {error}; download it again") from error
     for part in ("train", "test"):
         images, labels = len(tensors[f"{part}_x"]), len(tensors[f"{part}_y"])
         if images != labels or images == 0:
-            raise DataError(f"{path}: {images} {part} examples with {labels} labels; fetch it again")
+            raise DataError(f"{path}: {images} {part} examples with {labels} labels; download it again")
     return tensors

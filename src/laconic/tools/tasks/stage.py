@@ -1,4 +1,4 @@
-"""One stage of a pipeline at work: torch's schedule, with what it takes in seconds and sends in bytes.
+"""Training of one pipeline stage with torch's schedule, measured in seconds and bytes.
 
 A replica of the model is a pipeline: its stages pass activations forward and gradients backward, micro-batch
 by micro-batch. Equal stages of all replicas exchange the gradients of their parameters by a method.
@@ -33,17 +33,17 @@ SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
 
 class StageAtWork:
-    """This rank's stage of this rank's replica, ready to train. Made by all ranks of the default group.
+    """This rank's stage of its replica, ready to train. Create it on all ranks of the default group.
 
     Args:
-        pipeline: How ranks are stages.
-        recipe: Its model is cut.
+        pipeline: The assignment of ranks to stages.
+        recipe: The recipe of the model.
         whole: The model, equal on all ranks; this rank trains its own stage of it.
         example: A batch of the model's inputs.
-        crossing: What crosses from stage to stage.
-        samples: How many examples a replica has at most, with ids from 0.
+        crossing: The coding between stages.
+        samples: Maximum number of examples of a replica, with ids from 0.
         lr: Peak learning rate; None: the default.
-        seed: Of random rounding.
+        seed: Seed of random rounding.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class StageAtWork:
             output_args=micro[self.number + 1],
             group=self._line,
         )
-        # the gradient is that of the batch's mean loss before the method sees it, so schedules do not scale
+        # the gradient is already that of the batch's mean loss, so schedules do not scale it
         self.schedule = SCHEDULES[pipeline.schedule](
             self.stage, pipeline.micro_batches, loss_fn=self._loss, scale_grads=False
         )
@@ -100,7 +100,7 @@ class StageAtWork:
             self.stage.decoding = lambda: handle.stats().decode_s
 
     def step(self, x: Tensor, y: Tensor, samples: Tensor) -> float | None:
-        """Forward and backward of a batch; returns its mean loss on the last stage.
+        """Run forward and backward of a batch, and return its mean loss on the last stage.
 
         Args:
             x: This replica's inputs, (batch, ...).
@@ -119,13 +119,13 @@ class StageAtWork:
         return torch.stack(losses).detach().sum().item() if self.last else None
 
     def update(self) -> None:
-        """The optimiser's step. Raises `NonFiniteError` if a gradient is not finite."""
+        """Step the optimiser. Raises `NonFiniteError` if a gradient is not finite."""
         if not isinstance(self.optimizer, DistributedOptimizer) and not all_finite(gradients(self.optimizer)):
             raise NonFiniteError("a gradient is NaN or infinite")
         self.optimizer.step()
 
     def passed(self) -> Passed:
-        """Seconds and messages of this stage so far."""
+        """Return seconds and messages of this stage so far."""
         stage = self.stage
         up, down = stage.dense("activations"), stage.dense("gradients")
         if self.handle is None:
@@ -143,32 +143,32 @@ class StageAtWork:
         )
 
     def replicas(self) -> Stats:
-        """What the exchange among replicas has cost so far."""
+        """Return the cost of the exchange among replicas so far."""
         if isinstance(self.optimizer, DistributedOptimizer):
             return self.optimizer.stats()
         return Stats(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 
     def averaged(self) -> AbstractContextManager[float]:
-        """Inside, the stage is the replicas' average; yields their distance from it."""
+        """Set the stage to the replicas' average inside `with`, and yield their distance from it."""
         if isinstance(self.optimizer, DistributedOptimizer):
             return self.optimizer.averaged()
         return nullcontext(0.0)
 
     def gather(self) -> None:
-        """Load the other stages' parameters into `whole`. Called by all ranks."""
+        """Load the other stages' parameters into `whole`. Call it on all ranks."""
         start = self.pipeline.replica(dist.get_rank()) * self.pipeline.stages
         for stage, parameters in enumerate(self._parameters):
             for parameter in parameters:
                 dist.broadcast(parameter.data, start + stage, group=self._line)
 
     def state_dict(self) -> dict[str, Any]:
-        """The stage's parameters, its optimiser's state, and that of the exchange among replicas."""
-        optimizer = self.optimizer.state_dict()  # first: it receives pending messages into the model
+        """Return the states of the stage's parameters, its optimiser, and the exchange among replicas."""
+        optimizer = self.optimizer.state_dict()  # first, since it receives pending messages into the model
         coded = {} if self.handle is None else {"crossing": self.handle.state_dict()}
         return {"model": self.own.state_dict(), "optimizer": optimizer} | coded
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Restore the state from `state_dict`."""
         self.own.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.handle is not None:
@@ -182,9 +182,9 @@ class StageAtWork:
 
 
 def groups(pipeline: Pipeline, rank: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
-    """The group of this rank's pipeline, and of equal stages of all replicas, if there are several.
+    """Return the group of this rank's pipeline, and of equal stages if there are several replicas.
 
-    Called by all ranks, as every rank takes part in making every group.
+    Call it on all ranks, since every rank creates every group.
     """
     stages, replicas = range(pipeline.stages), range(pipeline.replicas)
     lines = [dist.new_group([stage + pipeline.stages * r for stage in stages]) for r in replicas]
@@ -196,12 +196,12 @@ def groups(pipeline: Pipeline, rank: int) -> tuple[dist.ProcessGroup, dist.Proce
 
 
 def shapes(whole: nn.Module, recipe: Recipe, pipeline: Pipeline, example: Tensor) -> list[Tensor]:
-    """A micro-batch as it enters each stage, and as it leaves the last, on the meta device."""
+    """Return a micro-batch at the input of each stage and at the last output, on the meta device."""
     assert recipe.cut is not None
     model = deepcopy(whole).to("meta")
     found = [example[: len(example) // pipeline.micro_batches].to("meta")]
     with torch.no_grad():
         for stage in range(pipeline.stages):
             out = recipe.cut(model, stage, pipeline.stages)(found[-1])
-            found.append(out.requires_grad_())  # so that its gradient is sent back
+            found.append(out.requires_grad_())  # so that its gradient is sent
     return found

@@ -1,4 +1,4 @@
-"""What the steps of every training loop have alike: which are tested, what they cost, how they diverge."""
+"""Common parts of training loops: evaluation schedule, cost of a step, divergence."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TIMED = ("encode_s", "communicate_s", "decode_s")
 
 
 def due(settings: TrainingSettings, done: int) -> bool:
-    """Whether the model is tested after so many steps."""
+    """Return whether to evaluate the model after `done` steps."""
     return done == settings.steps or bool(settings.eval_every and done % settings.eval_every == 0)
 
 
 def spent(before: Stats, now: Stats, with_noise: bool = True) -> dict[str, Any]:
-    """Bytes, and seconds in each phase of the exchange, between two readings; and the gradient's noise."""
+    """Return bytes and seconds of the exchange between two readings, and the gradient's noise."""
     between = {name: getattr(now, name) - getattr(before, name) for name in COUNTED + TIMED}
     phases = {name: total - before.phases.get(name, 0) for name, total in now.phases.items()}
     measured = now.noise if with_noise and now.noise != before.noise else None
@@ -32,12 +32,12 @@ def spent(before: Stats, now: Stats, with_noise: bool = True) -> dict[str, Any]:
 
 @contextmanager
 def explained(optimizer: torch.optim.Optimizer, step: int, what: str = "gradients") -> Iterator[None]:
-    """Around the optimiser's step: if gradients, or `what`, are not finite, raises an error with --lr."""
+    """Raise an error that names --lr if gradients, or `what`, are not finite in the optimiser's step."""
     try:
         yield
     except NonFiniteError as error:
         rate = max(float(group["lr"]) for group in optimizer.param_groups)
         raise NonFiniteError(
             f"training has diverged: the {what} of step {step} are not finite, at a learning rate of"
-            f" {rate:g}; give a lower --lr"
+            f" {rate:g}; use a lower --lr"
         ) from error

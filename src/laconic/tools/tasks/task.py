@@ -1,8 +1,8 @@
-"""Task: a data set, models for it, and settings under which they train well.
+"""Task: a data set, models for it, and suitable training settings.
 
-A data set is four tensors of bytes: `train_x train_y test_x test_y`. `inputs(x, rng)` turns a batch of x
-into the model's input, and augments it if it gets a generator. Every loss is the cross-entropy, and every
-metric the share of correct answers, for images or letters.
+A data set is four tensors of bytes: `train_x train_y test_x test_y`. `inputs(x, rng)` converts a batch of x
+to the model's input, and augments it if a generator is given. The loss is the cross-entropy, and the metric
+the share of correct answers, for images or letters.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Cut = Callable[[nn.Module, int, int], nn.Module]
 
 @dataclass(frozen=True)
 class Recipe:
-    """A model and the settings that go with it.
+    """A model and its settings.
 
-    `cut`: gives stage i of n of a model, with the parameters and their names in the whole model; it raises
-    `SpecError` if there are too many stages. `arranged`: makes the task's tensors fit the model.
+    `cut`: returns stage i of n of a model, with the names of its parameters in the whole model; it raises
+    `SpecError` if there are too many stages. `arranged`: converts the task's tensors for the model.
     """
 
     build: Callable[[], nn.Module]
@@ -44,19 +44,19 @@ class Recipe:
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 1e-4
-    warmup: float = 0.05  # share of the steps in which the rate rises; then it falls as a cosine
-    cut: Cut | None = None  # None: the model cannot be cut into stages
+    warmup: float = 0.05  # share of the steps with a rising rate, before the cosine decay
+    cut: Cut | None = None  # None: the model has no stages
     arranged: Callable[[Tensors], Tensors] | None = None
 
     def optimizer(
         self, model: nn.Module, lr: float | None = None, by: Method | Strategy | None = None
     ) -> torch.optim.Optimizer:
-        """SGD with this recipe's settings, or the optimiser that the method needs.
+        """Return SGD with this recipe's settings, or the optimiser that the method needs.
 
         Args:
-            model: Its parameters are optimised.
-            lr: Peak learning rate. Default: this recipe's for SGD, the optimiser's own for another.
-            by: The method or strategy that trains. A strategy that keeps the momentum gets SGD without it.
+            model: The model to optimise.
+            lr: Peak learning rate. Default: this recipe's for SGD, otherwise the optimiser's default.
+            by: The method or strategy. A strategy with its own momentum gets SGD without momentum.
         """
         for rule in by.rules if isinstance(by, Method) else ():
             made = rule.make([*model.parameters()], lr=lr, weight_decay=self.weight_decay)
@@ -72,7 +72,7 @@ class Recipe:
         )
 
     def rate(self, lr: float, step: int, steps: int) -> float:
-        """The learning rate of a step (from 0): a linear rise to `lr`, then half a cosine down to zero.
+        """Return the learning rate of a step (from 0): a linear rise to `lr`, then a cosine decay to zero.
 
         >>> recipe = Recipe(nn.Identity, lr=0.1, warmup=0.5)
         >>> [round(recipe.rate(0.1, step, 4), 3) for step in range(4)]
@@ -85,7 +85,7 @@ class Recipe:
 
 
 def labels(y: Tensor) -> Tensor:
-    """The kinds of images: their labels."""
+    """Return the kinds of images, which are their labels."""
     return y
 
 
@@ -93,8 +93,8 @@ def labels(y: Tensor) -> Tensor:
 class Task:
     """One built-in task. `batch`: examples per worker; `models`: recipes by name, the default first.
 
-    `kinds`: maps train_y (n, ...) to the kind of each example (n,), for skewed shards. `speakers`: of a text,
-    maps train_x (n, ...) to the number of who speaks in each example (n,).
+    `kinds`: maps train_y (n, ...) to the kind of each example (n,), for skewed shards. `speakers`: for text,
+    maps train_x (n, ...) to the speaker's number in each example (n,).
     """
 
     name: str
@@ -104,27 +104,27 @@ class Task:
     load: Callable[[Path | None], Tensors]
     inputs: Inputs
     models: Mapping[str, Recipe]
-    files: tuple[str, ...] = ()  # any of these in the data folder will do
+    files: tuple[str, ...] = ()  # one of these in the data folder suffices
     how: str = ""  # how to get them
     kinds: Kinds = labels
     speakers: Kinds | None = None
 
     def kinds_for(self, partition: Partition, data: Tensors) -> Tensor:
-        """What this partition deals the training examples by, integers (n,): their labels, or who speaks.
+        """Return the kind of each training example for this partition, integers (n,).
 
-        Raises `SpecError` if it wants speakers and nobody speaks in these data.
+        Kinds are labels or speakers. Raises `SpecError` if the data have no speakers.
         """
         if partition.deals_by == "labels":
             return self.kinds(data["train_y"])
         if self.speakers is None:
             raise SpecError(
-                f"{partition!r} deals by who speaks, and {self.name} has no speakers: take the task"
+                f"{partition!r} divides by speaker, and {self.name} has no speakers: use the task"
                 " shakespeare, or a partition by label such as label_shards()"
             )
         return self.speakers(data["train_x"])
 
     def recipe(self, model: str | None = None) -> Recipe:
-        """The recipe of this name, or the default one. Raises `SpecError` if the name is unknown."""
+        """Return the recipe of this name, or the default one. Raises `SpecError` for an unknown name."""
         if model is None:
             return next(iter(self.models.values()))
         if model not in self.models:
@@ -135,10 +135,10 @@ class Task:
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy in nats: logits (..., classes), y (...) of any integer type."""
+    """Return the mean cross-entropy in nats: logits (..., classes), y (...) of any integer type."""
     return F.cross_entropy(logits.flatten(0, -2), y.flatten().long())
 
 
 def right_answers(logits: Tensor, y: Tensor) -> int:
-    """How many answers are correct: for how many of y (...) the logit in (..., classes) is the largest."""
+    """Count the entries of y (...) whose logit in (..., classes) is the largest."""
     return int((logits.argmax(-1) == y).sum())

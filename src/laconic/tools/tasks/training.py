@@ -1,9 +1,9 @@
 """One rank's training loop: steps, measurements, evaluations, checkpoints.
 
-Every rank emits one event per step and one per evaluation; the receiver adds them up over ranks. First,
-rank 0 emits which optimiser it uses. Evaluation tests the group's model: the average, if ranks have their
-own. Batches, augmentation and learning rates are functions of (seed, rank, step), so a resumed training
-computes the same bits.
+Every rank emits one event per step and one per evaluation; the receiver sums them over ranks. First, rank 0
+emits its optimiser. Evaluation uses the group's model: the average, if ranks have different models. Batches,
+augmentation and learning rates are functions of (seed, rank, step), so a resumed training computes the same
+bits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from laconic.tools.tasks.transforms import Transforms, attach_all
 
 
 def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
-    """Train as one rank of the default process group and emit events; returns the ranks that are left."""
+    """Train as one rank of the default process group, emit events, and return the remaining ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     task, tensors = find(settings.task), mapped(settings.data)
     recipe = task.recipe(settings.model)
@@ -58,7 +58,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
     transforms = Transforms(early | attach_all(settings, model, updates, distributed=True))
     shard = settings.enlarged.shard(partial(shard_of, settings, task, tensors), rank, size)
 
-    first = optimizer.stats().steps  # above 0 if this worker replaces one that died
+    first = optimizer.stats().steps  # above 0 if this worker replaces a dead one
     if first:
         emit({"kind": "back", "step": first})
     if settings.resume_from is not None:
@@ -132,7 +132,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
 def shard_of(
     settings: TrainingSettings, task: Task, tensors: Tensors, rank: int, size: int
 ) -> Shard | SkewedShard:
-    """The shard that this rank draws its batches from."""
+    """Return the shard from which this rank draws its batches."""
     labels = tensors["train_y"]
     if settings.skew is None:
         return Shard(len(labels), settings.batch, rank, size, settings.seed)

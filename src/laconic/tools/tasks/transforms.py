@@ -1,4 +1,4 @@
-"""Transforms of a training: those that --lowbit, --sparsity and --activations ask for, as callbacks."""
+"""Transforms of a training, from --lowbit, --sparsity and --activations, as callbacks."""
 
 from __future__ import annotations
 
