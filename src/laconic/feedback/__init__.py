@@ -1,4 +1,4 @@
-"""Feedback: what was not sent now is sent later."""
+"""Feedback: entries that are not sent now are sent later."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from laconic.core.turn import Turn
 
 
 class Share(Protocol):
-    """What a reducer says this rank sent."""
+    """The sent share of this rank, as a reducer returns it."""
 
     def subtract_from_(self, x: Tensor) -> Tensor: ...
     def clear_(self, memory: Tensor) -> Tensor: ...
 
 
 class Optimised(Protocol):
-    """What a feedback may know of the optimiser."""
+    """The optimiser, as far as a feedback may use it."""
 
     def settings(self, name: str) -> Mapping[str, Any]:
-        """The present settings (`lr`, `momentum`, ...) of the group that this tensor is in."""
+        """Return the current settings (`lr`, `momentum`, ...) of this tensor's group."""
 
     def take_momentum(self, name: str) -> Tensor | None:
         """The tensor's momentum buffer, which the optimiser then forgets; None where it has none."""
@@ -35,28 +35,28 @@ class Optimised(Protocol):
 
 
 class Feedback(Spec):
-    """Configuration of a feedback; `bind` gives the working object.
+    """Configuration of a feedback; `bind` returns the working object.
 
-    `keeps_unsent`: whether it holds back what was not sent, for which someone must account for that.
+    `keeps_unsent`: whether it holds back unsent entries, so that it needs the sent share.
     """
 
     keeps_unsent: ClassVar[bool] = True
 
     @property
     def clears_sent(self) -> bool:
-        """Whether a memory forgets the entries that were sent, beside what was sent of them."""
+        """Whether sent entries of a memory are cleared, in addition to subtracting the sent share."""
         return False
 
     @abstractmethod
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
-        """The working object for these tensors, in a group of `size` ranks."""
+        """Return the working object for these tensors, in a group of `size` ranks."""
 
     def gain(self, codec: Codec | None, layout: Layout) -> float:
-        """By how much the decoded mean is multiplied. Raises `SpecError` where feedback would diverge."""
+        """Return the factor of the decoded mean. Raises `SpecError` if feedback would diverge."""
         return 1.0
 
     def clip_at(self, step: int) -> float | None:
-        """The norm that the whole gradient is limited to, summed over ranks; None where it is not."""
+        """Return the limit of the whole gradient's norm, summed over ranks, or None."""
         return None
 
     def owns_momentum(self, step: int) -> bool:
@@ -65,10 +65,10 @@ class Feedback(Spec):
 
 
 class BoundFeedback(ABC):
-    """A feedback at work: owns its memory, keyed by tensor name.
+    """A feedback bound to tensors: owns its memory, keyed by tensor name.
 
     `detects_non_finite`: whether `correct` returns None for a gradient that is not finite. `holds_back`:
-    whether a gradient can come back in a later step.
+    whether a part of a gradient can be sent in a later step.
     """
 
     detects_non_finite: ClassVar[bool] = True
@@ -83,16 +83,16 @@ class BoundFeedback(ABC):
         The returned tensor is the memory itself, or `grad`. If it is None, no memory has changed.
 
         Args:
-            free: Whether the buffer of `grad` is free from now on until `accept` or `put_back`: old values of
-                a memory may be there meanwhile.
+            free: Whether the buffer of `grad` is unused until `accept` or `put_back`, so that it may hold old
+                values of a memory.
         """
 
     @abstractmethod
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
-        """Keep what was not sent. What was sent leaves the memory when the next turn begins."""
+        """Keep the unsent part. The sent share leaves the memory when the next turn begins."""
 
     def receive_(self, mean: Tensor, layout: Layout, turn: Turn, scale: float) -> None:
-        """What the optimiser gets, in place of scale * mean of what ranks sent: by default that itself.
+        """Replace scale * the mean of the sent shares by the optimiser's gradient; default: no change.
 
         Called after `settle`, on every rank with the same `mean`, flat in the layout's coordinates.
         """
@@ -100,20 +100,20 @@ class BoundFeedback(ABC):
 
     @abstractmethod
     def put_back(self, layout: Layout) -> None:
-        """Undo this turn's `correct`, `settle` and `receive_` to the last bit: the step is skipped."""
+        """Undo this turn's `correct`, `settle` and `receive_` bit for bit, since the step is skipped."""
 
     def accept(self, layout: Layout) -> None:
-        """Forget the old values of the memory of these tensors: the step counts."""
+        """Drop the old values of these tensors' memory, since the step is not skipped."""
         return
 
     @abstractmethod
     def discard(self) -> None:
-        """Forget all gradients so far, between steps: nothing of them comes back."""
+        """Clear all residuals, between steps, so that no earlier gradient affects a later step."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
-        """Memory of this rank: "<kind>/<tensor name>" to a tensor."""
+        """Return the memory of this rank: "<kind>/<tensor name>" to a tensor."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take the memory back. Raises `StateError` for other tensors or shapes."""
+        """Load the memory. Raises `StateError` for wrong tensors or shapes."""

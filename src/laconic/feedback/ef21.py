@@ -1,13 +1,13 @@
-"""EF21: ranks send what their gradient estimate has changed by, and all add that to one mean estimate.
+"""EF21: ranks send changes of their gradient estimates, and all add these to one mean estimate.
 
-On rank i, with its gradient g, its estimate v_i and what the others know of that, h_i, all zero at first:
+On rank i, with its gradient g, its estimate v_i and the others' copy h_i of it, all zero at first:
 
     v_i <- (1 - eta) v_i + eta g          c_i = C(v_i - h_i)
-    h_i <- h_i + c_i                      G <- G + mean_j c_j,  which the optimiser gets
+    h_i <- h_i + c_i                      G <- G + mean_j c_j,  the optimiser's gradient
 
 Richtarik, Sokolov, Fatkhullin 2021, arXiv:2106.05203 (eta = 1); with momentum Fatkhullin, Tyurin, Richtarik
 2023, arXiv:2305.15155 (EF21-SGDM). Error feedback (Seide et al. 2014) needs gradients that are bounded and
-alike on all ranks; this does not. The papers begin with v_i = h_i = a first gradient that is sent whole.
+similar on all ranks; EF21 does not. The papers begin with v_i = h_i = a first gradient, sent uncompressed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from laconic.feedback.memory.contraction import safe_gain
 
 @dataclass(frozen=True, repr=False)
 class EF21(Feedback):
-    """Estimates v and G, and the difference v - h, three float32 an element.
+    """Estimates v and G, and the difference v - h: three float32 per element.
 
     `eta` in (0, 1]: weight of the newest gradient; 1 - eta is the momentum.
 
@@ -50,16 +50,16 @@ class EF21(Feedback):
 
 
 class _Estimates(BoundFeedback):
-    """`_difference` v - h grows by what v does and shrinks by what is sent, so h itself is not kept."""
+    """Estimates of one rank. `_difference` v - h changes with v and the sent share, so h is not stored."""
 
     def __init__(self, layout: Layout, eta: float) -> None:
         self._eta = eta
         self._estimate = Memory("estimate", layout)  # v, of this rank
         self._difference = Memory("residual", layout)
-        self._mean = Memory("mean", layout)  # G, the same on all ranks
+        self._mean = Memory("mean", layout)  # G, equal on all ranks
         self._pending: Pending[tuple[Share, Tensor]] = Pending(self._finish)
-        self._old: dict[int, tuple[Tensor, Tensor]] = {}  # old v and v - h of the present step, by layout
-        self._shares: dict[int, Share] = {}  # settled, and the mean has not come
+        self._old: dict[int, tuple[Tensor, Tensor]] = {}  # old v and v - h of this step, by layout
+        self._shares: dict[int, Share] = {}  # settled, but the mean has not arrived
 
     def _finish(self, sent: tuple[Share, Tensor], layout: Layout) -> None:
         share, mean = sent

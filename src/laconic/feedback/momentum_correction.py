@@ -1,4 +1,4 @@
-"""Momentum correction: momentum before the exchange, so that an entry that waits keeps its history.
+"""Momentum correction: momentum before the exchange, so that unsent entries accumulate momentum too.
 
 Lin et al. 2018, arXiv:1712.01887 (DGC), section 3. Per tensor, with local gradient g and momentum mu:
 
@@ -33,14 +33,15 @@ from laconic.feedback.memory.velocity import Velocity
 
 @dataclass(frozen=True, repr=False)
 class MomentumCorrection(Feedback):
-    """Velocity u, accumulator v, and what v was before the present step: three float32 an element.
+    """Velocity u, accumulator v, and v before the current step: three float32 per element.
 
-    If the gradient's buffer is not free, as on a GPU, a fourth during a step. Momentum is the optimiser's.
+    A fourth is needed during a step if the gradient's buffer is not free, as on a GPU. The momentum factor is
+    the optimiser's.
 
-    `masking`: clear the velocity of what was sent. `clip`: the global gradient norm whose local share limits
-    each rank's gradient; None leaves gradients as they are. `dense_steps`: so many first steps are
-    exchanged whole, unclipped and with the optimiser's own momentum, whose buffers then become the velocity,
-    with what weight decay they hold.
+    `masking`: clear the velocity of sent entries. `clip`: the global gradient norm whose local share limits
+    each rank's gradient; None: no limit. `dense_steps`: number of first steps that are exchanged dense,
+    unclipped and with the optimiser's own momentum, whose buffers then become the velocity, including any
+    weight decay in them.
 
     >>> MomentumCorrection(clip=5.0)
     momentum_correction(clip=5.0)

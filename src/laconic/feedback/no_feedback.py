@@ -1,4 +1,4 @@
-"""No feedback: what was not sent is lost. Right for exact and for unbiased codecs."""
+"""No feedback: unsent entries are lost. Suitable for exact and unbiased codecs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 
 @dataclass(frozen=True, repr=False)
 class NoFeedback(Feedback):
-    """x = grad, and nothing is remembered. The optimiser keeps its own momentum."""
+    """Sends x = grad, without memory. Momentum stays in the optimiser."""
 
     keeps_unsent: ClassVar[bool] = False
 
@@ -25,7 +25,7 @@ class NoFeedback(Feedback):
 
 
 class _Nothing(BoundFeedback):
-    detects_non_finite: ClassVar[bool] = False  # that would take a pass over memory of its own
+    detects_non_finite: ClassVar[bool] = False  # a check would take an extra pass over memory
     holds_back: ClassVar[bool] = False
 
     def correct(
@@ -34,17 +34,17 @@ class _Nothing(BoundFeedback):
         return layout.segments.scale_(grad, scale)
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
-        """Nothing stays behind."""
+        """Do nothing: there is no residual."""
 
     def put_back(self, layout: Layout) -> None:
-        """Nothing was taken."""
+        """Do nothing: there is no memory."""
 
     def discard(self) -> None:
-        """Nothing is remembered."""
+        """Do nothing: there is no memory."""
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         if state:
-            raise StateError(f"this route keeps no memory, the saved state has {sorted(state)[0]}")
+            raise StateError(f"this route has no memory, but the saved state has {sorted(state)[0]}")

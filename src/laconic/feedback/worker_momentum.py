@@ -28,7 +28,7 @@ from laconic.feedback.memory.velocity import Velocity
 
 @dataclass(frozen=True, repr=False)
 class WorkerMomentum(Feedback):
-    """Velocity u, one float32 an element, and as much room for x. Momentum is read from the optimiser."""
+    """Velocity u and x, one float32 per element each. The momentum factor is read from the optimiser."""
 
     keeps_unsent: ClassVar[bool] = False
 
@@ -43,7 +43,7 @@ class _WorkerMomentum(BoundFeedback):
     def __init__(self, layout: Layout, optimised: Optimised) -> None:
         self._velocity = Velocity(layout, optimised)
         self._x = Memory("x", layout)  # of the present step alone
-        self._old: dict[int, Tensor] = {}  # old velocities of the present step, by layout
+        self._old: dict[int, Tensor] = {}  # old velocities of this step, by layout
 
     def correct(
         self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False
@@ -62,7 +62,7 @@ class _WorkerMomentum(BoundFeedback):
         return x
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
-        """Nothing is held back."""
+        """Do nothing: there is no residual."""
 
     def put_back(self, layout: Layout) -> None:
         old = self._old.pop(id(layout), None)

@@ -1,7 +1,7 @@
-"""Named float32 memory in flat storage, which follows DDP's buckets wherever they are cut.
+"""Named float32 memory in flat storage that follows DDP's buckets.
 
-Each bucket has one block with the bucket's own coordinates, so that a kernel walks gradient and memory side
-by side. When DDP regroups its buckets, blocks are made anew and each tensor moves by its name.
+Each bucket has one block with the bucket's coordinates, so that a kernel reads gradient and memory in
+parallel. When DDP regroups its buckets, blocks are rebuilt and each tensor moves by its name.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class Memory:
     def __init__(self, kind: str, layout: Layout) -> None:
         self.kind = kind
         self._layout = layout
-        self._blocks: dict[int, tuple[Layout, Tensor]] = {}  # id of a bucket's layout -> it, and its block
+        self._blocks: dict[int, tuple[Layout, Tensor]] = {}  # id of a bucket's layout -> layout and block
         self._tensors: dict[str, Tensor] = {}  # name -> flat view of a block
 
     def flat(self, layout: Layout, device: torch.device) -> Tensor:
-        """The block of these tensors: float32 (layout.segments.end,), in the layout's coordinates."""
+        """Return these tensors' block: float32 (layout.segments.end,), in the layout's coordinates."""
         block = self._blocks.get(id(layout))
         return block[1] if block is not None else self._move(layout, device)
 
     def held(self, layout: Layout) -> Tensor:
-        """The block of a layout that has one."""
+        """Return the block of a layout that has one."""
         return self._blocks[id(layout)][1]
 
     def tensor(self, name: str) -> Tensor | None:
-        """The flat memory of one tensor, or None where it is still all zero."""
+        """Return the flat memory of one tensor, or None while it is all zero."""
         return self._tensors.get(name)
 
     @property
@@ -54,7 +54,7 @@ class Memory:
         return torch.device("cpu") if held is None else held.device
 
     def set(self, entry: Entry, value: Tensor) -> None:
-        """Take flat `value` float32 (entry.numel,) as the memory of one tensor."""
+        """Set the memory of one tensor to flat `value` float32 (entry.numel,)."""
         held = self._tensors.get(entry.name)
         if held is None:
             self._tensors[entry.name] = value.clone()
@@ -69,7 +69,7 @@ class Memory:
             self._tensors[name], other._tensors[name] = other._tensors[name], self._tensors[name]
 
     def zero_(self) -> None:
-        """All zero again."""
+        """Set all memory to zero."""
         for held in self._tensors.values():
             held.zero_()
 
@@ -110,17 +110,17 @@ class Memory:
                 )
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take copies of the saved tensors. Nothing changes where one does not fit."""
+        """Copy the saved tensors. Nothing changes if one does not match."""
         self.check(state)
         for entry in self._layout:
             self.set(entry, state[f"{self.kind}/{entry.name}"].to(torch.float32).flatten())
 
 
 class Pending(Generic[T]):
-    """Shares sent in the present step, by layout; `finish` takes each from the memory when it is final.
+    """Sent shares of the current step, by layout; `finish` subtracts each from the memory when it is final.
 
-    A step can still be skipped after a bucket was sent: another rank may find Inf in a later bucket. So
-    nothing is subtracted before the next step begins, and a skipped step only drops its shares.
+    A step can still be skipped after a bucket was sent, if a rank finds Inf in a later bucket. So nothing is
+    subtracted before the next step begins, and a skipped step only drops its shares.
     """
 
     def __init__(self, finish: Callable[[T, Layout], None]) -> None:
@@ -129,20 +129,20 @@ class Pending(Generic[T]):
         self._shares: dict[int, tuple[T, Layout]] = {}
 
     def add(self, share: T, layout: Layout, step: int) -> None:
-        """Add the share that was sent of these tensors in this step."""
+        """Add the sent share of these tensors in this step."""
         self._step = step
         self._shares[id(layout)] = (share, layout)
 
     def drop(self, layout: Layout) -> None:
-        """Drop the share of these tensors: the step is skipped."""
+        """Drop the share of these tensors, since the step is skipped."""
         self._shares.pop(id(layout), None)
 
     def clear(self) -> None:
-        """Forget all shares."""
+        """Drop all shares."""
         self._shares.clear()
 
     def finish_before(self, step: int) -> None:
-        """Make shares of earlier steps final: before a memory is used again, or moved to other buckets."""
+        """Make shares of earlier steps final, before a memory is used again or moved to new buckets."""
         if self._step != step:
             self.finish_all()
 
@@ -154,9 +154,9 @@ class Pending(Generic[T]):
 
 
 def copied(x: Tensor, layout: Layout) -> Tensor:
-    """Return a copy of these tensors of float32 x (n,), at the same places; other entries are undefined.
+    """Return a copy of these tensors of float32 x (n,), at the same positions; other entries are undefined.
 
-    In float32 (r + g) - g is not r, so a skipped step can only be undone with the old values.
+    In float32 (r + g) - g is not r, so undoing a skipped step needs the old values.
 
     >>> copied(torch.ones(2), Layout.of([("a", (2,))]))
     tensor([1., 1.])

@@ -1,12 +1,12 @@
-"""Which codecs error feedback can carry.
+"""Codecs that are safe with error feedback.
 
-With E|C(x) - x|^2 <= omega |x|^2 the residual stays bounded where omega < 1 (Karimireddy et al. 2019,
-arXiv:1901.09847), or where the error has a bound of its own. Otherwise it can grow without limit: measured,
-unbucketed 7-level QSGD at n = 12,545 grew it to 32,700 times the gradient in 40 steps. For an unbiased C,
-C / (1 + omega) is a contraction, at the price of smaller steps.
+With E|C(x) - x|^2 <= omega |x|^2 the residual stays bounded if omega < 1 (Karimireddy et al. 2019,
+arXiv:1901.09847), or if the error has an absolute bound. Otherwise it can grow without limit: in a
+measurement, unbucketed 7-level QSGD at n = 12,545 grew it to 32,700 times the gradient in 40 steps. For an
+unbiased C, C / (1 + omega) is a contraction, at the price of smaller steps.
 
-Omega is about elements in the codec's normal range (`Codec.normal`). Larger ones are cut, and their rest
-stays in the residual until later steps have sent it: bounded too, while gradients are within the range.
+Omega holds for elements in the codec's normal range (`Codec.normal`). Larger ones saturate, and their rest
+stays in the residual until later steps have sent it: also bounded, while gradients are within the range.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from laconic.core.layout import Layout
 
 
 def safe_gain(codec: Codec | None, layout: Layout, damped: bool = False) -> float:
-    """The factor on the decoded mean: 1, or 1 / (1 + omega) where damped. Raises `SpecError` for the rest."""
+    """Return the decoded mean's factor: 1, or 1 / (1 + omega) if damped. Raises `SpecError` if unsafe."""
     if codec is None or not len(layout):
         return 1.0
     sizes = [entry.numel for entry in layout]
@@ -34,5 +34,5 @@ def safe_gain(codec: Codec | None, layout: Layout, damped: bool = False) -> floa
             + (f", or another method: error_fed({codec!r}, damped=True)" if can else "")
         )
     if not codec.unbiased or math.isinf(worst):
-        raise SpecError(f"only an unbiased codec with a finite omega can be damped, {codec!r} is not one")
+        raise SpecError(f"damped=True requires an unbiased codec with a finite omega, got {codec!r}")
     return 1 / (1 + worst)

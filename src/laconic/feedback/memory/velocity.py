@@ -15,7 +15,7 @@ from laconic.feedback.memory import Memory
 
 
 class Velocity(Memory):
-    """One float32 an element; its momentum is the optimiser's, as that is set at each step."""
+    """One float32 per element; the momentum factor is the optimiser's current setting."""
 
     def __init__(self, layout: Layout, optimised: Optimised) -> None:
         super().__init__("velocity", layout)
