@@ -24,8 +24,8 @@ def test_a_state_that_belongs_elsewhere_is_refused():
         ({"spec": "topk(density=0.5)"}, "take that spec"),
         ({"model": "another"}, "another"),
         ({"tensors": {}}, "."),
-        ({"tensors": None}, "this is no state of a handle: its 'tensors' are None"),
-        (None, "a state of a handle is a dictionary, got None"),
+        ({"tensors": None}, "this is not a state of a handle: its 'tensors' are None"),
+        (None, "a state of a handle must be a dictionary, got None"),
         ([state], r"got \[{"),
     ):
         with pytest.raises(StateError, match=words):

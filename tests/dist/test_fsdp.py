@@ -224,9 +224,9 @@ def test_a_state_that_belongs_elsewhere_is_refused(pool: Any) -> None:
         assert "2 tensors, 100 elements" in model and "this handle has '2 tensors, 68 elements" in model
         assert "route0/residual/weight is no residual of shards" in replicas
         assert "has no 'memory'" in memory and "has no 'step'" in step
-        assert nothing == "a state of a handle is a dictionary, got None"
+        assert nothing == "a state of a handle must be a dictionary, got None"
         assert same
-    with pytest.raises(StateError, match="resize takes no states of a model under fully_shard"):
+    with pytest.raises(StateError, match="resize does not support states of a model under fully_shard"):
         laconic.resize([state for *_, state in found], 4)
 
 

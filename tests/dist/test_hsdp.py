@@ -185,7 +185,7 @@ def test_a_resumed_run_ends_with_the_same_bits() -> None:
             step_on(model, optimizer, step)
         found.append(whole(model))
     assert torch.equal(*found)
-    with pytest.raises(StateError, match="the saved state has rank 9"):
+    with pytest.raises(StateError, match="the saved state is of rank 9"):
         handle.load_state_dict({**state, "rank": 9})
 
 

@@ -138,11 +138,11 @@ MUTANTS = (
     ),
     Mutant(
         "exchange-revoked",
-        "exchange/revocable.py",
+        "exchange/transactional.py",
         "if self._exchange is not None and step == self._began + 1:",
         "if self._exchange is not None and step >= self._began:",
         "a step that is thrown away leaves its memory behind",
-        ("tests/unit/test_revocable*",),
+        ("tests/unit/test_transactional*",),
     ),
     Mutant(
         "optim-own-steps",

@@ -13,7 +13,7 @@ from laconic.comm.loopback import Loopback
 from laconic.core.errors import AttachError, PeerError, SpecError, StateError
 from laconic.core.layout import Layout
 from laconic.exchange.method import lift
-from laconic.exchange.revocable import RevocableExchange
+from laconic.exchange.transactional import TransactionalExchange
 
 SHAPES = {"a.weight": (24, 40), "b.weight": (16, 30), "a.bias": (40,), "c.weight": (12, 20)}
 LAYOUT = Layout.of(SHAPES.items())
@@ -24,7 +24,7 @@ def gradient(step: int, name: int) -> torch.Tensor:
     return torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(1000 * step + name))
 
 
-def taken(exchange: RevocableExchange, step: int, group: Loopback | None, **told: Any) -> torch.Tensor:
+def taken(exchange: TransactionalExchange, step: int, group: Loopback | None, **told: Any) -> torch.Tensor:
     """The mean of a step, in which a rank's gradient is that of its `name`, by default its number."""
     name, behind = told.get("name"), told.get("behind", False)
     exchange.begin(step, group, behind=behind)
@@ -36,7 +36,7 @@ def taken(exchange: RevocableExchange, step: int, group: Loopback | None, **told
 
 def suits(spec: str) -> bool:
     try:
-        RevocableExchange(lift(spec), LAYOUT)
+        TransactionalExchange(lift(spec), LAYOUT)
     except AttachError:
         return False
     return not lift(spec).adaptive  # by measured times, so that no two runs are alike
@@ -54,7 +54,7 @@ def test_most_methods_are_suited() -> None:
 def test_a_step_that_is_thrown_away_leaves_no_trace(spec: str) -> None:
     def means(tries: dict[int, int]) -> Callable[[Loopback], tuple[list[torch.Tensor], Any]]:
         def body(comm: Loopback) -> tuple[list[torch.Tensor], Any]:
-            exchange, found = RevocableExchange(lift(spec), LAYOUT, seed=3), []
+            exchange, found = TransactionalExchange(lift(spec), LAYOUT, seed=3), []
             for step in range(5):
                 for _ in range(tries.get(step, 1)):
                     mean = taken(exchange, step, comm if step == 0 and not found else None, name=comm.rank)
@@ -74,7 +74,7 @@ def test_a_step_may_end_before_its_last_bucket() -> None:
     """A message fails, and nobody calls end()."""
 
     def body(comm: Loopback) -> tuple[torch.Tensor, torch.Tensor]:
-        broken, plain = (RevocableExchange(lift(TOPK), LAYOUT) for _ in range(2))
+        broken, plain = (TransactionalExchange(lift(TOPK), LAYOUT) for _ in range(2))
         taken(broken, 0, comm, name=comm.rank)
         broken.begin(1, None, behind=False)
         broken.mean_(gradient(7, comm.rank), LAYOUT)
@@ -84,23 +84,23 @@ def test_a_step_may_end_before_its_last_bucket() -> None:
     assert all(torch.equal(*means) for means in Loopback.run(2, body))
 
 
-def residual(exchange: RevocableExchange, step: int) -> torch.Tensor:
+def residual(exchange: TransactionalExchange, step: int) -> torch.Tensor:
     tensors = exchange.state_dict(step)["tensors"]
     return torch.cat([value.flatten() for key, value in sorted(tensors.items()) if "residual" in key])
 
 
-def all_take(exchanges: list[RevocableExchange], size: int = 3, *, new: bool) -> list[torch.Tensor]:
+def all_take(exchanges: list[TransactionalExchange], size: int = 3, *, new: bool) -> list[torch.Tensor]:
     """Every rank's mean of step 2, in a new group or in the old one."""
     return Loopback.run(
         size, lambda comm: taken(exchanges[comm.rank], 2, comm if new else None, name=comm.rank)
     )
 
 
-def three_ranks(spec: str = TOPK) -> list[RevocableExchange]:
+def three_ranks(spec: str = TOPK) -> list[TransactionalExchange]:
     """Those of three ranks after two steps."""
 
-    def body(comm: Loopback) -> RevocableExchange:
-        exchange = RevocableExchange(lift(spec), LAYOUT)
+    def body(comm: Loopback) -> TransactionalExchange:
+        exchange = TransactionalExchange(lift(spec), LAYOUT)
         for step in range(2):
             taken(exchange, step, comm if step == 0 else None, name=comm.rank)
         return exchange
@@ -117,7 +117,7 @@ def test_who_stays_and_who_comes_get_the_mean_of_what_is_left() -> None:
     exchanges = three_ranks()
     kept = [residual(each, 2) for each in exchanges[1:]]
     all_take(exchanges, new=False)
-    present = [*exchanges[1:], RevocableExchange(lift(TOPK), LAYOUT)]
+    present = [*exchanges[1:], TransactionalExchange(lift(TOPK), LAYOUT)]
 
     def body(comm: Loopback) -> torch.Tensor:
         present[comm.rank].begin(2, comm, behind=comm.rank == 2)
@@ -130,7 +130,7 @@ def test_who_stays_and_who_comes_get_the_mean_of_what_is_left() -> None:
 @for_each("spec", [TOPK, "powersgd(rank=1)", EF21, "lgc()"])
 def test_all_agree_after_a_change(spec: str) -> None:
     exchanges = three_ranks(spec)
-    present = [exchanges[2], RevocableExchange(lift(spec), LAYOUT), exchanges[0]]
+    present = [exchanges[2], TransactionalExchange(lift(spec), LAYOUT), exchanges[0]]
 
     def body(comm: Loopback) -> list[torch.Tensor]:
         exchange = present[comm.rank]
@@ -182,7 +182,7 @@ def test_figures_go_on_from_group_to_group() -> None:
     assert (before.steps, after.steps) == (2, 3)
     assert after.network_sent > before.network_sent > 0
     assert before.dense < after.dense < 2 * before.dense
-    assert RevocableExchange(lift(TOPK), LAYOUT).stats().network_sent == 0
+    assert TransactionalExchange(lift(TOPK), LAYOUT).stats().network_sent == 0
 
 
 def test_methods_that_do_not_suit_and_states_that_do_not_belong_are_refused() -> None:
@@ -191,18 +191,18 @@ def test_methods_that_do_not_suit_and_states_that_do_not_belong_are_refused() ->
     for spec, words in (
         ("dgc(density=0.01)", optimisers),
         ("onebit_adam()", optimisers),
-        (two_level, "machines come and go"),
+        (two_level, "depends on the machines, which may change"),
     ):
-        refuses(AttachError, words, RevocableExchange, lift(spec), LAYOUT)
+        refuses(AttachError, words, TransactionalExchange, lift(spec), LAYOUT)
     one = Layout.of([("weight", (24, 40))])
-    refuses(SpecError, "needs three or more: this model has 1", RevocableExchange, lift("lgc()"), one)
+    refuses(SpecError, "needs three or more: this model has 1", TransactionalExchange, lift("lgc()"), one)
     exchange = three_ranks()[0]
-    kept, fresh = exchange.state_dict(2), RevocableExchange(lift(TOPK), LAYOUT)
-    other = RevocableExchange(lift("topk(density=0.1)"), LAYOUT)
+    kept, fresh = exchange.state_dict(2), TransactionalExchange(lift(TOPK), LAYOUT)
+    other = TransactionalExchange(lift("topk(density=0.1)"), LAYOUT)
     for words, act, given in (
         ("load the state before the first backward pass", exchange.load_state_dict, kept),
         ("no memory to save before the first step", fresh.state_dict, 0),
         (r"of spec 'topk\(density=0.05\)', this handle has", other.load_state_dict, kept),
-        ("no state of a handle", fresh.load_state_dict, {}),
+        ("not a state of a handle", fresh.load_state_dict, {}),
     ):
         refuses(StateError, words, act, given)

@@ -1,1 +1,1 @@
-"""Exchange: the life of a gradient, route by route. Knows nothing of DistributedDataParallel."""
+"""Exchange of gradients, route by route, independent of DistributedDataParallel."""

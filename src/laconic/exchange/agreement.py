@@ -1,7 +1,7 @@
-"""All ranks attach the same thing, or none does.
+"""Agreement of all ranks before they attach or load something.
 
-Each rank sends a fingerprint of what it is about to attach, or the error that stops it. If the fingerprints
-differ, or one rank has an error, every rank raises: nobody waits in a collective for a rank that gave up.
+Each rank sends a fingerprint of the object to attach, or its error. If the fingerprints differ, or one rank
+has an error, every rank raises, so that no rank waits in a collective for a rank that has failed.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from laconic.comm.gather_text import gather_json, gather_text
 from laconic.comm.waiting import ATTACHING, log_if_slow
 from laconic.core.errors import AttachError, StateError
 
-QUOTES = " says: "  # as in "rank 1 says: no such layer": the launcher then waits for what rank 1 tells
+QUOTES = " says: "  # as in "rank 1 says: no such layer": the launcher then waits for rank 1's own message
 
-Fingerprint = Mapping[str, str]  # what is compared -> its value, in words that an error can show
+Fingerprint = Mapping[str, str]  # name -> value, as shown in errors
 
 
 class Attachable(Protocol):
-    """What ranks attach together."""
+    """An object that all ranks attach."""
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """What all ranks must have alike."""
+        """Settings that must be equal on all ranks."""
 
     def remove(self) -> None:
-        """Leave nothing behind."""
+        """Detach completely."""
 
 
 T = TypeVar("T", bound=Attachable)
 
 
 def built_by_all(comm: Comm, build: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-    """Return what `build` returns on this rank, if every rank builds the same.
+    """Return the result of `build` on this rank, if every rank builds the same.
 
     Args:
         comm: The group.
@@ -43,7 +43,7 @@ def built_by_all(comm: Comm, build: Callable[[], T], undo: Callable[[T], object]
         undo: Removes it on this rank alone: other ranks may have built none. Default: its `remove`.
 
     Raises:
-        AttachError: On every rank, with nothing left behind, if the ranks differ or `build` failed on one.
+        AttachError: On every rank, with nothing attached, if the ranks differ or `build` failed on one.
     """
     built: list[T] = []
 
@@ -61,7 +61,7 @@ def built_by_all(comm: Comm, build: Callable[[], T], undo: Callable[[T], object]
 
 
 def agree(comm: Comm, describe: Callable[[], Fingerprint]) -> Fingerprint:
-    """Return the fingerprint that `describe` returns on this rank, if it is the same on every rank.
+    """Return the fingerprint from `describe` on this rank, if it is equal on every rank.
 
     Raises:
         AttachError: On every rank, if fingerprints differ or `describe` failed on one.

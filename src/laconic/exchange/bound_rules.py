@@ -1,4 +1,4 @@
-"""BoundRules: the rules of a method at work on a model's optimisers."""
+"""BoundRules: the rules of a method, bound to a model's optimisers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from laconic.exchange.state import under
 
 
 class BoundRules:
-    """Each rule, once for every optimiser, with the tensors that this may step.
+    """Each rule, bound to every optimiser and the tensors that it may step.
 
     Args:
         method: The method whose rules are bound.
@@ -41,7 +41,7 @@ class BoundRules:
         self._exchanging = exchanging
         self._masks = MaskWatch(parameters)
         self._bound: list[tuple[OptimiserView, BoundRule]] = []
-        self._apart: list[BoundRule] = []  # between whose rounds replicas differ
+        self._apart: list[BoundRule] = []  # rules under which replicas differ between rounds
         for view, own in optimisers.views(layout):
             for rule, part in method.governed(layout):
                 bound = rule.bind(part.named(own.names), view, site)
@@ -67,13 +67,13 @@ class BoundRules:
         return updated
 
     def finish(self) -> None:
-        """Make replicas equal where they differ between rounds; called by all ranks."""
+        """Make replicas equal if they differ between rounds. Call it on all ranks."""
         with self._optimisers.on_masters():
             for rule in self._apart:
                 rule.close()
 
     def close(self) -> None:
-        """Leave replicas equal before the rules are removed; called by all ranks."""
+        """Make replicas equal before the rules are removed. Call it on all ranks."""
         with self._optimisers.on_masters():
             for rule in self:
                 rule.close()
@@ -84,7 +84,7 @@ class BoundRules:
         return {f"rule{i}/{key}": value for i, state in states for key, value in state.items()}
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Raise `StateError` for a state that these rules did not make."""
+        """Raise `StateError` for a state that is not of these rules."""
         for i, rule in enumerate(self):
             rule.check_state(under(f"rule{i}/", state))
 
@@ -101,8 +101,8 @@ class BoundRules:
         masks = self._masks.changed()
         if self._masks.present and any(rule.exchanges_in_step for rule in self._method.rules):
             raise AttachError(
-                f"{self._method} exchanges inside optimizer.step(), and sparse training wants gradients that"
-                " are exchanged before it: take another method, such as 'dgc(density=0.01)' or 'cgx()'"
+                f"{self._method} exchanges inside optimizer.step(), but sparse training needs gradients that"
+                " are exchanged before it: use a different method, such as 'dgc(density=0.01)' or 'cgx()'"
             )
         if not masks:
             return

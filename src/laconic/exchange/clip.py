@@ -1,16 +1,16 @@
-"""Clip: each rank's whole gradient is limited in norm, though it comes in buckets, one after the other.
+"""Clip: limits the norm of each rank's whole gradient, bucket by bucket.
 
-The factor of a bucket needs the norm of all tensors, vectors included. One bucket has all of them. With
-several, the rest is estimated from the last step, scaled by the growth of the tensors so far:
+The factor of a bucket depends on the norm of all tensors, vectors included. A single bucket has all of
+them. With several, the rest is estimated from the last step, scaled by the growth of the tensors so far:
 
-    |g|^2 ~ s + rest' * growth       s: squared norm of the tensors that have come in this step,
+    |g|^2 ~ s + rest' * growth       s: squared norm of this step's tensors so far,
                                      s', rest': of the same tensors and of the others in the last step
-    growth = s / s'                  where s' is a hundredth of s' + rest' or more
+    growth = s / s'                  if s' is a hundredth of s' + rest' or more
              (s + rest') / (s' + rest')    otherwise: a small part predicts the rest poorly
     g = g * min(1, limit / |g|)
 
-That is exact for the last bucket, and where the gradient has changed in length alone for all but small ones.
-In the first step it is the norm of the tensors so far.
+That is exact for the last bucket, and for all but small ones if only the gradient's length has changed. In
+the first step it is the norm of the tensors so far.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from laconic.core.layout import Layout
 from laconic.feedback import Feedback
 
 KIND = "clip"
-TELLING = 0.01  # of the last step's squared norm: a part this large predicts the growth of the rest
+MIN_SHARE = 0.01  # of the last step's squared norm: a part of this size predicts the growth of the rest
 
 
 class Clip:
-    """Measures the gradients of a model, bucket by bucket. Keeps the squared norm of each tensor.
+    """Measures a model's gradients, bucket by bucket, and stores the squared norm of each tensor.
 
-    `feedbacks`: those that clip; the smallest of their limits counts. `size`: the number of ranks.
+    `feedbacks`: those that clip; their smallest limit applies. `size`: the number of ranks.
     """
 
     def __init__(self, feedbacks: Sequence[Feedback], layout: Layout, size: int) -> None:
         self._feedbacks, self._size = feedbacks, size
-        self._before = dict.fromkeys(layout.names, 0.0)  # of the last step that counted
+        self._before = dict.fromkeys(layout.names, 0.0)  # of the last step that was not skipped
         self._now: dict[str, float] = {}
 
     @classmethod
@@ -78,10 +78,10 @@ class Clip:
         self._now.clear()
 
     def _norm(self) -> float:
-        """Return the norm of the whole gradient, estimated where tensors are missing."""
+        """Return the norm of the whole gradient, estimated for missing tensors."""
         now = sum(self._now.values())
         before = sum(self._before[name] for name in self._now)
         rest = sum(square for name, square in self._before.items() if name not in self._now)
-        if before >= TELLING * (before + rest) > 0:
+        if before >= MIN_SHARE * (before + rest) > 0:
             return math.sqrt(now + rest * now / before)
         return math.sqrt(now + rest * (now + rest) / (before + rest) if rest else now)

@@ -1,4 +1,4 @@
-"""The states of all ranks on the first, for a checkpoint that one rank writes."""
+"""States of all ranks on rank 0, for a checkpoint written by one rank."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from laconic.exchange.state import FORMAT, RankState
 
 
 class GatheredState(TypedDict):
-    """`ranks`: every rank's state in rank order; empty on all ranks but the first."""
+    """Gathered states. `ranks`: every rank's state in rank order on rank 0, empty on other ranks."""
 
     format: int
     ranks: list[RankState]
 
 
 def gather_states(state: RankState, comm: Comm) -> GatheredState:
-    """Every rank's state, on rank 0, in host memory. Called by all ranks.
+    """Gather every rank's state on rank 0, in host memory. Call it on all ranks.
 
-    Wire: each rank sends its state to rank 0, as `torch.save` writes it, after 8 bytes of length.
+    Wire: each rank sends 8 bytes of length and its state in `torch.save` format to rank 0.
     """
     return GatheredState(format=FORMAT, ranks=gathered(state, comm))
 
 
 def same_states(state: RankState, comm: Comm) -> GatheredState:
-    """Return every rank's state on rank 0, where ranks have no memory: they differ by their rank alone."""
+    """Return every rank's state on rank 0 for ranks without memory, whose states differ only by rank."""
     ranks = range(comm.size if comm.rank == 0 else 0)
     return GatheredState(format=FORMAT, ranks=[RankState(**{**state, "rank": rank}) for rank in ranks])
 
 
 def gathered(value: Any, comm: Comm) -> list[Any]:
-    """Every rank's value on rank 0, in rank order and in host memory; an empty list on the other ranks.
+    """Gather every rank's value on rank 0, in rank order and host memory; [] on the other ranks.
 
-    Called by all ranks. The value is one that `torch.load(weights_only=True)` reads.
+    Call it on all ranks. `torch.load(weights_only=True)` must be able to read the value.
     """
     file = io.BytesIO()
     torch.save(value, file)
@@ -64,19 +64,19 @@ def gathered(value: Any, comm: Comm) -> list[Any]:
 
 
 def own_part(state: Mapping[str, Any], rank: int, size: int) -> Mapping[str, Any]:
-    """This rank's part of gathered states; any other state as it is. Raises `StateError` for another size."""
+    """Return this rank's part of gathered states, or `state`. Raises `StateError` for a different size."""
     if "ranks" not in state:
         return state
     states = state["ranks"]
     if not states:
         raise StateError(
-            f"rank {rank}: these gathered states are empty: state_dict(gather=True) puts them on rank 0, so"
-            " save them there, and load that file on every rank"
+            f"rank {rank}: these gathered states are empty, since state_dict(gather=True) returns them on"
+            " rank 0: save them there, and load that file on every rank"
         )
     if len(states) != size:
         raise StateError(
             f"rank {rank}: the saved states are of {len(states)} ranks, this group has {size}:"
-            f" laconic.resize(state['ranks'], {size}) makes states for another number of ranks"
+            f" convert them by laconic.resize(state['ranks'], {size})"
         )
     part: Mapping[str, Any] = states[rank]
     return part

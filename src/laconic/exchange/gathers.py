@@ -1,4 +1,4 @@
-"""Warnings of gathers that send more than a dense all-reduce: a message goes to each of N - 1 ranks.
+"""Warnings about gathers that send more than a dense all-reduce.
 
 A dense all-reduce sends 2(N-1)/N of the gradient and a gather N - 1 messages. So a message of m bits per
 element is worth gathering among fewer than 64 / m ranks.
@@ -24,7 +24,7 @@ BETWEEN = ", and two_level(sum(), gather(codec)) gathers between machines only"
 
 
 def warn_of_gathers(method: Method, layout: Layout, size: int) -> None:
-    """Warn of each of `expensive_gathers`."""
+    """Warn about each of `expensive_gathers`."""
     for text in expensive_gathers(method, layout, size):
         warn(text)
 
@@ -32,9 +32,9 @@ def warn_of_gathers(method: Method, layout: Layout, size: int) -> None:
 def expensive_gathers(method: Method, layout: Layout, size: int) -> Iterator[str]:
     """Yield a text for each gather in which a rank sends more bytes than in a dense all-reduce.
 
-    Each level of `two_level` is compared with a dense one of its own. `masked` is compared with all entries
-    in use: with fewer, both send fewer. Messages whose length depends on the gradients' scale, as with
-    `threshold`, are left out.
+    Each level of `two_level` is compared with a dense one. `masked` is compared with all entries in use: with
+    fewer, both send fewer. Messages whose length depends on the gradients' scale, as with `threshold`, are
+    ignored.
     """
     for route, part in zip(method.routes, method.assign(layout), strict=True):
         for each in route.reducer.gathers(size):
@@ -51,7 +51,7 @@ def expensive_gathers(method: Method, layout: Layout, size: int) -> Iterator[str
 
 
 def message_bytes(codec: Codec, layout: Layout) -> float | None:
-    """Return the bytes of a message of these tensors, exact or of normal noise; None if scale decides."""
+    """Return a message's bytes, exact or for normal noise; None if they depend on the scale."""
     if codec.fixed_size:
         return codec.message_nbytes(layout.segments)
     if codec.scale_decides_size:

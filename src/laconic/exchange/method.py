@@ -1,4 +1,4 @@
-"""Method: which tensors go which way. A paper is a function that composes routes in one expression."""
+"""Method: routes for a model's tensors. A paper is a function that composes routes in one expression."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Takes = Callable[[Entry, Layout], bool]  # a tensor, and the layout of the whole
 
 @dataclass(frozen=True)
 class Route:
-    """A set of tensors, the reducer and the feedback that carry them, and the rule of their update."""
+    """A set of tensors with their reducer, feedback, and update rule."""
 
     takes: Takes
     reducer: Reducer
@@ -42,12 +42,12 @@ class Route:
 
 
 def everything(entry: Entry, model: Layout) -> bool:
-    """All tensors."""
+    """Accept all tensors."""
     return True
 
 
 def matrices(entry: Entry, model: Layout) -> bool:
-    """Tensors of two dimensions and more: the weights, and nearly all of the bytes."""
+    """Accept tensors of two or more dimensions: the weights, and nearly all of the bytes."""
     return len(entry.shape) > 1
 
 
@@ -63,7 +63,7 @@ class Method(Composition):
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rules of its routes, each once."""
+        """The rules of its routes, without duplicates."""
         return tuple(dict.fromkeys(route.rule for route in self.routes if route.rule is not None))
 
     @property
@@ -74,16 +74,16 @@ class Method(Composition):
 
     @property
     def adaptive(self) -> bool:
-        """Whether what it sends depends on measured times, so that runs differ in bytes."""
+        """Whether its messages depend on measured times, so that runs differ in bytes."""
         return any(route.reducer.adaptive for route in self.routes)
 
     @property
     def keeps_equal(self) -> bool:
-        """Whether replicas are equal after every step; otherwise they are when it has been removed."""
+        """Whether replicas are equal after every step; otherwise they are equal after `remove`."""
         return all(rule.keeps_equal for rule in self.rules)
 
     def governed(self, layout: Layout) -> tuple[tuple[Rule, Layout], ...]:
-        """Each rule with its tensors in a whole model's layout."""
+        """Return each rule with its tensors in a whole model's layout."""
         names: dict[Rule, set[str]] = {}
         for route, part in zip(self.routes, self.assign(layout), strict=True):
             if route.rule is not None:
@@ -91,19 +91,19 @@ class Method(Composition):
         return tuple((rule, layout.named(own)) for rule, own in names.items())
 
     def assign(self, layout: Layout) -> tuple[Layout, ...]:
-        """The part of a whole model's layout that each route carries."""
+        """Return each route's part of a whole model's layout."""
         parts: list[list[Entry]] = [[] for _ in self.routes]
         for entry in layout:
             home = next((i for i, route in enumerate(self.routes) if route.takes(entry, layout)), None)
             if home is None:
                 raise SpecError(
-                    f"{self.text}: no route takes {entry.name!r}; end with a route for everything"
+                    f"{self.text}: no route accepts {entry.name!r}; add a last route for everything"
                 )
             parts[home].append(entry)
         return tuple(Layout(tuple(part)) for part in parts)
 
     def nbytes(self, layout: Layout) -> int:
-        """Payload in bytes of one rank for one exchange of these tensors: exact, or an upper bound."""
+        """Return one rank's payload in bytes for an exchange of these tensors: exact, or an upper bound."""
         parts = zip(self.routes, self.assign(layout), strict=True)
         return sum(route.reducer.nbytes(part) for route, part in parts if len(part))
 
@@ -111,8 +111,8 @@ class Method(Composition):
 class Paper(Generic[Arguments]):
     """A registered method: call it for a `Method`.
 
-    `paper` is the source, `status` says how well it is known, `code` the repository that it was checked
-    against, and `sends` what travels.
+    `paper` is the source, `status` says how it was checked, `code` names the repository that it was checked
+    against, and `sends` describes its messages.
     """
 
     def __init__(
@@ -146,12 +146,12 @@ class Paper(Generic[Arguments]):
 def method(
     *, paper: str, status: Status, sends: str, examples: tuple[str, ...] = (), code: str = "-"
 ) -> Callable[[Callable[Arguments, Method]], Paper[Arguments]]:
-    """Decorator: a function that composes routes becomes a registered method. `examples`: spec strings."""
+    """Return a decorator that registers a function that composes routes. `examples`: spec strings."""
     return lambda compose: Paper(compose, paper, status, sends, examples, code)
 
 
 def routes(*parts: Route) -> Method:
-    """A method without a name of its own."""
+    """Return a method without a registered name."""
     return Method("routes()", parts)
 
 
@@ -169,10 +169,10 @@ def lift(spec: Any) -> Method:
     Whatever loses nothing takes the dense route.
 
     Args:
-        spec: A spec string, or what `parse` returns for one.
+        spec: A spec string, or its parsed object.
 
     Raises:
-        SpecError: It is something else, such as a strategy or a topology.
+        SpecError: It is neither of these, such as a strategy or a topology.
 
     >>> [type(route.feedback).__name__ for route in lift("topk(density=0.01)").routes]
     ['ErrorFeedback', 'NoFeedback']
@@ -202,11 +202,11 @@ def lift(spec: Any) -> Method:
 
 
 def between_machines(levels: TwoLevel, outer: Method) -> Method:
-    """The method `outer` with its reductions between machines; what it sums is summed as ever."""
+    """Return the method `outer` with its reductions between machines; its plain sums do not change."""
     for rule in outer.rules:
         if rule.exchanges_in_step:
             raise SpecError(
-                f"two_level: {outer} exchanges inside optimizer.step(): take one that exchanges gradients"
+                f"two_level: {outer} exchanges inside optimizer.step(): use a method that exchanges gradients"
             )
 
     def moved(route: Route) -> Route:
@@ -219,7 +219,7 @@ def between_machines(levels: TwoLevel, outer: Method) -> Method:
 
 
 def plain(compressor: Any, taker: str) -> Method:
-    """`lift(compressor)`, for a `taker` that adds a feedback or a rule: `SpecError` for a method."""
+    """Return `lift(compressor)` for a `taker` that adds feedback or a rule. `SpecError` for a method."""
     if isinstance(compressor, str):
         compressor = parse(compressor)
     if isinstance(compressor, Method) or isinstance(getattr(compressor, "outer", None), Method):
@@ -228,7 +228,7 @@ def plain(compressor: Any, taker: str) -> Method:
 
 
 def lift_codec(spec: Any) -> Codec:
-    """The codec that a spec stands for, wherever a codec alone is taken: in `lift`, and by gossip.
+    """Return the codec of a spec, for callers that accept only codecs: `lift` and gossip.
 
     Args:
         spec: a string, a codec, or a selector, which becomes `sparse(selector, indices=golomb())`.

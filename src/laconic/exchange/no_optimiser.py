@@ -1,4 +1,4 @@
-"""Exchanges without an optimiser: of outer steps, between replicas of shards, under a manager of replicas."""
+"""Exchanges without an optimiser: outer steps, replicas of shards, torchft."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from laconic.exchange.rule import OptimiserView
 
 
 class NoOptimiser:
-    """Optimiser side without an optimiser: there is no momentum to take, and no step. It reports `settings`.
+    """Replacement for an optimiser, without momentum and steps. It reports `settings`.
 
     >>> NoOptimiser({"lr": 0.1}).settings("weight")
     {'lr': 0.1}
@@ -25,7 +25,7 @@ class NoOptimiser:
         self._settings = settings or {}
 
     def settings(self, name: str) -> Mapping[str, Any]:
-        """The given settings, for every tensor."""
+        """Return the settings, equal for every tensor."""
         return self._settings
 
     def take_momentum(self, name: str) -> Tensor | None:
@@ -36,14 +36,14 @@ class NoOptimiser:
         """No momentum was taken."""
 
     def views(self, layout: Layout) -> Iterable[tuple[OptimiserView, Layout]]:
-        """No optimiser steps a tensor."""
+        """Return no optimisers."""
         return ()
 
     def before_steps(self, act: Callable[[OptimiserView], Iterable[str]]) -> None:
-        """There are no steps."""
+        """Do nothing: there are no steps."""
 
     def on_masters(self) -> AbstractContextManager[None]:
-        """There are no master weights."""
+        """Do nothing: there are no master weights."""
         return nullcontext()
 
 
@@ -53,11 +53,11 @@ MOMENTUM_SGD = NoOptimiser({"lr": 0.1, "momentum": 0.9, "nesterov": False})
 def refuse_optimised(method: Method, where: str) -> None:
     """Raise `AttachError` for a method that changes how the optimiser steps, or applies its momentum.
 
-    `where` it cannot go, as in "between replicas of shards".
+    `where`: the unsupported place, as in "between replicas of shards".
     """
     warm = method.warm_at
     if any(route.rule is not None or route.feedback.owns_momentum(warm) for route in method.routes):
         raise AttachError(
-            f"{method} cannot go {where}: it changes how the optimiser steps; take cgx(bits=4), or"
+            f"{method} cannot be used {where}: it changes how the optimiser steps; use cgx(bits=4), or"
             " topk(density=0.01), which has error feedback"
         )

@@ -1,4 +1,4 @@
-"""Gradient noise scale: how large a batch still pays, from the norms of local and mean gradients.
+"""Gradient noise scale: the largest useful batch, from the norms of local and mean gradients.
 
 McCandlish et al. 2018, arXiv:1812.06162, section 2.2 and appendix A.1. With G the true gradient and S the
 covariance of the gradient of one unit batch, the squared norm over a batch of n units is |G|^2 + tr(S) / n in
@@ -8,10 +8,10 @@ expectation. Two batch sizes give both:
     tr(S) = (|g_small|^2 - |g_big|^2) / (1 / n_small - 1 / n_big)
     noise scale = tr(S) / |G|^2                                              in unit batches
 
-An exchange has both at hand: a rank's own gradient is one unit, the mean that comes back is `size` of them.
-So no byte is sent for it, and no extra pass backward made; it costs two norms at every `EVERY`-th step. At a
-batch as large as the noise scale, training takes twice the fewest possible steps and twice the fewest
-possible examples: up to there a larger batch pays, and far beyond it hardly saves a step.
+An exchange has both: a rank's own gradient is one unit, the mean is `size` units. So it needs no extra
+bytes and no extra backward pass, only two norms at every `EVERY`-th step. At a batch as large as the noise
+scale, training takes twice the fewest possible steps and twice the fewest possible examples: up to there a
+larger batch pays, and far beyond it hardly saves a step.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ DECAY = 0.95  # of the running means, per measurement
 
 @dataclass(frozen=True)
 class Noise:
-    """Running means of both parts, as this rank has measured them; average each over ranks for a better one.
+    """Running means of both parts on this rank; average each over ranks for a better estimate.
 
     Attributes:
-        variance: tr(S), of the gradient of one unit batch: a rank's batch, if an exchange has measured.
-        signal: |G|^2; noise can leave it below 0.
-        samples: How many steps were measured.
+        variance: tr(S), of the gradient of one unit batch: in an exchange, a rank's batch.
+        signal: |G|^2; noise can make it negative.
+        samples: Number of measured steps.
         share: Share of the gradient's entries that were measured.
     """
 
@@ -49,7 +49,7 @@ class Noise:
     share: float = 1.0
 
     def examples(self, unit: int = 1) -> float:
-        """The noise scale in examples, for `unit` examples in a unit batch; infinite where no signal is left.
+        """Return the noise scale in examples, for `unit` examples in a unit batch; inf without signal.
 
         >>> Noise(variance=6.0, signal=2.0, samples=10).examples(unit=32)
         96.0
@@ -71,7 +71,7 @@ class NoiseScale:
         self._samples = 0
 
     def add(self, small: float, big: float, units: float) -> None:
-        """One step: squared norms of the gradient of one unit batch, and of the mean of `units` > 1."""
+        """Add one step: squared norms of the gradient of one unit batch, and of the mean of `units` > 1."""
         variance = (small - big) / (1 - 1 / units)
         signal = (units * big - small) / (units - 1)
         if math.isfinite(variance) and math.isfinite(signal):
@@ -87,40 +87,40 @@ class NoiseScale:
         return Noise(self._variance / self._weight, self._signal / self._weight, self._samples, share)
 
 
-Norms = tuple[Sequence[Tensor], float]  # of the runs of a bucket, float32 (); their squares times scale^2
+Norms = tuple[Sequence[Tensor], float]  # of a bucket's ranges, float32 (); and scale^2
 
 
 class NoiseMeter:
-    """Measures an exchange of `size` ranks, on the tensors of `exact`: those whose mean is the true mean."""
+    """Measures an exchange of `size` ranks, on the tensors `exact`, whose mean is the true mean."""
 
     def __init__(self, exact: Layout, model: Layout, size: int) -> None:
         names = frozenset(exact.names)
         self._names, self._size = names, size
         self._share = exact.numel / max(1, model.numel)
         self._scale = NoiseScale()
-        self._runs = PerLayout(lambda bucket: bucket.named(names).segments.merged)  # of what is measured
+        self._runs = PerLayout(lambda bucket: bucket.named(names).segments.merged)  # of measured tensors
         self._small: list[Norms] = []
         self._big: list[Norms] = []
 
     def due(self, step: int) -> bool:
-        """Whether this step is to be measured."""
+        """Return whether to measure this step."""
         return self._size > 1 and bool(self._names) and step % EVERY == 0
 
     def begin(self) -> None:
-        """A new step: nothing of it has been measured."""
+        """Start a new step."""
         self._small.clear()
         self._big.clear()
 
     def local(self, grad: Tensor, layout: Layout, scale: float) -> None:
-        """The rank's own gradient, as `scale` times what lies in this bucket."""
+        """Measure the rank's own gradient, `scale` times the values in this bucket."""
         self._small.append((norms(grad, self._runs(layout)), scale))
 
     def mean(self, mean: Tensor, layout: Layout, scale: float) -> None:
-        """The mean of all ranks, in the same bucket."""
+        """Measure the mean of all ranks, in the same bucket."""
         self._big.append((norms(mean, self._runs(layout)), scale))
 
     def end(self) -> None:
-        """All buckets of the step are done, and it counts. Only here the host waits for a GPU."""
+        """Add the finished step, which is not skipped. Only here the host waits for a GPU."""
         read = iter(torch.stack(every).tolist() if (every := self._all_norms()) else ())
         small, big = (
             sum(scale**2 * sum(next(read) ** 2 for _ in norms) for norms, scale in some)
@@ -134,7 +134,7 @@ class NoiseMeter:
 
     @property
     def noise(self) -> Noise | None:
-        """Noise measured so far, in batches of a rank."""
+        """Return the noise measured so far, in batches of a rank."""
         return self._scale.noise(self._share)
 
 

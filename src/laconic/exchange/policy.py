@@ -9,10 +9,10 @@ from laconic.core.layout import Entry, Layout
 from laconic.exchange.method import Method, Route, Takes, lift, routes
 
 
-def share_out(*arms: tuple[Takes, Any]) -> Method:
-    """A method without a name of its own: a tensor goes to the first arm that accepts it.
+def split(*arms: tuple[Takes, Any]) -> Method:
+    """Return a method that sends each tensor to the first arm that accepts it.
 
-    An arm is a condition and the spec of a method. Equal routes become one, so that they share collectives.
+    An arm is a condition and the spec of a method. Equal routes are merged, so that they share collectives.
     """
     wanted: list[Takes] = []
     alike: list[tuple[Route, list[int]]] = []
@@ -34,7 +34,7 @@ def _alike(one: Route, other: Route) -> bool:
 
 @dataclass(frozen=True)
 class _Both:
-    """The tensors that both accept."""
+    """Condition that accepts a tensor if both conditions do."""
 
     one: Takes
     other: Takes
@@ -45,7 +45,7 @@ class _Both:
 
 @dataclass(frozen=True)
 class _First:
-    """The tensors whose first accepting condition in `order` is one of `own`."""
+    """Condition that accepts a tensor if its first accepting condition in `order` is one of `own`."""
 
     order: tuple[Takes, ...]
     own: frozenset[int]

@@ -30,10 +30,10 @@ class OptimiserView(Optimised, Protocol):
     optimiser: Optimizer
 
     def parameter(self, name: str) -> Tensor:
-        """The model's parameter of this name."""
+        """Return the model's parameter of this name."""
 
     def holds(self, name: str) -> bool:
-        """Whether this tensor is in a group of the optimiser, now."""
+        """Return whether this tensor is currently in a group of the optimiser."""
 
 
 class OptimiserSide(Optimised, Protocol):
@@ -43,17 +43,17 @@ class OptimiserSide(Optimised, Protocol):
         """Return each optimiser, with the tensors that it may step."""
 
     def before_steps(self, act: Callable[[OptimiserView], Iterable[str]]) -> None:
-        """Call `act` before each step; the step leaves the tensors alone that `act` returns."""
+        """Call `act` before each step, which then skips the tensors that `act` returns."""
 
     def on_masters(self) -> AbstractContextManager[None]:
-        """Return a context in which master weights stand in for their parameters, as in a step."""
+        """Return a context in which master weights replace their parameters, as in a step."""
 
 
 class Observer(Protocol):
     """Part of an adapter that acts before the optimiser's step."""
 
     def before_step(self, optimiser: OptimiserView, step: int) -> None:
-        """Act before this optimiser takes this step. Raises if it must not be taken."""
+        """Act before this optimiser's step. Raises if the step is not allowed."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class Site:
 
 
 class Rule(ABC):
-    """Configuration of a rule: a frozen dataclass. `bind` gives the working object.
+    """Configuration of a rule: a frozen dataclass. `bind` returns the working object.
 
     `exchanges_in_step`: whether it exchanges inside `optimizer.step()`, so that every rank must take every
-    step. `keeps_equal`: whether replicas are equal after every step; otherwise they are after `close`.
+    step. `keeps_equal`: whether replicas are equal after every step; otherwise they are equal after `close`.
     """
 
     exchanges_in_step: ClassVar[bool] = False
@@ -83,19 +83,19 @@ class Rule(ABC):
     @property
     @abstractmethod
     def wants(self) -> str:
-        """The optimiser that it needs, in words for the user."""
+        """The required optimiser, as text for messages."""
 
     @abstractmethod
     def check(self, optimiser: Optimizer, missing: Collection[str]) -> None:
-        """Raise `AttachError` unless this optimiser is suitable. `missing`: trained tensors it lacks."""
+        """Raise `AttachError` unless this optimiser is suitable. `missing`: trained tensors not in it."""
 
     def make(self, parameters: list[Tensor], *, lr: float | None, weight_decay: float) -> Optimizer | None:
-        """A suitable optimiser, at this or a usual rate; None if plain SGD is suitable."""
+        """Return a suitable optimiser, at this or a usual rate; None if plain SGD is suitable."""
         return None
 
     @abstractmethod
     def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
-        """The working object for these tensors of the model."""
+        """Return the working object for these tensors of the model."""
 
 
 def refuse_settings(
@@ -103,7 +103,7 @@ def refuse_settings(
 ) -> None:
     """Raise `AttachError` if a group of the optimiser uses one of these settings.
 
-    `what`: what the rule does itself, and `hints`: how to do without a setting, for the message.
+    `what`: the rule's own action, and `hints`: alternatives to a setting, for the message.
     """
     for group in optimiser.param_groups:
         for setting in settings:
@@ -115,42 +115,42 @@ def refuse_settings(
 
 
 class BoundRule(ABC):
-    """A rule at work."""
+    """A rule bound to tensors."""
 
     @abstractmethod
     def step_(self, step: int) -> Iterable[str]:
-        """Update tensors in the optimiser's place, at its step `step`. Returns their names."""
+        """Update tensors instead of the optimiser, at its step `step`, and return their names."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave replicas equal before the rule is removed; called on every rank, between steps."""
+        """Make replicas equal before the rule is removed. Call it on every rank, between steps."""
 
     def follow(self, root: int) -> None:
-        """Take what rank `root` has, as other ranks have run out of inputs before it.
+        """Copy the state of rank `root`, since other ranks have run out of inputs before it.
 
-        Called on every rank after `close`, if the rule exchanges in the step.
+        Call it on every rank after `close`, if the rule exchanges in the step.
         """
         raise NotImplementedError(f"{type(self).__name__} does not exchange in the step")
 
     def state_dict(self) -> dict[str, Tensor]:
-        """State of this rank, "<kind>/<tensor name>" to a tensor."""
+        """Return the state of this rank, "<kind>/<tensor name>" to a tensor."""
         return {}
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Raise `StateError` for a state that this rule did not make."""
+        """Raise `StateError` for a state that is not of this rule."""
         if state:
-            raise StateError(f"the saved state has {sorted(state)[0]}, which this method does not keep")
+            raise StateError(f"the saved state has {sorted(state)[0]}, which this method does not use")
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take the state back."""
+        """Load the state."""
         self.check_state(state)
 
 
 class OnlyChecks(BoundRule):
-    """A rule that needs a certain optimiser, and leaves the update to it."""
+    """A rule that requires a certain optimiser, which does the update."""
 
     def step_(self, step: int) -> Iterable[str]:
         return ()
 
     def close(self) -> None:
-        """Replicas are equal."""
+        """Do nothing: replicas are equal."""

@@ -1,7 +1,7 @@
-"""Save watch: notices that some ranks have saved their memory, and others have not.
+"""Save watch: warns if only some ranks have saved their memory.
 
-A checkpoint that rank 0 alone writes then lacks the memory of the others. A rank that saves adds to a counter
-that all share; once every rank has taken part in the exchange after that, all that were to save have done so.
+A checkpoint that only rank 0 writes lacks the memory of the others. A rank that saves increases a shared
+counter; once every rank has joined the next exchange, all saves are complete.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ GATHER = "Call handle.state_dict(gather=True) on all ranks and save it on rank 0
 
 
 def saved_by_rank_0() -> bool:
-    """Return whether the caller's caller is Accelerate, which writes what `register_for_checkpointing` got.
+    """Return whether the caller's caller is Accelerate, saving an object of `register_for_checkpointing`.
 
-    It takes the state of every rank, and writes that of rank 0 alone. The caller may be wrapped by
+    It calls every rank's `state_dict`, and writes only that of rank 0. The caller may be wrapped by
     `outside_inference_mode`.
     """
     frame: FrameType | None = sys._getframe(2)
@@ -37,7 +37,7 @@ class SaveWatch:
     Args:
         counter: The group's.
         size: The number of ranks of the group.
-        fix: What to do instead, for the warning.
+        fix: The fix, for the warning.
     """
 
     def __init__(self, counter: Counter, size: int, fix: str = GATHER) -> None:
@@ -47,10 +47,10 @@ class SaveWatch:
         self._warned = False
 
     def saved(self, step: int) -> None:
-        """This rank has saved its memory before the exchange of this step."""
+        """Count this rank's save before the exchange of this step."""
         self._mine += 1
         self._saved_at = step
-        with suppress(PeerError):  # the store is gone, and with it those who could be warned
+        with suppress(PeerError):  # the store has ended, and with it the run
             self._counter.add(1)
 
     def before_step(self, optimiser: OptimiserView, step: int) -> None:
@@ -58,7 +58,7 @@ class SaveWatch:
         self.check(step)
 
     def check(self, step: int) -> None:
-        """Warn if another rank has not saved before the exchange of this step, which is done."""
+        """Warn if another rank has not saved before the exchange of this step, which is finished."""
         if self._saved_at is None or step < self._saved_at or self._warned:
             return
         saved_at, self._saved_at = self._saved_at, None

@@ -1,4 +1,4 @@
-"""Gradients that are sparse already, as from `Embedding(sparse=True)`: gathered without compression."""
+"""Sparse gradients, as from `Embedding(sparse=True)`: gathered without compression."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from laconic.comm.comm import Comm
 
 
 def sparse_mean(grad: Tensor, comm: Comm) -> Tensor:
-    """Mean over ranks of sparse COO `grad`: every rank's rows, summed in rank order. No feedback."""
+    """Return the mean over ranks of sparse COO `grad`: all rows, summed in rank order. No feedback."""
     grad = grad.coalesce()
     indices, values = grad.indices(), grad.values()
     dims = indices.shape[0]

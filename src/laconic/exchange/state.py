@@ -1,8 +1,8 @@
-"""One rank's state on disk, and how it changes with the number of ranks.
+"""One rank's state on disk, and its conversion to a new number of ranks.
 
 torch.distributed.checkpoint merges per-rank tensors that are saved under one key: rank 1 would load rank 0's
-residual. So the rank is part of every key, and a state of another rank, size, model or method is refused.
-`resize` is the named way from one number of ranks to another.
+residual. So the rank is part of every key, and a state of a different rank, size, model or method is refused.
+`resize` converts states to a new number of ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HINTS = {
 
 
 class Identity(TypedDict):
-    """Whose state it is; all of it must be equal where it is loaded."""
+    """Owner of a state; all fields must be equal when it is loaded."""
 
     format: int
     spec: str
@@ -40,26 +40,26 @@ class Identity(TypedDict):
 
 
 class RankState(Identity):
-    """Plain numbers, strings and tensors: loads under `torch.load(weights_only=True)`."""
+    """State of plain numbers, strings and tensors, which `torch.load(weights_only=True)` accepts."""
 
     step: int
     tensors: dict[str, Tensor]  # "rank<r>/<what>/<tensor name>"
 
 
 def model_digest(layout: Layout) -> str:
-    """A short name for tensors of these names and shapes, whatever their order."""
+    """Return a hash of the tensors' names and shapes, in any order."""
     text = repr(sorted((entry.name, entry.shape) for entry in layout))
     digest = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
     return f"{len(layout)} tensors, {layout.numel} elements, {digest}"
 
 
 def label(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
-    """The same tensors with the rank in their keys."""
+    """Add the rank to the keys."""
     return {f"rank{rank}/{key}": value for key, value in tensors.items()}
 
 
 def unlabel(state: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a state without the rank in their keys. Raises `StateError` if it belongs elsewhere."""
+    """Return a state's tensors without the rank in their keys. Raises `StateError` on a mismatch."""
     check_has(state, RankState.__annotations__)
     for key, value in expected.items():
         if state[key] != value:
@@ -70,18 +70,18 @@ def unlabel(state: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, 
 
 
 def check_has(state: Mapping[str, Any], keys: Iterable[str]) -> None:
-    """Raise `StateError` if this is no dictionary, one of these is missing, or its tensors are none."""
+    """Raise `StateError` unless `state` is a dictionary with these keys and valid tensors."""
     if not isinstance(state, Mapping):
-        raise StateError(f"a state of a handle is a dictionary, got {arguments.shown(state)}")
+        raise StateError(f"a state of a handle must be a dictionary, got {arguments.shown(state)}")
     missing = next((key for key in keys if key not in state), None)
     if missing is not None:
-        raise StateError(f"this is no state of a handle: it has no {missing!r}")
+        raise StateError(f"this is not a state of a handle: it has no {missing!r}")
     if not isinstance(tensors := state.get("tensors", {}), Mapping):
-        raise StateError(f"this is no state of a handle: its 'tensors' are {arguments.shown(tensors)}")
+        raise StateError(f"this is not a state of a handle: its 'tensors' are {arguments.shown(tensors)}")
 
 
 def check_shapes(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
-    """Raise `StateError` unless the saved state has exactly these tensors, which belong to a `what`."""
+    """Raise `StateError` unless the saved state has exactly these tensors, which are of a `what`."""
     own, other = ({key: tuple(value.shape) for key, value in each.items()} for each in (mine, saved))
     for key in sorted(own.keys() | other.keys()):
         if own.get(key) != other.get(key):
@@ -102,33 +102,33 @@ def without(prefixes: Collection[str], state: Mapping[str, Tensor]) -> dict[str,
 
 
 def resize(states: Sequence[Mapping[str, Any]] | Mapping[str, Any], size: int) -> list[RankState]:
-    """States for another number of ranks, from the states of all ranks of a run.
+    """Convert the states of all ranks of a run to a new number of ranks.
 
-    A step applies the mean over ranks of what was sent, so N ranks still owe (1/N) * sum of their residuals.
-    Every new rank gets exactly that: nothing is lost or counted twice. State that one rank holds for all
-    ("once/..." in its key) goes to every new rank, and the rank that serves the tensor uses it. Of a
-    strategy, every new rank gets the ranks' average model, by PushSum's weights where it has them, and of
-    whole numbers, such as rounds, the largest.
+    A step applies the mean of the sent shares over ranks, so N ranks still owe (1/N) * sum of their
+    residuals. Every new rank gets exactly that: nothing is lost or counted twice. State that one rank holds
+    for all ("once/..." in its key) is copied to every new rank, and the rank that serves the tensor uses
+    it. For a strategy, every new rank gets the ranks' average model, weighted by PushSum's weights if it
+    has them, and the maximum of integers such as rounds.
 
     Args:
         states: The `state_dict()` of every old rank, in rank order; or a handle's `state_dict(gather=True)`.
-        size: The new number of ranks, 1 or more.
+        size: The new number of ranks, at least 1.
 
     Returns:
         One state for each new rank, in rank order.
 
     Raises:
-        StateError: A state is missing or out of order, the states are not of one run, or they are of a model
-            under `fully_shard`.
+        StateError: A state is missing or out of order, the states are of different runs, or of a model under
+            `fully_shard`.
     """
     if size < 1:
-        raise StateError(f"size must be 1 or more, got {size}")
+        raise StateError(f"size must be at least 1, got {size}")
     saved: Sequence[Mapping[str, Any]] = states.get("ranks", []) if isinstance(states, Mapping) else states
     for state in saved:
         if isinstance(state, Mapping) and "parameters" in state:
             raise StateError(
-                "resize takes no states of a model under fully_shard: one without a memory loads on any"
-                " number of ranks as it is, and a memory is of one shard: begin anew from the saved model"
+                "resize does not support states of a model under fully_shard: one without memory loads on any"
+                " number of ranks, and memory belongs to one shard: start again from the saved model"
             )
         check_has(state, RankState.__annotations__)
     if not saved or [state.get("rank") for state in saved] != list(range(saved[0]["size"])):
@@ -142,8 +142,8 @@ def resize(states: Sequence[Mapping[str, Any]] | Mapping[str, Any], size: int) -
         parts.append(unlabel(state, {**same, "rank": rank}))
         if parts[-1].keys() != parts[0].keys():
             raise StateError(
-                f"resize needs states that hold the same tensors, but that of rank {rank} differs from that"
-                " of rank 0, as in by_machine(...): begin anew from the saved model"
+                f"resize needs states with the same tensors, but the state of rank {rank} differs from that"
+                " of rank 0, as in by_machine(...): start again from the saved model"
             )
     _weigh(parts)
     carried = {key: _carried(key, [part[key] for part in parts]) for key in parts[0]}
@@ -163,7 +163,7 @@ def resize(states: Sequence[Mapping[str, Any]] | Mapping[str, Any], size: int) -
 
 
 def _weigh(parts: list[dict[str, Tensor]]) -> None:
-    """Make the mean of the models their average by PushSum's weights, which sum to the number of ranks."""
+    """Scale the models so that their mean is the average by PushSum's weights, whose sum is N."""
     for part in parts if "flat" in parts[0] else ():
         for key, value in part.items():
             if key.rpartition("/")[2] == "weight" and value.dtype == torch.float64 and not value.dim():
@@ -174,7 +174,7 @@ ONCE = re.compile(r"(rule\d+/)?route\d+/once/")
 
 
 def _carried(key: str, values: list[Tensor]) -> Tensor:
-    """What every new rank gets, from one tensor of all old ranks."""
+    """Return the tensor of every new rank, from one tensor of all old ranks."""
     if not values[0].is_floating_point():
         return torch.stack(values).amax(dim=0)
     if not ONCE.match(key):
@@ -186,9 +186,9 @@ def _carried(key: str, values: list[Tensor]) -> Tensor:
 
 
 def merged(key: str, value: Tensor, comm: Comm, having: int, *, mine: bool) -> Tensor:
-    """What `resize` would give every rank, from this tensor of the `having` ranks of a group that have one.
+    """Compute the result of `resize` for this tensor, which `having` ranks of the group have.
 
-    All ranks call it, each with a tensor of the same shape; `mine`: whether this rank's counts.
+    Call it on all ranks, each with a tensor of the same shape; `mine`: whether to include this rank's.
     """
     counts = value.clone() if mine else torch.zeros_like(value)
     if not value.is_floating_point():

@@ -16,30 +16,30 @@ class Stats:
 
     Attributes:
         steps: Steps so far.
-        payload_sent: Bytes that the method handed to collectives, each counted once.
-        payload_received: Bytes that collectives handed back.
+        payload_sent: Bytes that the method passed to collectives, each counted once.
+        payload_received: Bytes that collectives returned.
         network_sent: Bytes that this rank put on the wire, by the model in `laconic.comm.wire_model`: every
             copy of a message, with headers and acknowledgements. In a group of N an `all_gather` sends N - 1
             copies, an all-reduce 2(N-1)/N of its bytes.
         network_received: The same for received bytes.
         dense: `network_sent` of all-reduces of the same tensors in float32, in the same group.
         encode_s: Seconds before the first collective of each exchange. On a GPU these three are measured in
-            the first 8 steps, then in one step of 8, which counts for all of them.
+            the first 8 steps, then in one step of 8 and multiplied by 8.
         communicate_s: Seconds in collectives.
         decode_s: The remaining seconds of each exchange.
         buckets: DDP's buckets per step.
         phases: Payload sent, by purpose and collective; the sum is `payload_sent`.
-            Of a method, such as "gather(qsgd()) all_gather", the first part is the reducer, as the printed
-            method spells it; "sum()" is also what vectors get, which stay dense. Others are
-            "sparse gradients" (of embeddings, as they are), "parameters minmax()" (FSDP2's all-gather, by
-            its codec) and "parameters as they are" (of modules with several dtypes). Of a strategy: "gossip"
-            (to neighbours), "slow momentum" (SlowMo's mean), "centre" (EASGD's centre), "periods" (LSGD's
-            counts of steps), "election" (ranks' losses), "local leader" and "leader" (the model of a group's
-            and of all ranks' best), "inside a machine". A collective alone is a mean of parameters, or what
-            ranks agree on, such as a scale.
-        noise: Gradient noise, in batches of a rank: `noise.examples(unit=64)` is the batch up to which a
-            larger one pays, where a rank has 64 examples. Measured on the tensors that the method sums as
-            they are; None where there are none, on one rank, and for strategies.
+            For a method, such as "gather(qsgd()) all_gather", the first part is the printed reducer; "sum()"
+            includes vectors, which stay dense. Others are "sparse gradients" (of embeddings, uncompressed),
+            "parameters minmax()" (FSDP2's all-gather, by its codec) and "parameters as they are" (of modules
+            with several dtypes). For a strategy: "gossip" (to neighbours), "slow momentum" (SlowMo's mean),
+            "centre" (EASGD's centre), "periods" (LSGD's step counts), "election" (ranks' losses), "local
+            leader" and "leader" (the best model of a group and of all ranks), "inside a machine". A
+            collective without a purpose is a mean of parameters, or an agreement, such as on a scale.
+        noise: Gradient noise, in batches of a rank: `noise.examples(unit=64)` is the largest useful batch
+        if a
+            rank has 64 examples. Measured on the tensors that the method sums uncompressed; None without
+            any, on one rank, and for strategies.
     """
 
     steps: int
@@ -82,7 +82,7 @@ class Stats:
 
     @property
     def ratio(self) -> float:
-        """`dense / network_sent`: how many times fewer bytes than dense; 1 before anything was sent.
+        """`dense / network_sent`: how many times fewer bytes than dense; 1 before the first message.
 
         It depends on the number of ranks: below 1 a method sends more than dense.
         """

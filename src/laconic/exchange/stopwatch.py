@@ -1,4 +1,4 @@
-"""Stopwatch: the seconds of one exchange, by the host's clock, or on a GPU by events of sampled steps."""
+"""Stopwatch: the seconds of an exchange, by the host's clock, or on a GPU by events of sampled steps."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ EVERY = 8  # steps: on a GPU the first of them are measured, then one of each
 class Seconds:
     """Seconds of the exchanges, by phase.
 
-    On a GPU they are the seconds of its stream, between events: exchanges that are not over yet are counted
-    later, as nothing waits for them. After the first 8 steps one step in 8 is measured, and counts 8 times.
+    On a GPU they are seconds of its stream, between events. Unfinished exchanges are counted later, without
+    waiting. After the first 8 steps one step in 8 is measured, and counts 8 times.
     """
 
     encode_s: float = 0.0
@@ -33,17 +33,17 @@ class Seconds:
         self._under_way: deque[tuple[Instant, Sequence[tuple[Instant, Instant]], Instant, int]] = deque()
 
     def so_far(self) -> dict[str, float]:
-        """The seconds by name, of the exchanges that are over."""
+        """Return the seconds of finished exchanges by name."""
         self._count()
         return {"encode_s": self.encode_s, "communicate_s": self.communicate_s, "decode_s": self.decode_s}
 
     def plus(self, other: Seconds) -> Seconds:
-        """The sum of both, so far."""
+        """Return the sum of both, so far."""
         mine, others = self.so_far(), other.so_far()
         return Seconds(*(mine[name] + others[name] for name in mine))
 
     def add(self, began: float, ended: float, first: float | None, busy: float) -> None:
-        """One exchange: begin, end, when its first collective began, and the seconds in all of them."""
+        """Add an exchange: begin, end, begin of its first collective, and the seconds in all collectives."""
         self.encode_s += (ended if first is None else first) - began
         if first is not None:
             self.communicate_s += busy
@@ -77,7 +77,7 @@ class Seconds:
 
 
 class Stopwatch:
-    """Starts at once. On a GPU it measures one step in `EVERY`, which counts for all of them."""
+    """Clock that starts at once. On a GPU it measures one step in `EVERY`, with that weight."""
 
     def __init__(self, seconds: Seconds, comm: Metered, device: torch.device, step: int) -> None:
         self._seconds, self._comm = seconds, comm

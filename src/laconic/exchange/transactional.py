@@ -1,12 +1,11 @@
-"""RevocableExchange: where a step may fail after its exchange, and ranks come and go between steps.
+"""TransactionalExchange: an exchange whose steps can be rolled back, among ranks that may change.
 
-A step that not every rank has finished is thrown away, and its batch's gradients with it. What the method
-remembers of it has to go too: the memory is again what it was before. So each step keeps a copy of it.
+A step that not every rank has finished is dropped together with its gradients, and the method's memory is
+restored to its value before the step. So each step keeps a copy of the memory.
 
-Where the same ranks go on, each keeps its own memory. After any other change, each rank gets the mean of the
-memories that there are, as `laconic.resize` makes it: ranks that hold none, as they have just come, get the
-same one. So all agree on what all must have alike, and what the others had held back is not lost. It costs an
-all-reduce of the memory.
+If the group stays the same, each rank keeps its memory. After a change, each rank gets the mean of the
+existing memories, as from `laconic.resize`, and new ranks get the same mean. Values that must be equal on
+all ranks then are, and no residual is lost. It costs an all-reduce of the memory.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ from laconic.reducers.two_level import TwoLevel
 
 @dataclass(frozen=True)
 class Memory:
-    """What a rank of a group of `size` remembers, as `Attached.state_dict` names it."""
+    """Memory of a rank in a group of `size`, with the names of `Attached.state_dict`."""
 
     tensors: Mapping[str, Tensor]
     rank: int
     size: int
 
 
-class RevocableExchange:
+class TransactionalExchange:
     """The exchange of one rank.
 
     Raises:
         AttachError: The method needs the optimiser, or groups within the group.
-        SpecError: It does not suit the model.
+        SpecError: The method does not suit the model.
     """
 
     def __init__(self, method: Method, layout: Layout, seed: int = 0) -> None:
@@ -53,25 +52,27 @@ class RevocableExchange:
         refuse_optimised(method, where)
         if any(isinstance(route.reducer, TwoLevel) for route in method.routes):
             raise AttachError(
-                f"{method} cannot go {where}: machines come and go, and it counts on them; take what goes"
-                " between machines by itself, such as cgx(bits=4)"
+                f"{method} cannot be used {where}: it depends on the machines, which may change; use its"
+                " method between machines alone, such as cgx(bits=4)"
             )
         self.method, self.layout, self.seed = method, layout, seed
-        Attached(method, layout, Metered(Loopback.world(1)[0]), NoOptimiser())  # raises where it will not do
+        Attached(
+            method, layout, Metered(Loopback.world(1)[0]), NoOptimiser()
+        )  # raises if the method is unsuitable
         self._seconds, self._dense, self._steps = Seconds(), 0, 0
         self._comm: Metered | None = None  # the group of the last step
         self._exchange: Attached | None = None
-        self._before: Memory | None = None  # as it was when the last step began, and the number of that
+        self._before: Memory | None = None  # at the start of the last step, and its number
         self._began = -1
 
     def begin(self, step: int, group: Comm | None, *, behind: bool) -> None:
-        """A new step; all ranks of the group begin it.
+        """Start a step. Call it on all ranks of the group.
 
         Args:
-            step: How many steps have been finished. Unless that is one more than at the last call, the step
-                that began then has been thrown away.
-            group: The ranks, at the first call and where they have formed a new group since the last.
-            behind: Whether this rank has just got another's model: what it remembers is of no use.
+            step: Number of finished steps. Unless it is one more than at the last call, the last step was
+                dropped.
+            group: The ranks, at the first call and after they have formed a new group.
+            behind: Whether this rank has just received another rank's model, so that its memory is invalid.
         """
         memory = None if behind else self.memory_at(step)
         comm, exchange, dense = self._comm, self._exchange, self.stats().dense
@@ -85,36 +86,36 @@ class RevocableExchange:
         if memory is not None:
             exchange.load_state_dict(memory.tensors, step)
         exchange.step = step
-        if exchange is not self._exchange:  # only now: with a message that fails, nothing is lost
+        if exchange is not self._exchange:  # last, so that nothing is lost if a message fails
             self._comm, self._exchange, self._dense = comm, exchange, dense
         self._before, self._began = of(exchange), step
         exchange.begin()
 
     def mean_(self, bucket: Tensor, layout: Layout) -> str | None:
-        """bucket float32 (n,) becomes the group's mean. If it cannot, the name of a tensor to blame."""
+        """Replace bucket float32 (n,) by the group's mean, or return the name of a non-finite tensor."""
         exchange = self._working()
         exchange.mean_(bucket, layout)
         return exchange.void
 
     def end(self) -> None:
-        """The last bucket of this step is done."""
+        """End the step after its last bucket."""
         self._working().end()
         self._steps += 1
 
     def memory_at(self, step: int) -> Memory | None:
-        """What counts where so many steps have been finished, before the next begins; None if nothing yet."""
+        """Return the memory after `step` finished steps, before the next begins; None without any."""
         if self._exchange is not None and step == self._began + 1:
             return of(self._exchange)
         return self._before
 
     def stats(self) -> Stats:
-        """Bytes and seconds of this rank since the start, with those of steps that were thrown away."""
+        """Return bytes and seconds of this rank since the start, including dropped steps."""
         dense = self._dense + (0 if self._exchange is None else self._exchange.dense_bytes)
         meter = Meter() if self._comm is None else self._comm.snapshot()
         return Stats.of(meter, self._seconds, steps=self._steps, dense=dense)
 
     def state_dict(self, step: int) -> RankState:
-        """This rank's memory where so many steps have been finished. Raises `StateError` before the first."""
+        """Return this rank's memory after `step` steps. Raises `StateError` before the first."""
         memory = self.memory_at(step)
         if memory is None:
             raise StateError("there is no memory to save before the first step: save after it")
@@ -122,7 +123,7 @@ class RevocableExchange:
         return RankState(**self._identity(memory.rank, memory.size), step=step, tensors=tensors)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Begin with this memory. Raises `StateError` if a step has begun, or it is of another model."""
+        """Load a memory. Raises `StateError` if a step has begun, or the state is of a different model."""
         if self._exchange is not None:
             raise StateError("a step has begun: load the state before the first backward pass")
         rank, size = (int(str(state.get(key, -1))) for key in ("rank", "size"))
@@ -139,7 +140,7 @@ class RevocableExchange:
         )
 
     def _bound(self, comm: Metered) -> Attached:
-        """A new exchange, which remembers nothing."""
+        """Return a new exchange with empty memory."""
         return Attached(self.method, self.layout, comm, NoOptimiser(), self.seed, self._seconds)
 
     def _working(self) -> Attached:
@@ -148,15 +149,15 @@ class RevocableExchange:
 
 
 def of(exchange: Attached) -> Memory:
-    """A copy of what an exchange remembers."""
+    """Return a copy of an exchange's memory."""
     tensors = {key: value.clone() for key, value in exchange.state_dict().items()}
     return Memory(tensors, exchange.comm.rank, exchange.comm.size)
 
 
 def shared(memory: Memory | None, fresh: Attached, comm: Comm) -> Memory | None:
-    """The memory of this rank in a new group, all of whose ranks call; None if no rank has any.
+    """Return this rank's memory in a new group, or None if no rank has any. Call it on all ranks.
 
-    `fresh`: an exchange of the new group, which says what there is to remember.
+    `fresh`: an exchange of the new group, which defines the tensors of the memory.
     """
     blank = fresh.state_dict()
     if not blank:
@@ -178,5 +179,5 @@ def shared(memory: Memory | None, fresh: Attached, comm: Comm) -> Memory | None:
 
 
 def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """What two memories of one method have alike."""
+    """Return names and shapes, which are equal for two memories of one method."""
     return {key: (tuple(value.shape), value.dtype) for key, value in tensors.items()}

@@ -225,7 +225,7 @@ class ShardedHandle:
         check_has(state, own)
         for key in own.keys() - {"step", "memory"}:
             if state[key] != own[key]:
-                raise StateError(f"the saved state has {key} {state[key]!r}, this handle has {own[key]!r}")
+                raise StateError(f"the saved state is of {key} {state[key]!r}, this handle has {own[key]!r}")
         device = next(iter(self._optimizer.param_groups[0]["params"])).device
         memory = {key: tensor.to(device) for key, tensor in state.get("memory", {}).items()}
         self._gradients.load_state_dict(memory, state)

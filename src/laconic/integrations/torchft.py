@@ -2,7 +2,7 @@
 
     zero_grad() -> the manager starts a quorum; replicas that fell behind load another's model
     backward    -> a bucket: the communication thread waits for the quorum, then
-    RevocableExchange.mean_(bucket) step()      -> should_commit: if a replica failed, the step is
+    TransactionalExchange.mean_(bucket) step()      -> should_commit: if a replica failed, the step is
     discarded
 
 Errors in an exchange are reported to the manager and not raised, as in torchft's all-reduce.
@@ -29,9 +29,9 @@ from laconic.ddp.hook import sparse_embeddings, trained
 from laconic.ddp.unused_parameters import Mean, UnusedParameters
 from laconic.exchange.gathers import expensive_gathers
 from laconic.exchange.method import lift
-from laconic.exchange.revocable import RevocableExchange
 from laconic.exchange.state import RankState
 from laconic.exchange.stats import Stats
+from laconic.exchange.transactional import TransactionalExchange
 from laconic.integrations.replica_comm import ReplicaComm
 
 log = logging.getLogger("laconic")
@@ -61,7 +61,7 @@ class ReplicaHandle:
             )
         self._names = {id(parameter): name for parameter, name in trained(module).items()}
         layout = Layout.of((name, real_shape(parameter)) for parameter, name in trained(module).items())
-        self._exchange = RevocableExchange(lift(spec), layout, seed)
+        self._exchange = TransactionalExchange(lift(spec), layout, seed)
         self._unused_parameters = UnusedParameters(trained(module))
         self._means: dict[str, Mean] = {}  # of the current step
         self._thread = CommunicationThread("laconic replica")

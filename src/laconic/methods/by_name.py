@@ -12,7 +12,7 @@ from laconic.codecs.dense import Dense
 from laconic.core.errors import SpecError
 from laconic.core.layout import Entry, Layout
 from laconic.exchange.method import Method, everything, lift, method
-from laconic.exchange.policy import share_out
+from laconic.exchange.policy import split
 
 DENSE = Dense()
 
@@ -47,7 +47,7 @@ def by_name(names: Mapping[str, Any], *, rest: Any = DENSE) -> Method:
         raise SpecError(f"by_name: names must have a pattern, such as {{'*norm*': dense()}}; or use {rest!r}")
     patterns = tuple(names)
     arms = [(_Named(pattern, patterns), _lifted(spec, repr(pattern))) for pattern, spec in names.items()]
-    return share_out(*arms, (everything, _lifted(rest, "rest")))
+    return split(*arms, (everything, _lifted(rest, "rest")))
 
 
 def _lifted(spec: Any, where: str) -> Method:

@@ -8,7 +8,7 @@ from laconic.codecs.dense import Dense
 from laconic.core import arguments
 from laconic.core.layout import Entry, Layout
 from laconic.exchange.method import Method, everything, method
-from laconic.exchange.policy import share_out
+from laconic.exchange.policy import split
 
 DENSE = Dense()
 
@@ -41,4 +41,4 @@ def by_size(limit: int, *, large: Any, small: Any = DENSE) -> Method:
     def is_large(entry: Entry, model: Layout) -> bool:
         return entry.numel >= limit
 
-    return share_out((is_large, large), (everything, small))
+    return split((is_large, large), (everything, small))
