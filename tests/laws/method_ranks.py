@@ -50,7 +50,7 @@ class Rank:
         return gradient(self.comm.rank, step)
 
     def step(self, flat: Tensor) -> bool:
-        """One step by this flat gradient, bucket by bucket; False, and no update, where it is void."""
+        """One step by this flat gradient, bucket by bucket; False, and no update, if it is skipped."""
         mean, exchange = torch.zeros_like(flat), self.exchange
         exchange.begin()
         for bucket in BUCKETS:

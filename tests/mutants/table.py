@@ -101,7 +101,7 @@ MUTANTS = (
         "feedback/error_feedback.py",
         "    def put_back(self, layout: Layout) -> None:\n        self._pending.drop(layout)",
         "    def put_back(self, layout: Layout) -> None:\n        assert layout is not None",
-        "what a void step has sent is not put back",
+        "what a skipped step has sent is not put back",
         ("tests/laws/test_feedback*", "tests/unit/test_exchange*"),
     ),
     Mutant(
@@ -114,10 +114,10 @@ MUTANTS = (
     ),
     Mutant(
         "comm-void-infinite",
-        "comm/void.py",
+        "comm/skippable.py",
         "if int(largest.max()) < EXPONENT else None",
         "if int(largest.max()) <= EXPONENT else None",
-        "an infinite norm, which says that a rank is void, passes for a norm",
+        "an infinite norm, which says that a rank skips, passes for a norm",
         ("tests/unit/test_shared_scale*", "tests/laws/test_reducers*"),
     ),
     Mutant(

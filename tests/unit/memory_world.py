@@ -1,4 +1,4 @@
-"""What reducers keep, in small worlds: is it all that is missing, put back after void steps, and saved?"""
+"""What reducers keep, in small worlds: is it all that is missing, put back after skipped steps, and saved?"""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def lost(spec, size, kind, cuts=([MODEL],) * STEPS) -> tuple[float, Tensor]:
 
 
 def through_a_void_step(spec: str, kind: str, when: int) -> list[int]:
-    """How many tensors of this kind the ranks hold before a void step; it must leave them as they were.
+    """How many tensors of this kind the ranks hold before a skipped step; it must leave them as they were.
 
     Inf on rank 1 of 3 in the last bucket, when two have been reduced, also while buckets are regrouped.
     """

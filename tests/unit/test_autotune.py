@@ -33,7 +33,7 @@ class Rank:
         self.main, self.steps = 0.0, 0
 
     def step(self, gradient, bad=False):
-        """The means of the buckets (or None where void); the clock shows what the step took."""
+        """The means of the buckets (or None if skipped); the clock shows what the step took."""
         began = self.main
         means = []
         for bucket, ready in zip(BUCKETS, READY_S, strict=True):
@@ -284,7 +284,7 @@ def test_a_void_step_counts_for_nothing_and_leaves_what_was_kept():
 
 
 def test_a_void_step_on_the_dense_candidate_sends_nothing_twice():
-    """What the first dense step has sent stays sent, though a later step is void."""
+    """What the first dense step has sent stays sent, though a later step is skipped."""
 
     def body(comm):
         rank = Rank(comm, RATES["hidden"])

@@ -27,7 +27,7 @@ STEPS = 4
 
 
 def reduced(spec: str, xs: list[Tensor], layout: Layout, step: int = 0) -> list[tuple[Tensor, Tensor] | None]:
-    """The mean and the share, dense, on each rank; None where the step is void."""
+    """The mean and the share, dense, on each rank; None where the step is skipped."""
 
     def play(comm):
         out = torch.full_like(xs[comm.rank], 7.0)

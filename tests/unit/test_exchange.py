@@ -33,7 +33,7 @@ class Telling(Loopback):
 
 
 def exchanged(spec, broken=()):
-    """What each rank called, its bucket, and why its step is void. Rank 1 has NaN in the `broken` entries."""
+    """Each rank's calls, bucket and reason to skip. Rank 1 has NaN in the `broken` entries."""
 
     def body(comm):
         telling = Telling(comm.room, comm.rank)

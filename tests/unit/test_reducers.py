@@ -215,7 +215,7 @@ def test_wrong_arguments_are_refused():
     assert Sum(dtype="bf16").feedback_codec() == parse("cast('bf16')")
     assert parse("gather(sparse(topk(density=0.1)))").feedback_codec() == parse("sparse(topk(density=0.1))")
     results = reduce(Sum(), lambda rank: torch.full((LAYOUT.numel,), 3e38))
-    assert [sent for _, sent in results] == [None, None], "a sum that overflows is void"
+    assert [sent for _, sent in results] == [None, None], "a sum that overflows is skipped"
 
 
 def test_messages_are_added_in_rank_order():

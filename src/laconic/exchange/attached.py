@@ -17,7 +17,7 @@ from torch import Tensor
 from laconic.comm.joint_calls import Exchanging, unwatched
 from laconic.comm.metered import Metered
 from laconic.comm.sent import Sent
-from laconic.comm.void import VoidSum
+from laconic.comm.skippable import NonFiniteSum
 from laconic.core.deferred import deferred
 from laconic.core.errors import NonFiniteError
 from laconic.core.inference import outside_inference_mode
@@ -166,7 +166,7 @@ class Attached:
                 shares = self._reduce(parts, inputs, bucket, suspect)
                 if self.void is None and self.remembers:
                     check_means(parts, bucket)
-        except VoidSum:
+        except NonFiniteSum:
             if self.void is None:
                 self.cancel(first_not_finite(flat, layout) or "a tensor on another rank")
         if self.void is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.sent import ScaledShare, Sent
-from laconic.comm.void import VoidSum, largest_of, not_finite
+from laconic.comm.skippable import NonFiniteSum, largest_of, not_finite
 from laconic.core.deferred import Write, check, deferred, late
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout, Segments
@@ -189,15 +189,15 @@ def correct_all(parts: Parts, bucket: Bucket, scale: float) -> list[Tensor | Non
 
 
 def check_means(parts: Parts, bucket: Bucket) -> None:
-    """Raise `VoidSum` if a mean that is still unchecked is not finite; on a GPU as `deferred.check`.
+    """Raise `NonFiniteSum` if a mean that is still unchecked is not finite; on a GPU as `deferred.check`.
 
     On a GPU all means of the bucket are checked at once. Ranks have the same means, so all of them raise.
     """
     unknown = [part.segments.merged for route, part in parts if part.numel and route.mean_is_unknown(bucket)]
     if unknown and not bucket.flat.is_cpu:
-        check(not_finite(*bucket.layout.segments.merged.views(bucket.flat)), lambda _: VoidSum())
+        check(not_finite(*bucket.layout.segments.merged.views(bucket.flat)), lambda _: NonFiniteSum())
     elif not all(kernels.all_finite(bucket.flat, segments) for segments in unknown):
-        raise VoidSum
+        raise NonFiniteSum
 
 
 def first_not_finite(x: Tensor, layout: Layout) -> str | None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from laconic import kernels
 from laconic.comm.metered import Metered
 from laconic.comm.partition import Partition
-from laconic.comm.void import VoidSum, not_finite
+from laconic.comm.skippable import NonFiniteSum, not_finite
 from laconic.core import arguments
 from laconic.core.deferred import check, deferred
 from laconic.core.layout import Layout
@@ -190,7 +190,7 @@ class Scatter:
                     left = memory.encoded(x, sent)
                     if mean is not None and mean.numel() and not mean.is_cpu:
                         check(not_finite(mean), lambda _: MeanOverflow())
-        except VoidSum:
+        except NonFiniteSum:
             mean = left = None
         except MeanOverflow:  # the others receive the flag at the end
             self._overflows, left = True, None
@@ -201,14 +201,14 @@ class Scatter:
         return mean
 
     def _is_finite(self, x: Tensor, partition: Partition) -> bool:
-        """Return whether x is finite; on a GPU this is a deferred flag of all ranks, which raises `VoidSum`.
+        """Return whether x is finite. On a GPU a deferred flag of all ranks raises `NonFiniteSum` instead.
 
         There x is made finite, and its sent values are not used.
         """
         if x.is_cpu:
             return kernels.all_finite(x, partition.bucket.segments)
         flag = not_finite(x) if len(x) else torch.zeros(1, dtype=torch.int32, device=x.device)
-        check(self.shards.comm.all_reduce(flag, "max"), lambda _: VoidSum())
+        check(self.shards.comm.all_reduce(flag, "max"), lambda _: NonFiniteSum())
         x.nan_to_num_(0.0, 0.0, 0.0)
         return True
 

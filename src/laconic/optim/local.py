@@ -12,7 +12,7 @@ from torch import Tensor
 
 from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent
-from laconic.comm.void import is_void
+from laconic.comm.skippable import any_skips
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, Reducer
@@ -38,7 +38,7 @@ class _BoundLocal(BoundReducer):
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
         segments = layout.segments
-        if is_void(self.comm, x is not None, out.device) or x is None:
+        if any_skips(self.comm, x is not None, out.device) or x is None:
             return None
         if x is not out:
             for view, to in zip(segments.views(x), segments.views(out), strict=True):

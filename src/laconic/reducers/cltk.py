@@ -24,7 +24,7 @@ from laconic.comm.comm import Comm
 from laconic.comm.entries import entries_nbytes, positions_read, positions_wire
 from laconic.comm.messages import sent_by
 from laconic.comm.sent import Sent, SentEntries
-from laconic.comm.void import broadcast_or_void, fits
+from laconic.comm.skippable import broadcast_or_skip, fits
 from laconic.core import deferred
 from laconic.core.layout import Layout
 from laconic.core.selector import check_density, kept_of_each
@@ -82,7 +82,7 @@ class _CLTk(BoundReducer):
         own = None if x is None else out.new_empty(0, dtype=torch.uint8)
         if x is not None and self.comm.rank == leader:
             own = positions_wire(*kernels.topk(x, segments, kept_of_each(self.density, segments)), segments)
-        wire = broadcast_or_void(self.comm, leader, own, out.device)
+        wire = broadcast_or_skip(self.comm, leader, own, out.device)
         if x is None or wire is None:
             return None
         with sent_by(leader):

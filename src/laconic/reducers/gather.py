@@ -12,7 +12,7 @@ from torch import Tensor
 from laconic.comm.comm import Comm
 from laconic.comm.messages import add_messages_
 from laconic.comm.sent import Sent, SentEntries, SentMessage
-from laconic.comm.void import fits, gather_or_void
+from laconic.comm.skippable import fits, gather_or_skip
 from laconic.core import arguments, deferred
 from laconic.core.codec import Carried, Codec
 from laconic.core.errors import SpecError
@@ -90,7 +90,7 @@ class _Gather(BoundReducer):
                     own = None
             else:
                 own = x.new_empty(0, dtype=torch.uint8)
-        wires = gather_or_void(self.comm, own, out.device)
+        wires = gather_or_skip(self.comm, own, out.device)
         if wires is None:
             return None
         messages = [SentMessage(codec, wire, segments) for wire in wires]

@@ -23,7 +23,7 @@ from laconic.comm.comm import Comm
 from laconic.comm.entries import Entries, entries_nbytes
 from laconic.comm.messages import sent_by
 from laconic.comm.sent import Sent
-from laconic.comm.void import gather_or_void
+from laconic.comm.skippable import gather_or_skip
 from laconic.core.layout import Layout
 from laconic.core.selector import check_density, kept_of_each
 from laconic.core.spec import Status
@@ -74,7 +74,7 @@ class _GTopk(BoundReducer):
         segments, size = layout.segments, self.comm.size
         ks = kept_of_each(self.density, segments)
         own = None if x is None else Entries.largest(x, segments, ks)
-        wires = gather_or_void(self.comm, None if own is None else own.wire(segments), out.device)
+        wires = gather_or_skip(self.comm, None if own is None else own.wire(segments), out.device)
         if own is None or wires is None:
             return None
         sums = segments.zero_(out)

@@ -35,8 +35,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent
-from laconic.comm.void import MOST as LARGEST
-from laconic.comm.void import fits, largest_of, sum_or_void, sum_unchecked
+from laconic.comm.skippable import LARGEST, fits, largest_of, sum_or_skip, sum_unchecked
 from laconic.core import arguments, deferred
 from laconic.core.layout import Entry, Layout, PerLayout, Segments
 from laconic.core.spec import Status
@@ -210,8 +209,8 @@ class _PowerSGD(BoundReducer):
         return True
 
     def _sum(self, x: Tensor | None, n: int, out: Tensor) -> Tensor | None:
-        """Return the sum over ranks; None if it is void, which on a GPU `_found_finite` reports later."""
-        return (sum_or_void if out.is_cpu else sum_unchecked)(self._comm, x, n, out.device)
+        """Return the sum over ranks; None if skipped, which on a GPU `_found_finite` reports later."""
+        return (sum_or_skip if out.is_cpu else sum_unchecked)(self._comm, x, n, out.device)
 
     def _largest(self, rest: Tensor, right: Tensor | None) -> list[Tensor]:
         """Return the largest magnitudes of both sums, float32 (1,) each, not finite if a sum is not."""

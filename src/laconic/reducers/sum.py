@@ -14,7 +14,7 @@ from laconic import kernels
 from laconic.codecs.cast import Cast
 from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent
-from laconic.comm.void import VoidSum, largest_of, max_or_void, not_finite
+from laconic.comm.skippable import NonFiniteSum, largest_of, max_or_skip, not_finite
 from laconic.core import arguments, deferred
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout, Segments
@@ -85,7 +85,7 @@ class DenseShare(Sent):
 class BoundSum(BoundReducer):
     """Working reduction, without state between steps.
 
-    `late`: on a GPU the sum is checked by `deferred.check`, which then raises `VoidSum`: for a caller that
+    `late`: on a GPU the sum is checked by `deferred.check`, which raises `NonFiniteSum`, for a caller that
     reduces inside `deferred()` and skips the step.
     """
 
@@ -159,11 +159,11 @@ class BoundSum(BoundReducer):
         """Return whether this mean on a GPU is finite; if `late`, it is checked later, with other flags."""
         if not self.late:
             return math.isfinite(largest_of([mean]).item())
-        deferred.check(not_finite(mean), lambda _: VoidSum())
+        deferred.check(not_finite(mean), lambda _: NonFiniteSum())
         return True
 
     def _range(self, x: Tensor | None, runs: Segments, device: torch.device) -> tuple[float, float] | None:
-        """Return the factor of x before rounding, and the largest sent value; None if void.
+        """Return the factor of x before rounding, and the largest sent value; None if skipped.
 
         In float16 all ranks find the largest |x| together, the only round in addition to the sum.
         """
@@ -173,7 +173,7 @@ class BoundSum(BoundReducer):
         if self.dtype == torch.bfloat16:
             return 1 / size, limit
         own = None if x is None else _largest(x, runs)
-        shared = max_or_void(self.comm, own, 1, device)
+        shared = max_or_skip(self.comm, own, 1, device)
         if shared is None:
             return None
         growth = (1 + torch.finfo(self.dtype).eps) ** (size + 1)  # by rounding

@@ -46,7 +46,7 @@ from torch import Tensor
 from laconic.comm.comm import Comm
 from laconic.comm.messages import sent_by
 from laconic.comm.sent import Sent
-from laconic.comm.void import gather_or_void
+from laconic.comm.skippable import gather_or_skip
 from laconic.core.errors import WireError
 from laconic.core.layout import Layout, PerLayout
 from laconic.core.spec import Status
@@ -140,7 +140,7 @@ class _Deft(BoundReducer):
     def _norms(self, x: Tensor | None, bins: Bins, step: int, device: torch.device) -> Tensor | None:
         """Return the norms of all pieces, equal on all ranks; None if an x is not finite."""
         own = None if x is None else bins.norms(x, self._comm.rank, step)
-        norms = gather_or_void(self._comm, own, device, dtype=torch.float32)
+        norms = gather_or_skip(self._comm, own, device, dtype=torch.float32)
         if norms is None:
             return None
         measured = []

@@ -30,7 +30,7 @@ from laconic.codecs.indices.golomb import GOLOMB
 from laconic.comm.comm import Comm
 from laconic.comm.messages import sent_by
 from laconic.comm.sent import SentEntries
-from laconic.comm.void import fits, gather_or_void, sum_or_void
+from laconic.comm.skippable import fits, gather_or_skip, sum_or_skip
 from laconic.core import arguments, deferred
 from laconic.core.errors import WireError
 from laconic.core.framing import counts_bytes, read_bytes, sent_to, unsigned
@@ -108,7 +108,7 @@ def choices_of_all(
     size, wire = comm.size, None
     if found is not None:
         wire = message(found, parts[part_of(comm.rank, step, size)], coding, device)
-    wires = gather_or_void(comm, wire, device)
+    wires = gather_or_skip(comm, wire, device)
     if wires is None:
         return None
     if device.type != "cpu":  # the few positions of all ranks are decoded on the host, after one copy
@@ -132,7 +132,7 @@ def average_(
     own = kernels.gather(x, segments, *union)
     total: Tensor | None = own
     if own.numel():
-        total = sum_or_void(comm, own.clone(), own.numel(), out.device)
+        total = sum_or_skip(comm, own.clone(), own.numel(), out.device)
     if total is None:
         return None
     if deferred.is_late() and not fits([total], alpha / comm.size):

@@ -53,7 +53,7 @@ from laconic.comm.comm import Comm
 from laconic.comm.entries import positions_read, positions_wire
 from laconic.comm.messages import sent_by
 from laconic.comm.sent import Sent, SentEntries
-from laconic.comm.void import broadcast_or_void, fits
+from laconic.comm.skippable import broadcast_or_skip, fits
 from laconic.core import arguments, deferred
 from laconic.core.framing import as_bytes, as_numbers, read_bytes
 from laconic.core.layout import Layout, PerLayout
@@ -161,7 +161,7 @@ class _LearnedCode(BoundReducer):
         own = None if x is None else out.new_empty(0, dtype=torch.uint8)
         if x is not None and self._comm.rank == leader:
             own = self._announcement(x, ordered)
-        wire = broadcast_or_void(self._comm, leader, own, out.device)
+        wire = broadcast_or_skip(self._comm, leader, own, out.device)
         if x is None or wire is None:
             return None
         with sent_by(leader):

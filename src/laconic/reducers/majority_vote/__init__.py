@@ -33,7 +33,7 @@ from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.messages import combined, sent_by
 from laconic.comm.sent import Sent
-from laconic.comm.void import gather_or_void
+from laconic.comm.skippable import gather_or_skip
 from laconic.core.errors import WireError
 from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Status
@@ -116,7 +116,7 @@ class _MajorityVote(BoundReducer):
         """Return the median of all ranks' mean magnitudes float32 (n,); None if one is not finite."""
         if means is not None and not bool(means.isfinite().all()):
             means = None
-        gathered = gather_or_void(self.comm, means, device, dtype=torch.float32)
+        gathered = gather_or_skip(self.comm, means, device, dtype=torch.float32)
         if gathered is None:
             return None
         whole = all(each.numel() == max(1, n) for each in gathered)

@@ -45,7 +45,7 @@ from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.entries import Entries
 from laconic.comm.sent import Sent
-from laconic.comm.void import all_to_all_or_void, fits
+from laconic.comm.skippable import all_to_all_or_skip, fits
 from laconic.core import arguments, deferred
 from laconic.core.layout import Layout
 from laconic.core.selector import check_density, kept, kept_of_each
@@ -139,7 +139,7 @@ class _OkTopk(BoundReducer):
         if own is not None and chosen is not None:
             parts = zip(regions.split(chosen, own.values), regions.pieces, strict=True)
             wires = [part.wire(pieces) for part, pieces in parts]
-        came = all_to_all_or_void(self._comm, wires, out.device)
+        came = all_to_all_or_skip(self._comm, wires, out.device)
         if own is None or chosen is None or came is None:
             return None
         floors = torch.tensor(

@@ -14,7 +14,7 @@ from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.entries import Entries, contained, counted
 from laconic.comm.messages import sent_by
-from laconic.comm.void import gather_or_void
+from laconic.comm.skippable import gather_or_skip
 from laconic.core.framing import read_bytes, sent_to
 from laconic.core.layout import Segments
 from laconic.reducers.oktopk.regions import Regions
@@ -89,7 +89,7 @@ def exchanged(given: Entries, held: Tensor, regions: Regions, comm: Comm) -> tup
     """Return the entries that all ranks give, and their marks of held-back pieces, int64 (p,)."""
     flags = held.to(torch.uint8).to(given.values.device)
     own = torch.cat([flags, given.wire(regions.pieces[comm.rank])])
-    messages = gather_or_void(comm, own, own.device)
+    messages = gather_or_skip(comm, own, own.device)
     assert messages is not None, "the first messages have shown that all are finite"
     parts, all_held = [], []
     for rank, (message, pieces) in enumerate(zip(messages, regions.pieces, strict=True)):

@@ -30,7 +30,7 @@ from laconic.codecs.minmax import MinMax, Rounding
 from laconic.comm.comm import Comm
 from laconic.comm.partition import piece
 from laconic.comm.sent import Sent
-from laconic.comm.void import sum_or_void
+from laconic.comm.skippable import sum_or_skip
 from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.errors import StateError
@@ -128,7 +128,7 @@ class _AdaptiveBits(BoundReducer):
             return self._halves.reduce(x, layout, turn, out, alpha)
         own = None if x is None else self._measure(x, layout, turn)
         size = len(layout) * len(CHOICE)
-        errors = sum_or_void(self._comm, own, size, out.device, torch.float64)
+        errors = sum_or_skip(self._comm, own, size, out.device, torch.float64)
         if errors is None:
             return None
         sent = self._halves.reduce(x, layout, turn, out, alpha)

@@ -14,7 +14,7 @@ from laconic.comm.comm import Comm
 from laconic.comm.messages import add_messages_, add_shares_, encoded
 from laconic.comm.partition import Partition
 from laconic.comm.sent import Sent, SentMessage, SentParts
-from laconic.comm.void import all_to_all_or_void, gather_or_void, is_void
+from laconic.comm.skippable import all_to_all_or_skip, any_skips, gather_or_skip
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout, PerLayout, Segments
 from laconic.core.turn import Turn, mix
@@ -77,7 +77,7 @@ class TwoHalves(BoundReducer):
         wires, joined = None, None
         if x is not None:
             wires, joined = self._wires(x, partition, codecs, turn)
-        came = all_to_all_or_void(comm, wires, out.device, partition.due)
+        came = all_to_all_or_skip(comm, wires, out.device, partition.due)
         if x is None or wires is None or came is None:
             return None, None
         own = parts[comm.rank].segments.gathered(x)
@@ -110,7 +110,7 @@ class TwoHalves(BoundReducer):
             if residual is not None and home.numel:
                 left = codec.decode_segments_add_(wire, home.segments, mean, -1.0)
                 residual.keep(left, home, turn.step)
-        wires = gather_or_void(self._comm, wire, out.device, partition.due)
+        wires = gather_or_skip(self._comm, wire, out.device, partition.due)
         if wires is None:
             return False
         partition.bucket.segments.zero_(out)
@@ -155,7 +155,7 @@ class TwoHalves(BoundReducer):
     ) -> tuple[Tensor | None, Sent | None]:
         """Run `scatter` along a ring or up a tree."""
         comm = self._comm
-        if is_void(comm, x is not None, out.device) or x is None:
+        if any_skips(comm, x is not None, out.device) or x is None:
             return None, None
         hops = HOPS[self._pattern](comm.rank, comm.size)
 

@@ -23,7 +23,7 @@ from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.messages import add_messages_, encoded
 from laconic.comm.sent import Sent, SentMessage, SentParts
-from laconic.comm.void import all_to_all_or_void, gather_or_void
+from laconic.comm.skippable import all_to_all_or_skip, gather_or_skip
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.layout import Entry, Layout, PerLayout, Segments
@@ -113,9 +113,9 @@ class _Server(BoundReducer):
         parts = [part.segments for part in partition.parts]
         due = [len(part) > 0 for part in partition.parts]
         own = None if x is None else [encoded(x, part, up, turn) for part in partition.parts]
-        requests = all_to_all_or_void(comm, own, device, due)
+        requests = all_to_all_or_skip(comm, own, device, due)
         answer = None if requests is None else self._serve(requests, partition.home, up, down, turn)
-        answers = gather_or_void(comm, answer, device, due)
+        answers = gather_or_skip(comm, answer, device, due)
         if own is None or answers is None:
             self.put_back(layout)
             return None

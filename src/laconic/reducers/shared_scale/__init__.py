@@ -33,7 +33,7 @@ from laconic.codecs.quantiser import check_clip
 from laconic.codecs.ternary import Ternary
 from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent
-from laconic.comm.void import largest_or_void
+from laconic.comm.skippable import largest_or_skip
 from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
@@ -148,7 +148,7 @@ class _SharedScale(BoundReducer):
     ) -> Sent | None:
         spec, form, size, segments = self.spec, self.spec.form, self.comm.size, layout.segments
         own = None if x is None else kernels.norms(x, segments, spec.measure, spec.block)
-        scales = largest_or_void(self.comm, own, spec.scales(layout), out.device)
+        scales = largest_or_skip(self.comm, own, spec.scales(layout), out.device)
         if x is None or scales is None:
             return None
         keys = turn.own_keys(layout.names)

@@ -19,16 +19,16 @@ from torch import Tensor
 
 from laconic.comm.comm import Comm
 
-VOID_LENGTH = 1 << 62
-MOST = torch.finfo(torch.float32).max * (1 - 1e-6)  # so that rounding in a sum does not exceed the largest
+SKIP_LENGTH = 1 << 62
+LARGEST = torch.finfo(torch.float32).max * (1 - 1e-6)  # so that rounding in a sum does not exceed the largest
 EXPONENT = 0x7F800000  # bits of the smallest float32 magnitude that is not finite: infinity
 
 
-class VoidSum(Exception):
+class NonFiniteSum(Exception):
     """A sum is not finite after the reduction: every rank skips the step."""
 
 
-def gather_or_void(
+def gather_or_skip(
     comm: Comm,
     message: Tensor | None,
     device: torch.device,
@@ -44,18 +44,18 @@ def gather_or_void(
     >>> from laconic.comm.loopback import Loopback
     >>> def gather(finite):
     ...     message = torch.arange(2).byte()
-    ...     return lambda comm: gather_or_void(comm, message if finite else None, message.device)
+    ...     return lambda comm: gather_or_skip(comm, message if finite else None, message.device)
     >>> Loopback.run(1, gather(True)), Loopback.run(1, gather(False))
     ([[tensor([0, 1], dtype=torch.uint8)]], [None])
     """
     empty = torch.empty(0, dtype=dtype, device=device)
     all_due = [True] * comm.size if due is None else due
     messages = comm.all_gather(_filled(message, all_due[comm.rank], empty))
-    void = any(_says_void(each, its_due) for each, its_due in zip(messages, all_due, strict=True))
-    return None if void else messages
+    skip = any(_says_skip(each, its_due) for each, its_due in zip(messages, all_due, strict=True))
+    return None if skip else messages
 
 
-def all_to_all_or_void(
+def all_to_all_or_skip(
     comm: Comm, messages: Sequence[Tensor] | None, device: torch.device, due: Sequence[bool] | None = None
 ) -> list[Tensor] | None:
     """Return the messages uint8 (m_r,) for this rank, in rank order; `messages[r]` is sent to rank r.
@@ -72,11 +72,11 @@ def all_to_all_or_void(
         filled[comm.rank] = messages[comm.rank]
     came = comm.all_to_all(filled)
     others = (each for rank, each in enumerate(came) if rank != comm.rank)
-    void = messages is None or any(_says_void(each, all_due[comm.rank]) for each in others)
-    return None if void else came
+    skip = messages is None or any(_says_skip(each, all_due[comm.rank]) for each in others)
+    return None if skip else came
 
 
-def sum_or_void(
+def sum_or_skip(
     comm: Comm, x: Tensor | None, n: int, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Tensor | None:
     """Sum x (n,) over ranks, in place if n > 0; None also if the sum is not finite."""
@@ -87,7 +87,7 @@ def sum_or_void(
 def sum_unchecked(
     comm: Comm, x: Tensor | None, n: int, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Sum x (n,) over ranks like `sum_or_void`, for a caller that skips the step if it is not finite.
+    """Sum x (n,) over ranks like `sum_or_skip`, for a caller that skips the step if it is not finite.
 
     It does not wait for a GPU. If n is 0 the sum has one element, which may be NaN.
     """
@@ -116,7 +116,7 @@ def not_finite(*views: Tensor) -> Tensor:
     return flag
 
 
-def max_or_void(comm: Comm, x: Tensor | None, n: int, device: torch.device) -> Tensor | None:
+def max_or_skip(comm: Comm, x: Tensor | None, n: int, device: torch.device) -> Tensor | None:
     """Return the maximum over ranks of x float32 (n,), in place if n > 0; None if x is not finite."""
     if x is not None and not x.is_cpu:  # do not read the GPU before sending
         x.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
@@ -126,8 +126,8 @@ def max_or_void(comm: Comm, x: Tensor | None, n: int, device: torch.device) -> T
     return largest[:n] if _is_finite(largest) else None
 
 
-def largest_or_void(comm: Comm, x: Tensor | None, n: int, device: torch.device) -> Tensor | None:
-    """Return `max_or_void` of x float32 (n,) >= 0, such as norms: the host reads one number.
+def largest_or_skip(comm: Comm, x: Tensor | None, n: int, device: torch.device) -> Tensor | None:
+    """Return `max_or_skip` of x float32 (n,) >= 0, such as norms: the host reads one number.
 
     The bits of such floats are ordered like the floats, with NaN last, so the maximum preserves a NaN.
     """
@@ -136,29 +136,29 @@ def largest_or_void(comm: Comm, x: Tensor | None, n: int, device: torch.device) 
     return largest[:n].view(torch.float32) if int(largest.max()) < EXPONENT else None
 
 
-def is_void(comm: Comm, finite: bool, device: torch.device) -> bool:
+def any_skips(comm: Comm, finite: bool, device: torch.device) -> bool:
     """Return whether any rank is not `finite`, for messages that cannot encode a skip. Wire: 4 bytes."""
     return (
-        max_or_void(comm, torch.zeros(1, device=device, dtype=torch.float32) if finite else None, 1, device)
+        max_or_skip(comm, torch.zeros(1, device=device, dtype=torch.float32) if finite else None, 1, device)
         is None
     )
 
 
-def broadcast_or_void(comm: Comm, root: int, message: Tensor | None, device: torch.device) -> Tensor | None:
+def broadcast_or_skip(comm: Comm, root: int, message: Tensor | None, device: torch.device) -> Tensor | None:
     """Return the root's message uint8 (m,); on other ranks `message` only says whether x is finite.
 
     Two rounds: the length, 8 bytes per rank, since the others do not know it; then a broadcast.
 
     >>> from laconic.comm.loopback import Loopback
     >>> def body(comm):
-    ...     return broadcast_or_void(comm, 1, torch.arange(comm.rank * 3).byte(), torch.device("cpu"))
+    ...     return broadcast_or_skip(comm, 1, torch.arange(comm.rank * 3).byte(), torch.device("cpu"))
     >>> [message.tolist() for message in Loopback.run(2, body)]
     [[0, 1, 2], [0, 1, 2]]
     """
     mine = comm.rank == root
-    nbytes = VOID_LENGTH if message is None else message.numel() * mine
+    nbytes = SKIP_LENGTH if message is None else message.numel() * mine
     longest = int(comm.all_reduce(torch.tensor([nbytes], dtype=torch.int64, device=device), "max"))
-    if message is None or longest == VOID_LENGTH:
+    if message is None or longest == SKIP_LENGTH:
         return None
     return comm.broadcast(message if mine else message.new_empty(longest), root)
 
@@ -170,7 +170,7 @@ def fits(x: Sequence[Tensor], alpha: float) -> bool:
     (True, False, True)
     """
     views = [view for view in x if view.numel()]
-    return not views or float(largest_of(views)) * abs(alpha) < MOST
+    return not views or float(largest_of(views)) * abs(alpha) < LARGEST
 
 
 def _is_finite(x: Tensor) -> bool:
@@ -187,12 +187,12 @@ def _filled(message: Tensor | None, due: bool, empty: Tensor) -> Tensor:
     return message if message.numel() or not due else empty.new_zeros(1)
 
 
-def _says_void(message: Tensor, due: bool) -> bool:
+def _says_skip(message: Tensor, due: bool) -> bool:
     return (message.numel() == 0) == due
 
 
-def _summand(x: Tensor | None, n: int, void: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _summand(x: Tensor | None, n: int, skip: float, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return x, or the value of a skip; at least one element, so that an empty x can be skipped."""
     if x is None:
-        return torch.full((max(1, n),), void, dtype=dtype, device=device)
+        return torch.full((max(1, n),), skip, dtype=dtype, device=device)
     return x if n else torch.zeros(1, dtype=dtype, device=device)
