@@ -25,7 +25,7 @@ from laconic import kernels
 from laconic.codecs.minmax import MinMax
 from laconic.comm.entries import Entries
 from laconic.core.layout import Layout
-from laconic.core.selector import kept_of_each
+from laconic.core.selector import counts_per_segment
 from laconic.reducers.deft import Deft
 from laconic.reducers.deft.bins import Bins, allot
 from laconic.reducers.deft.borders import Borders
@@ -62,7 +62,7 @@ def heavy_tailed() -> Tensor:
 
 def largest(x: Tensor, size: int, density: float) -> Call:
     """gather: every rank looks at everything."""
-    ks = kept_of_each(density, LAYOUT.segments)
+    ks = counts_per_segment(density, LAYOUT.segments)
     return lambda: kernels.topk(x, LAYOUT.segments, ks)
 
 
@@ -90,7 +90,7 @@ def micro(x: Tensor, size: int, density: float) -> Call:
 
 def oktopk(x: Tensor, size: int, density: float) -> Call:
     """Every rank looks at everything here too."""
-    ks = kept_of_each(density, LAYOUT.segments)
+    ks = counts_per_segment(density, LAYOUT.segments)
     return lambda: Entries.largest(x, LAYOUT.segments, ks)
 
 

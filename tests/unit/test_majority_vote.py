@@ -15,7 +15,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
-from laconic.core.aliases import called_here
+from laconic.core.aliases import canonical_names
 from laconic.core.errors import WireError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
@@ -261,5 +261,5 @@ def test_it_is_its_plain_twin(nesterov: bool) -> None:
 
 
 def test_the_name_stands_for_itself() -> None:
-    assert called_here("signum") == ()
+    assert canonical_names("signum") == ()
     assert repr(parse("signum")) == "signum()"

@@ -127,7 +127,7 @@ class _Queue:
                     self._complete()
             except BaseException as error:  # backward() on this rank must raise any error
                 self.error = error
-                let_go(error)
+                drop_traceback(error)
         if self.error is not None:
             failure = RuntimeError(f"{self._name}: {type(self.error).__name__}: {self.error}")
             for each in (*(held for held, _ in self._held), answer):
@@ -146,7 +146,7 @@ def _after(stream: torch.cuda.Stream, ready: torch.cuda.Event, job: Job) -> Tens
     return job()
 
 
-def let_go(error: BaseException) -> None:
+def drop_traceback(error: BaseException) -> None:
     """Replace the traceback of a stored error by a note (Python 3.11), so that it references no frame.
 
     Frames hold process groups, and peers wait in a group until it is freed. Clearing the frames is not

@@ -44,10 +44,10 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 
 
-def called_here(name: str) -> tuple[str, ...]:
+def canonical_names(name: str) -> tuple[str, ...]:
     """Return the specs that correspond to a name from papers or other libraries; () for an unknown name.
 
-    >>> called_here("EF-SignSGD".replace("-", "_")), called_here("1x")
+    >>> canonical_names("EF-SignSGD".replace("-", "_")), canonical_names("1x")
     (('signmean()',), ())
     """
     plain = name.lower().replace("_", "")

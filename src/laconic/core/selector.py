@@ -177,6 +177,6 @@ def kept(density: float, n: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def kept_of_each(density: float, segments: Segments) -> Tensor:
+def counts_per_segment(density: float, segments: Segments) -> Tensor:
     """Return `kept(density, size)` of each segment, int64 (s,). Shared between calls: do not modify."""
     return torch.tensor([kept(density, size) for size in segments.sizes], dtype=torch.int64, device="cpu")

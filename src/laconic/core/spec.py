@@ -21,7 +21,7 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
-from laconic.core.aliases import called_here
+from laconic.core.aliases import canonical_names
 from laconic.core.errors import SpecError
 
 ROOMS = (
@@ -236,7 +236,7 @@ def find(name: str) -> Callable[..., Any]:
 
 def _hint(name: str) -> str:
     """Return a hint for an unknown name."""
-    if known := called_here(name):
+    if known := canonical_names(name):
         return f"here it is called {' or '.join(known)}"
     near = difflib.get_close_matches(name.lower(), names(), n=3)
     return f"did you mean {' or '.join(near)}?" if near else "see `laconic methods` for all names"

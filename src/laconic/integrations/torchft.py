@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, where types see it
 from torch.autograd import Variable
 
-from laconic.comm.communication_thread import Answer, CommunicationThread, let_go
+from laconic.comm.communication_thread import Answer, CommunicationThread, drop_traceback
 from laconic.core.errors import AttachError, NonFiniteError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
@@ -111,7 +111,7 @@ class ReplicaHandle:
                 except Exception as error:
                     log.warning("step %d is discarded: %s", self._manager.current_step(), error)
                     self._manager.report_error(error)
-                    let_go(error)
+                    drop_traceback(error)
             return buffer
 
         answer = self._thread.submit(job, buffer.device)

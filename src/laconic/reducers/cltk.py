@@ -27,7 +27,7 @@ from laconic.comm.sent import Sent, SentEntries
 from laconic.comm.skippable import broadcast_or_skip, fits
 from laconic.core import deferred
 from laconic.core.layout import Layout
-from laconic.core.selector import check_density, kept_of_each
+from laconic.core.selector import check_density, counts_per_segment
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, Reducer
@@ -81,7 +81,9 @@ class _CLTk(BoundReducer):
         segments, leader = layout.segments, turn.step % self.comm.size
         own = None if x is None else out.new_empty(0, dtype=torch.uint8)
         if x is not None and self.comm.rank == leader:
-            own = positions_wire(*kernels.topk(x, segments, kept_of_each(self.density, segments)), segments)
+            own = positions_wire(
+                *kernels.topk(x, segments, counts_per_segment(self.density, segments)), segments
+            )
         wire = broadcast_or_skip(self.comm, leader, own, out.device)
         if x is None or wire is None:
             return None

@@ -25,7 +25,7 @@ from laconic.comm.messages import sent_by
 from laconic.comm.sent import Sent
 from laconic.comm.skippable import gather_or_skip
 from laconic.core.layout import Layout
-from laconic.core.selector import check_density, kept_of_each
+from laconic.core.selector import check_density, counts_per_segment
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, Reducer
@@ -72,7 +72,7 @@ class _GTopk(BoundReducer):
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
         segments, size = layout.segments, self.comm.size
-        ks = kept_of_each(self.density, segments)
+        ks = counts_per_segment(self.density, segments)
         own = None if x is None else Entries.largest(x, segments, ks)
         wires = gather_or_skip(self.comm, None if own is None else own.wire(segments), out.device)
         if own is None or wires is None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.core import arguments
 from laconic.core.layout import Segments
-from laconic.core.selector import DensitySelector, kept, kept_of_each
+from laconic.core.selector import DensitySelector, counts_per_segment, kept
 from laconic.core.spec import Status
 
 
@@ -47,7 +47,7 @@ class ChunkedTopK(DensitySelector):
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
         kernels.addressable(segments.sizes)  # chunks of a longer tensor would be
         chunks, of, before = cut(segments, self.chunk)
-        indices, counts = kernels.topk(x, chunks, kept_of_each(self.density, chunks))
+        indices, counts = kernels.topk(x, chunks, counts_per_segment(self.density, chunks))
         if not x.is_cpu:
             before = on_device(segments, self.chunk, x.device)
             on = counts.to(x.device, non_blocking=True)

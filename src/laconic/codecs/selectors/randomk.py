@@ -10,7 +10,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.core.layout import Segments
-from laconic.core.selector import DensitySelector, kept_of_each
+from laconic.core.selector import DensitySelector, counts_per_segment
 from laconic.core.spec import Status
 
 
@@ -32,6 +32,6 @@ class RandomK(DensitySelector):
     examples: ClassVar[tuple[str, ...]] = ("randomk(density=0.01)", "randomk(density=0.3)")
 
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
-        ks = kept_of_each(self.density, segments)
+        ks = counts_per_segment(self.density, segments)
         indices, counts = kernels.random_indices(segments.sizes_tensor, ks, keys)
         return indices.to(x.device), counts

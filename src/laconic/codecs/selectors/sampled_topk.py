@@ -16,7 +16,7 @@ from laconic import kernels
 from laconic.core import arguments
 from laconic.core.layout import Segments
 from laconic.core.padded import Padded
-from laconic.core.selector import DensitySelector, kept_of_each
+from laconic.core.selector import DensitySelector, counts_per_segment
 from laconic.core.spec import Status
 
 LOWER = 0.8  # a threshold that fewer than LOWER * k entries pass is lowered
@@ -47,11 +47,11 @@ class SampledTopK(DensitySelector):
         arguments.number("sample_ratio", self.sample_ratio, above=0, most=1)
 
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
-        ks = kept_of_each(self.density, segments)
+        ks = counts_per_segment(self.density, segments)
         return kernels.sampled_topk(x, segments, ks, self.density, self.sample_ratio, keys, lower=LOWER)
 
     def padded(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Padded, Tensor] | None:
-        ks = kept_of_each(self.density, segments)
+        ks = counts_per_segment(self.density, segments)
         chosen = kernels.padded_topk(x, segments, ks, self.density, self.sample_ratio, keys, lower=LOWER)
         return None if chosen is None else (chosen, ks)
 

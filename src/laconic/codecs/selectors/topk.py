@@ -10,7 +10,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.core.layout import Segments
-from laconic.core.selector import DensitySelector, kept_of_each
+from laconic.core.selector import DensitySelector, counts_per_segment
 from laconic.core.spec import Status
 
 
@@ -30,4 +30,4 @@ class TopK(DensitySelector):
     examples: ClassVar[tuple[str, ...]] = ("topk(density=0.01)", "topk(density=0.3)", "topk(density=1.0)")
 
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
-        return kernels.topk(x, segments, kept_of_each(self.density, segments))
+        return kernels.topk(x, segments, counts_per_segment(self.density, segments))

@@ -57,7 +57,7 @@ from laconic.comm.skippable import broadcast_or_skip, fits
 from laconic.core import arguments, deferred
 from laconic.core.framing import as_bytes, as_numbers, read_bytes
 from laconic.core.layout import Layout, PerLayout
-from laconic.core.selector import check_density, kept, kept_of_each
+from laconic.core.selector import check_density, counts_per_segment, kept
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, Reducer
@@ -184,7 +184,7 @@ class _LearnedCode(BoundReducer):
     def _announcement(self, x: Tensor, layout: Layout) -> Tensor:
         """Return the scale float32 (1,), and this rank's largest entries."""
         segments = layout.segments
-        indices, counts = kernels.topk(x, segments, kept_of_each(self._spec.density, segments))
+        indices, counts = kernels.topk(x, segments, counts_per_segment(self._spec.density, segments))
         largest = kernels.gather(x, segments, indices, counts).double()
         rms = largest.square().mean().sqrt() if largest.numel() else largest.new_zeros(())
         scale = rms.clamp(min=NORMAL).float().reshape(1)

@@ -48,7 +48,7 @@ from laconic.comm.sent import Sent
 from laconic.comm.skippable import all_to_all_or_skip, fits
 from laconic.core import arguments, deferred
 from laconic.core.layout import Layout
-from laconic.core.selector import check_density, kept, kept_of_each
+from laconic.core.selector import check_density, counts_per_segment, kept
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, Reducer
@@ -129,7 +129,7 @@ class _OkTopk(BoundReducer):
         if self._before is None or self._before[0] != turn.step:
             self._before = turn.step, dict(self._floors), self._growth
         segments, starts = layout.segments, layout.segments.packed.starts_tensor
-        ks = kept_of_each(self._spec.density, segments)
+        ks = counts_per_segment(self._spec.density, segments)
         own = None if x is None else Entries.largest(x, segments, ks)
         chosen = None if own is None else own.positions(starts)
         regions = self._cut(chosen, layout, turn.step, out.device)

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from laconic.comm.at_exit import start_thread
 from laconic.comm.comm import Comm
-from laconic.comm.communication_thread import Answer, CommunicationThread, let_go
+from laconic.comm.communication_thread import Answer, CommunicationThread, drop_traceback
 from laconic.comm.metered import Metered
 from laconic.core import arguments
 from laconic.core.errors import LaconicError, PeerError, SpecError
@@ -273,6 +273,6 @@ def answer_all(known: weakref.ref[BoundADPSGD], peer: int) -> None:
             del bound
             comm.exchange({peer: going.packed}, {})
     except LaconicError as error:
-        let_go(error)
+        drop_traceback(error)
         if (bound := known()) is not None:
             bound.error = error
