@@ -164,4 +164,4 @@ def test_torchtitans_place_for_the_line_compresses_and_trains(pool: Pool) -> Non
 
 def test_replicas_of_torchtitans_shards_are_refused(pool: Pool) -> None:
     for said in pool.run(2, replicated, timeout_s=LONG):
-        assert "divides gradients by 1.0, and replicas exchange means" in said
+        assert "divides gradients by 1.0, but replicas exchange means" in said

@@ -5,11 +5,11 @@
              -> the sharded gradient
 
 Each module's shard is a bucket, and the shard of each of its parameters a tensor of it, with FSDP2's padding.
-So a method chooses tensors by their shapes, and keeps its memory for this shard alone: in float32 that is as
-large as the rank's part of the model.
+So a method chooses tensors by their shapes, and has memory only for this shard: in float32 it is as large as
+the rank's part of the model.
 
-fully_shard has a hook behind its all-reduce, not in place of it. It makes no all-reduce where it takes the
-model for one without replicas, so while a method is attached it is told that.
+fully_shard has a hook after its all-reduce, not instead of it. It skips the all-reduce for a model without
+replicas, so an attached method removes the replicas from its description of the mesh.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from laconic.fsdp.waiting import WaitingGradients
 
 
 class Replicas:
-    """The exchange of one model's shards with the ranks that hold the same ones.
+    """The exchange of one model's shards with the ranks that hold the same shards.
 
     Raises:
         AttachError: The method needs the optimiser, or a module has an all-reduce hook already.
@@ -60,7 +60,7 @@ class Replicas:
         self._beside: OverlappedExchanges | None = None
 
     def attach(self, model: nn.Module) -> None:
-        """In the place of the all-reduce of every module."""
+        """Replace the all-reduce of every module."""
         self._beside = OverlappedExchanges(f"replicas of rank {self.exchange.comm.rank}")
         self._detach.append(self._pass.watch(model).remove)
         for name, module in sharded_modules(model):
@@ -68,7 +68,7 @@ class Replicas:
             module.set_all_reduce_hook(ReplicaMean(self, name, self._before[name], module))
 
     def detach(self, model: nn.Module) -> None:
-        """Back to fully_shard's own all-reduce."""
+        """Restore fully_shard's own all-reduce."""
         for name, module in sharded_modules(model):
             describe(param_group_of(module), self._before[name])
             param_group_of(module)._all_reduce_hook = None
@@ -80,28 +80,28 @@ class Replicas:
 
     @property
     def dense_bytes(self) -> int:
-        """What this rank would send without the method."""
+        """Bytes that this rank would send without the method."""
         return self.exchange.dense_bytes
 
     @property
     def made(self) -> int:
-        """Exchanges that were made."""
+        """Number of exchanges."""
         return self.exchange.step
 
     @property
     def keeps(self) -> bool:
-        """Whether there is a memory, another one on each rank. Once there is, this copies none of it."""
+        """Whether each rank has its own memory. It is copied at most once."""
         if not self._keeps and self.exchange.remembers:
             self._keeps = bool(self.exchange.state_dict())
         return self._keeps
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of exchanges, equal on all ranks: one for every backward pass."""
+        """The saved counter: the number of exchanges, one per backward pass, equal on all ranks."""
         return {"exchanges": self.exchange.step}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The memory of this rank's shard."""
+        """Return the memory of this rank's shard."""
         return self.exchange.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:
@@ -111,7 +111,7 @@ class Replicas:
         self.exchange.load_state_dict(state, step=int(counts["exchanges"]))
 
     def discard(self) -> None:
-        """Forget what is held back."""
+        """Clear the residuals."""
         self.exchange.discard()
 
     def check(self, reduced: Tensor, module: str, group: Any) -> None:
@@ -162,7 +162,7 @@ class Replicas:
         self._beside.fill(mean, job, group)
 
     def _end(self) -> None:
-        """All modules of this backward pass have called: agree whether it counts, on every rank."""
+        """Agree with all ranks whether to skip this backward pass, after all its modules."""
         assert self._beside is not None
         exchange, verdict = self.exchange, self._verdict
         waiting = self._waiting.take()
@@ -184,13 +184,13 @@ class Replicas:
         if verdict is not None:
             if exchange.void is not None:
                 verdict.set_nan()
-            verdict.begin()  # else it would keep the modules of a model that is dropped
+            verdict.begin()  # free the references to modules
 
 
 class ReplicaMean:
-    """What fully_shard calls with a module's flat shard, after its reduce-scatter. It replaces `before`.
+    """All-reduce hook that fully_shard calls with a module's flat shard. It replaces `before`.
 
-    After `set_requires_all_reduce(False)` shards add up here until machines exchange them, as in fully_shard.
+    After `set_requires_all_reduce(False)` shards accumulate until machines exchange them, as in fully_shard.
     """
 
     def __init__(self, replicas: Replicas, name: str, before: Any, module: FSDPModule) -> None:
@@ -212,7 +212,7 @@ class ReplicaMean:
 
 
 def layout_of(model: nn.Module, module: FSDPModule) -> Layout:
-    """This rank's shard of a module's gradient: the padded shard of each trained parameter, in order."""
+    """Return the layout of this rank's shard: the padded shard of each trained parameter, in order."""
     names = {id(part): name for name, part in model.named_modules()}
     shapes = []
     for parameter in param_group_of(module).fsdp_params:
@@ -225,28 +225,28 @@ def layout_of(model: nn.Module, module: FSDPModule) -> Layout:
 
 
 def own_mesh(name: str, module: FSDPModule) -> Any:
-    """FSDP2's own description of a module's mesh. Raises `AttachError` where another would go wrong."""
+    """Return FSDP2's description of a module's mesh. Raises `AttachError` if it cannot be replaced."""
     group = param_group_of(module)
-    if isinstance(group._all_reduce_hook, ReplicaMean):  # of a handle that is gone, and was not removed
+    if isinstance(group._all_reduce_hook, ReplicaMean):  # left by a handle that was freed without remove()
         return group._all_reduce_hook.before
     where = name or "the model"
     if group._all_reduce_hook is not None:
         raise AttachError(
-            f"{where} has an all-reduce hook already, and takes one: shard a new model without"
+            f"{where} already has an all-reduce hook, and only one is possible: shard a new model without"
             " set_all_reduce_hook"
         )
     if group.gradient_divide_factor is not None:
         raise AttachError(
-            f"{where} divides gradients by {group.gradient_divide_factor}, and replicas exchange means: leave"
-            " out set_gradient_divide_factor"
+            f"{where} divides gradients by {group.gradient_divide_factor}, but replicas exchange means: omit"
+            " set_gradient_divide_factor"
         )
     return group.mesh_info
 
 
 def describe(group: Any, info: Any) -> None:
-    """Give FSDP2 this description of a module's mesh; of that after a forward pass too, where it is the same.
+    """Set FSDP2's description of a module's mesh, also that after a forward pass if both are equal.
 
-    Where the two differ, FSDP2 keeps a copy of each parameter for the latter.
+    If the two differ, FSDP2 keeps a copy of each parameter for the latter.
     """
     if group.post_forward_mesh_info == group.mesh_info:
         group.post_forward_mesh_info = info
@@ -254,7 +254,7 @@ def describe(group: Any, info: Any) -> None:
 
 
 def without_replicas(info: Any) -> Any:
-    """FSDP2's description of a mesh, as if its shards had no replicas."""
+    """Return FSDP2's description of a mesh, without replicas."""
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
     plain = FSDPMeshInfo(mesh=info.mesh, shard_mesh_dim=info.shard_mesh_dim)
