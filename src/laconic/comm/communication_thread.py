@@ -65,7 +65,6 @@ class CommunicationThread:
         return answer
 
     def _stream_on(self, device: torch.device | None) -> torch.cuda.Stream | None:
-        """Return this object's stream on a GPU; None for other devices."""
         if device is None or device.type != "cuda":
             return None
         if device not in self._streams:
@@ -108,7 +107,6 @@ class _Queue:
         self.jobs.put(last)
 
     def run(self) -> None:
-        """Run the jobs one after the other until the end."""
         while isinstance(item := self.jobs.get(), tuple):
             self._do(*item)
             del item  # so that the waiting thread keeps no model alive

@@ -24,7 +24,6 @@ class Instants:
         self._stream = torch.cuda.current_stream(device)
 
     def now(self) -> Instant:
-        """Record a new event."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event

@@ -176,7 +176,6 @@ class _Room:
         self.world.join(self)
 
     def join(self, room: _Room) -> None:
-        """Add a room to this world."""
         with self.lock:
             self.rooms.append(room)
             if self.failure is not None:

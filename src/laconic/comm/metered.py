@@ -48,7 +48,6 @@ class Tally:
     seconds: float = 0.0
 
     def plus(self, other: Tally) -> Tally:
-        """Return the sum of both."""
         return Tally(
             self.calls + other.calls,
             self.payload_sent + other.payload_sent,
@@ -68,7 +67,6 @@ class Meter(Tally):
 
     @classmethod
     def of(cls, parts: Mapping[tuple[str, str], Tally]) -> Meter:
-        """Return the sum of `parts`."""
         return cls(**vars(reduce(Tally.plus, parts.values(), Tally())), parts=parts)
 
 
@@ -117,7 +115,6 @@ class Metered(Comm):
         return self._books.link.sent(link.direct(chunks, chunks))
 
     def reset(self) -> None:
-        """Start again from zero."""
         with self._books.lock:
             self._books.parts.clear()
 
@@ -215,7 +212,6 @@ class Metered(Comm):
         return other
 
     def _others(self, chunks: Sequence[Tensor]) -> list[int]:
-        """Return the bytes of each other rank's chunk."""
         return [chunk.nbytes for rank, chunk in enumerate(chunks) if rank != self.rank]
 
 

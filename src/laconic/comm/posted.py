@@ -36,7 +36,6 @@ class PostedComm(Comm):
         """Start all messages at once; those between two ranks arrive in order."""
 
     def _wire_device(self, x: Tensor) -> torch.device:
-        """Return the device from which a tensor is sent."""
         return x.device
 
     def _home(self, x: Tensor) -> torch.device:

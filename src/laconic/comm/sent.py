@@ -30,7 +30,6 @@ class Sent(ABC):
         """Set the sent entries of memory to zero."""
 
     def subtract_from_(self, x: Tensor) -> Tensor:
-        """Subtract the share from x, in place."""
         return self.add_to_(x, -1.0)
 
 

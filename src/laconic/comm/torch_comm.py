@@ -112,7 +112,6 @@ class TorchComm(PostedComm):
 
     @property
     def timeout(self) -> timedelta:
-        """Timeout of this group's collectives."""
         device = torch.device(next(iter(self.backends)))
         waits: timedelta = self.group._get_backend(device).options._timeout
         return waits

@@ -60,7 +60,6 @@ def number(
 
 
 def flag(name: str, value: Any) -> None:
-    """Check for True or False."""
     if type(value) is not bool:
         _refuse(name, "True or False", value, "")
 
@@ -98,7 +97,6 @@ def shown(value: Any) -> str:
 
 
 def _interval(least: float | None, above: float | None, most: float | None, below: float | None) -> str:
-    """Return the limits in words."""
     if most is None and below is None:
         return f"a finite number {f'above {above:g}' if least is None else f'of {least:g} or more'}"
     low = f"({above:g}" if least is None else f"[{least:g}"

@@ -109,7 +109,6 @@ def write(write: Write) -> None:
 
 
 def is_late() -> bool:
-    """Return whether `write` is deferred."""
     return _waiting.writes is not None
 
 

@@ -213,7 +213,6 @@ class Layout:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names, in order."""
         return tuple(entry.name for entry in self.entries)
 
     @cached_property
@@ -281,5 +280,4 @@ class PerLayout(Generic[T]):
         self._made = {key: (layout, make(layout, known)) for key, (layout, known) in self._made.items()}
 
     def clear(self) -> None:
-        """Drop all results."""
         self._made.clear()

@@ -82,7 +82,6 @@ class TensorCodec(Codec):
         return 4 * len(segments) if len(segments) > 1 and not self.fixed_size else 0
 
     def _wires(self, wire: Tensor, segments: Segments) -> Sequence[Tensor]:
-        """Return the tensors' wires in a message as views."""
         if self.fixed_size:
             lengths = [self.nbytes(size) for size in segments.sizes]
         elif len(segments) == 1:

@@ -205,7 +205,6 @@ def parameter_names(model: DistributedDataParallel) -> dict[Tensor, str]:
 
 
 def _count(model: DistributedDataParallel) -> int:
-    """Return the number of tensors that DDP exchanges."""
     found: dict[str, Any] = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
     return int(found.get("num_parameter_tensors", 0))
 

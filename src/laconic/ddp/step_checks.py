@@ -42,7 +42,6 @@ class StepChecks:
             self._hooks += [before_steps(each, self._before, first=True), after_steps(each, self._after)]
 
     def remove(self) -> None:
-        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._watch.remove()

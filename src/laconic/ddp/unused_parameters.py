@@ -106,7 +106,6 @@ class UnusedParameters:
         self._given.clear()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the kept means by name."""
         return {name: mean.clone() for name, mean in self._means.items()}
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
@@ -117,13 +116,11 @@ class UnusedParameters:
                 raise StateError(f"the saved mean of {name} is of a different model: build the same model")
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replace the kept means by `state`."""
         self._means = {
             name: mean.to(self._parameters[name].device, copy=True) for name, mean in state.items()
         }
 
     def remove(self) -> None:
-        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 

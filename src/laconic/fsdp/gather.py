@@ -44,7 +44,6 @@ class CodedAllGather:
         self._name = f"parameters of {module}"
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a buffer for the result."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(

@@ -270,7 +270,6 @@ class ShardedHandle:
 
 
 def close(groups: Sequence[TorchComm]) -> None:
-    """Free these process groups."""
     for group in groups:
         group.close()
 

@@ -67,7 +67,6 @@ class ShardMemory:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of residuals on this rank."""
         return sum(wire.numel() for wire in self._wires.values())
 
     def state_dict(self) -> dict[str, Tensor]:

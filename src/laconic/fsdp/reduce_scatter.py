@@ -108,7 +108,6 @@ class Scatter:
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the memory of this rank."""
         return {} if self.memory is None else self.memory.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:
@@ -117,7 +116,6 @@ class Scatter:
             self.memory.load_state_dict(state)
 
     def discard(self) -> None:
-        """Clear the residuals."""
         if self.memory is not None:
             self.memory.load_state_dict({})
 
@@ -130,7 +128,6 @@ class Scatter:
         return first
 
     def begin(self) -> None:
-        """Start a backward pass."""
         self.skipped = self._overflows = False
         if self.memory is not None:
             self.memory.begin()
@@ -226,7 +223,6 @@ class ScatterMean:
         self._step, self._call = -1, 0  # of the last call; each micro-batch of a step is one call
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a buffer for the input or the result."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(

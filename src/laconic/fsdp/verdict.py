@@ -22,7 +22,6 @@ class Verdict:
         self._groups: dict[int, Any] = {}  # FSDP2's param groups
 
     def begin(self) -> None:
-        """Start a backward pass."""
         self._groups.clear()
 
     def add(self, group: Any) -> None:

@@ -57,13 +57,11 @@ def decode_jpegs(joined: NDArray[np.generic], offsets: NDArray[np.generic]) -> T
 
 
 def from_pickles(folder: Path) -> Tensors:
-    """Read the folder `cifar-10-batches-py`."""
     train = [_unpickled(folder / name) for name in BATCHES]
     return _joined(train, _unpickled(folder / "test_batch"))
 
 
 def from_binaries(folder: Path) -> Tensors:
-    """Read the folder `cifar-10-batches-bin`."""
     train = [_records(folder / f"{name}.bin") for name in BATCHES]
     return _joined(train, _records(folder / "test_batch.bin"))
 

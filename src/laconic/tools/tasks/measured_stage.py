@@ -26,7 +26,6 @@ class Messages:
     received_bytes: int = 0
 
     def minus(self, before: Messages) -> Messages:
-        """Return the messages since `before`."""
         pairs = zip(vars(self).values(), vars(before).values(), strict=True)
         return Messages(*(now - then for now, then in pairs))
 
@@ -51,7 +50,6 @@ class Passed:
     dense_gradients: Messages = Messages()
 
     def minus(self, before: Passed) -> Passed:
-        """Return the difference from `before`."""
         return Passed(
             self.forward_s - before.forward_s,
             self.backward_s - before.backward_s,

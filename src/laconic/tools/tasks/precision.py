@@ -34,11 +34,9 @@ class Precision:
         self.skipped = False  # whether the last step was skipped
 
     def autocast(self) -> torch.autocast:
-        """Return the context of forward and loss."""
         return torch.autocast(self._device, self._dtype, enabled=self._dtype is not None)
 
     def backward(self, loss: Tensor) -> None:
-        """Run backward of the scaled loss."""
         torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
 
     def step(self, optimizer: Optimizer) -> None:
@@ -70,7 +68,6 @@ class Precision:
         return None if self.scaler is None else self.scaler.get_scale()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scaler's state; empty without one."""
         return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -49,7 +49,6 @@ class Pipeline:
         return rank % self.stages
 
     def replica(self, rank: int) -> int:
-        """Return the replica of a rank."""
         return rank // self.stages
 
 

@@ -51,7 +51,6 @@ def numpy_archive(path: Path, names: Sequence[str]) -> list[NDArray[np.generic]]
 
 
 def tensor(array: NDArray[np.generic]) -> Tensor:
-    """Copy the array's bytes to a tensor."""
     return torch.from_numpy(np.ascontiguousarray(array).copy())
 
 

@@ -168,7 +168,6 @@ class StageAtWork:
         return {"model": self.own.state_dict(), "optimizer": optimizer} | coded
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state from `state_dict`."""
         self.own.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.handle is not None:

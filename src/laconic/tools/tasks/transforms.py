@@ -65,7 +65,6 @@ class Transforms:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Open the contexts of all training steps."""
         with ExitStack() as stack:
             for handle in self.handles.values():
                 stack.enter_context(handle.training())
@@ -77,19 +76,16 @@ class Transforms:
             handle.before_step(evaluated=evaluated)
 
     def events(self) -> list[Event]:
-        """Return the events to log after a step."""
         return [event for handle in self.handles.values() for event in handle.events()]
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Open the contexts of an evaluation."""
         with ExitStack() as stack:
             for handle in self.handles.values():
                 stack.enter_context(handle.evaluating())
             yield
 
     def figures(self) -> Event:
-        """Return the figures to log with an evaluation."""
         return {name: figure for handle in self.handles.values() for name, figure in handle.figures().items()}
 
     def finish(self, folder: Path, rank: int) -> list[Event]:
@@ -104,7 +100,6 @@ class Transforms:
         return events
 
     def state_dict(self) -> dict[str, Any]:
-        """Return each state by its key."""
         return {key: handle.state_dict() for key, handle in self.handles.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
