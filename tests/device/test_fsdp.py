@@ -25,6 +25,7 @@ from laconic.fsdp.gather import CodedAllGather
 from laconic.fsdp.memory import ShardMemory
 from laconic.fsdp.reduce_scatter import Scatter, ScatterMean, Shards
 from laconic.fsdp.replicas import Replicas
+from laconic.fsdp.waiting import WaitingGradients
 from tests.device.worlds import CPU, GPU
 from tests.laws.table import given, same
 
@@ -82,15 +83,18 @@ def test_the_all_gather(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", ["cgx(bits=4)", "topk(density=0.05)", "qsgd(levels=7)"])
 def test_the_exchange_between_replicas(spec: str) -> None:
+    module: Any = SimpleNamespace(_get_fsdp_state=lambda: SimpleNamespace(_fsdp_param_group=None))
+
     def play(comm: Loopback, device: torch.device) -> list[Tensor]:
         layout = Layout.of([("weight", (64, 60)), ("bias", (256,))])
         replicas = Replicas.__new__(Replicas)  # without a model under fully_shard, which needs a GPU's groups
         replicas._layouts, replicas._pass = {"layer": layout}, BackwardPass()
+        replicas._waiting = WaitingGradients()
         replicas.exchange = Attached(lift(spec), layout, Metered(comm), NoOptimiser(), 3)
         replicas._beside, found = OverlappedExchanges("replicas"), []
         for step in range(3):
             reduced = (given("heavy", N) * (1 + comm.rank + step)).to(device)
-            replicas.mean_(reduced, "layer", None)
+            replicas.mean_(reduced, "layer", module)
             replicas._end()
             found.append(reduced)
         replicas._beside.close()

@@ -91,7 +91,7 @@ def test_what_cannot_gather_parameters_is_refused() -> None:
     for given, spec, words in (
         (sharded, "topk(density=0.1)", r"(?s)must be a codec.*minmax\(bits=8\)"),
         (sharded, "sparse(topk(density=0.1))", "does not send all parameters"),
-        ((replicated, sgd), "minmax(bits=8)", "leave it out"),
+        ((replicated, sgd), "minmax(bits=8)", "omit it"),
     ):
         with pytest.raises((AttachError, SpecError), match=words):
             laconic.compress(*given, "cgx(bits=8)", parameters=spec)

@@ -94,7 +94,7 @@ def sharded(spec):
 
 def refused(handle):
     """The handle's gather raises at once, on this rank alone."""
-    with pytest.raises(StateError, match="let each rank save its own"):
+    with pytest.raises(StateError, match="save it on each rank"):
         gather(handle)
 
 

@@ -33,8 +33,8 @@ class Stats:
             includes vectors, which stay dense. Others are "sparse gradients" (of embeddings, uncompressed),
             "parameters minmax()" (FSDP2's all-gather, by its codec) and "parameters as they are" (of modules
             with several dtypes). For a strategy: "gossip" (to neighbours), "slow momentum" (SlowMo's mean),
-            "centre" (EASGD's centre), "periods" (LSGD's step counts), "election" (ranks' losses), "local
-            leader" and "leader" (the best model of a group and of all ranks), "inside a machine". A
+            "centre" (EASGD's centre), "periods" (LSGD's step counts), "election" (ranks' losses),
+            "local leader" and "leader" (the best model of a group and of all ranks), "inside a machine". A
             collective without a purpose is a mean of parameters, or an agreement, such as on a scale.
         noise: Gradient noise, in batches of a rank: `noise.examples(unit=64)` is the largest useful batch
         if a
