@@ -76,7 +76,7 @@ def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -
             ranks,
             dist.Backend(backend),
             store,
-            name,  # type: ignore[arg-type]  # torch has a type of its own for it, in some versions
+            name,  # type: ignore[arg-type]  # some versions of torch declare another type
             timeout=timeout,
         )
     c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}

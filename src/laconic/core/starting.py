@@ -1,7 +1,7 @@
 """The start of the `laconic` command: Ctrl-C ends it in one line while torch is imported, for seconds.
 
 `import laconic` comes before any code of the command, so it imports this first. The server that forks workers
-has the same to import, and ends in silence. In a user's script, signals stay as they are.
+has the same to import, and ends in silence. In a user's script, signals are unchanged.
 """
 
 from __future__ import annotations

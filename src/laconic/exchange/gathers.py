@@ -16,7 +16,7 @@ from laconic.core.layout import Layout
 from laconic.core.warning import warn
 from laconic.exchange.method import Method
 
-SAMPLE = 1 << 16  # elements: enough to estimate the bits of a codec whose messages differ in length
+SAMPLE = 1 << 16  # elements: enough to estimate the bits of a codec with messages of varying length
 ALTERNATIVES = (
     "scatter_reduce(codec), as in cgx(), or server(codec, codec) send as much in a group of any size"
 )

@@ -74,7 +74,7 @@ class Method(Composition):
 
     @property
     def adaptive(self) -> bool:
-        """Whether its messages depend on measured times, so that runs differ in bytes."""
+        """Whether its messages depend on measured times, so that the bytes of two runs can be unequal."""
         return any(route.reducer.adaptive for route in self.routes)
 
     @property

@@ -27,7 +27,7 @@ def normal(text: str) -> str:
     """A spec in the spelling of its `repr`. Raises `SpecError` if it is not a method or strategy."""
     if for_stages(text):
         raise SpecError(
-            f"{text} is for what crosses between the stages of a pipeline, and here every worker has the"
+            f"{text} is for tensors sent between the stages of a pipeline, and here every worker has the"
             " whole model: give --stages too, such as --stages 2"
         )
     try:
