@@ -1,0 +1,175 @@
+"""Hand SGD a gradient from which its own momentum step yields a given update.
+
+Where momentum is applied before the exchange, a gradient holds x, the mean of the sent velocities. With SGD's
+momentum m, its buffer b, and the momentum d of the weight decay, which no rank compresses:
+
+    heavy ball   h = (x - m * (b - d)) / (1 - dampening)      step: x + d'
+    Nesterov     h = (x - m^2 * (b - d)) / (1 + m)            step: x + weight_decay * w + m * d'
+    afterwards   d' = m * d + (1 - dampening) * weight_decay * w,    b = 0
+
+x is minus the gradient with `maximize`. The optimiser steps by itself, so fused kernels, schedules and the
+functions of torch for checkpoints work as ever. Its buffer is zero between steps: a checkpoint then has the
+momentum once, in the velocity, and a script without Laconic does not repeat the last update.
+
+LARS scales the step by the norm of the gradient, so no gradient yields a given update: it is stepped here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.optim import SGD, Optimizer
+
+from laconic import kernels
+from laconic.optim.lars import LARS
+from laconic.optim.layerwise import adapted
+from laconic.optim.own_step import steps_as
+
+BUFFER = "momentum_buffer"
+
+
+def why_in_optimizer(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> str | None:
+    """Return why the momentum of this tensor stays in its optimiser; None if it can be applied elsewhere.
+
+    The answer is "" if there is no momentum.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2, 2))
+    >>> sgd = SGD([weight], lr=0.1, momentum=0.9, dampening=0.5)
+    >>> why_in_optimizer(sgd, sgd.param_groups[0], weight)
+    'dampening is 0.5'
+    """
+    kind = type(optimizer).__name__
+    if not isinstance(optimizer, (SGD, LARS)):
+        return f"the optimiser is {kind}, not torch.optim.SGD"
+    own_update = isinstance(optimizer, LARS) and not steps_as(optimizer, LARS, by="update_")
+    if own_update or not steps_as(optimizer, SGD, LARS):
+        return f"{kind} has a step of its own"
+    if not group.get("momentum"):
+        return ""
+    for name in ("dampening", "differentiable"):
+        if group.get(name):
+            return f"{name} is {group[name]}"
+    return "its parameters are complex" if parameter.is_complex() else None
+
+
+class HandOver:
+    """Gradients of one optimiser's step whose momentum is applied elsewhere."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._parameters: list[Tensor] = []  # of the present step
+        self._cleared: dict[Tensor, tuple[Tensor, int]] = {}  # buffers that are zero, and their versions
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        tensors: Mapping[str, tuple[Tensor, Mapping[str, Any]]],
+        decay: dict[str, Tensor],
+        scale: float = 1.0,
+    ) -> tuple[dict[Tensor, Tensor], list[str]]:
+        """Return the gradients to step with, if they are not x itself, and the tensors that are stepped.
+
+        Args:
+            tensors: Each parameter with a gradient x, and its group, by name.
+            decay: Momentum of the weight decay by name, which is updated.
+            scale: Factor of x, by which the step divides.
+        """
+        self._parameters = []
+        changed: dict[Tensor, Tensor] = {}
+        stepped: list[str] = []
+        for name, (parameter, group) in tensors.items():
+            if isinstance(self._optimizer, LARS):
+                self._step(self._optimizer, name, parameter, group, decay)
+                stepped.append(name)
+                continue
+            assert parameter.grad is not None
+            self._parameters.append(parameter)
+            old = _updated(name, parameter, group, decay)
+            gradient = self._gradient(parameter, parameter.grad, group, old, scale)
+            if gradient is not parameter.grad:
+                changed[parameter] = gradient
+        return changed, stepped
+
+    @torch.no_grad()
+    def finish(self, *, keep: bool) -> None:
+        """Zero the momentum buffers of the step's tensors, unless SGD is to `keep` and continue them."""
+        buffers = [] if keep else [(each, self._buffer(each)) for each in self._parameters]
+        held = {each: buffer for each, buffer in buffers if buffer is not None}
+        if held:
+            torch._foreach_zero_([*held.values()])
+        self._cleared = {each: (buffer, buffer._version) for each, buffer in held.items()}
+        self._parameters = []
+
+    def _buffer(self, parameter: Tensor) -> Tensor | None:
+        state = self._optimizer.state.get(parameter)
+        buffer = None if state is None else state.get(BUFFER)
+        return buffer if isinstance(buffer, Tensor) else None
+
+    def _gradient(
+        self, parameter: Tensor, x: Tensor, group: Mapping[str, Any], decay: Tensor | None, scale: float
+    ) -> Tensor:
+        """Return h; x itself if they are equal. `decay`: d before this step."""
+        m, sign = float(group["momentum"]), (-1.0 if group.get("maximize") else 1.0)
+        if not m:
+            return x
+        buffer = self._buffer(parameter)
+        fresh = buffer is None
+        if buffer is not None and (known := self._cleared.get(parameter)) is not None:
+            buffer = None if known[0] is buffer and known[1] == buffer._version else buffer
+        nesterov = bool(group["nesterov"])
+        alpha = sign * scale * (m * m if nesterov else m)
+        h = x
+        if decay is not None:
+            h = torch.add(h, decay.to(h.dtype), alpha=alpha)
+        if buffer is not None:
+            h = torch.add(h, buffer.to(h.dtype), alpha=-alpha)
+        if nesterov:
+            return h / (1 + m)
+        dampening = float(group.get("dampening", 0.0))
+        return h / (1 - dampening) if dampening and not fresh else h
+
+    def _step(
+        self,
+        optimizer: LARS,
+        name: str,
+        parameter: Tensor,
+        group: Mapping[str, Any],
+        decay: dict[str, Tensor],
+    ) -> None:
+        """Step a tensor of LARS: w = w - lr * r * (x + d'); r from (1 - m) * x, see `lars`."""
+        assert parameter.grad is not None
+        rate = float(group["lr"]) * optimizer.velocity_ratio(parameter, parameter.grad, group)
+        if adapted(parameter, group) and group["weight_decay"]:
+            m, term = float(group["momentum"]), parameter * float(group["weight_decay"])
+            _updated(name, parameter, group, decay)
+            parameter.add_(term.add_(decay[name], alpha=m) if group["nesterov"] else decay[name], alpha=-rate)
+        _add_(parameter, parameter.grad, -rate)
+
+
+def _updated(
+    name: str, parameter: Tensor, group: Mapping[str, Any], decay: dict[str, Tensor]
+) -> Tensor | None:
+    """Update the momentum of a tensor's weight decay, and return the old one; None if that is zero."""
+    weight, held = float(group["weight_decay"]), decay.get(name)
+    if not weight and held is None:
+        return None
+    old = held
+    m = float(group["momentum"])
+    held = torch.zeros_like(parameter) if held is None else held * m
+    if weight:
+        held.add_(parameter, alpha=weight * (1 - float(group.get("dampening", 0.0))))
+    decay[name] = held
+    return old
+
+
+def _add_(parameter: Tensor, mean: Tensor, alpha: float) -> None:
+    """parameter += alpha * mean, which is mostly zero: on the CPU, entries with zero are skipped."""
+    if all(x.is_cpu and x.is_contiguous() and x.dtype is torch.float32 for x in (parameter, mean)):
+        kernels.add_sparse_(parameter.view(-1), mean.view(-1), alpha)
+        increment_version(parameter)
+    else:
+        parameter.add_(mean, alpha=alpha)
