@@ -35,7 +35,7 @@ def calls(model, optimizer):
         ),
         (lambda: compress(model, optimizer, f"topk(density=0.{rank + 1})"), AttachError, "the spec differs"),
         (
-            lambda: compress(model, torch.optim.Adam(model.parameters()), "dgc(density=0.1)"),
+            lambda: compress(model, torch.optim.Adam(model.parameters()), "signum()"),
             AttachError,
             "onebit_adam",
         ),
@@ -101,7 +101,7 @@ def allow(state, bucket):
 def test_after_a_refusal_ddp_takes_another_hook():
     model = DistributedDataParallel(net())
     with pytest.raises(AttachError):
-        laconic.compress(model, torch.optim.Adam(model.parameters()), "dgc(density=0.1)")
+        laconic.compress(model, torch.optim.Adam(model.parameters()), "signum()")
     model.register_comm_hook(None, allow)
 
 

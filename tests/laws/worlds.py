@@ -32,11 +32,8 @@ class Settings(NoOptimiser):
     def give(self, name: str, buffer: Tensor) -> None:
         self._buffers[name] = buffer
 
-    def take_momentum(self, name: str) -> Tensor | None:
-        return self._buffers.pop(name, None)
-
-    def give_momentum(self, name: str, buffer: Tensor) -> None:
-        self._buffers[name] = buffer
+    def momentum_buffer(self, name: str) -> Tensor | None:
+        return self._buffers.get(name)
 
 
 def gradient(rank: int, step: int, layout: Layout = MODEL) -> Tensor:

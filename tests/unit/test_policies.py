@@ -93,11 +93,12 @@ def test_routes_that_are_alike_share_their_collectives():
 
 def test_feedback_and_rules_are_those_of_the_arms():
     method = lift("by_name({'embed*': topk(0.1), '*norm*': fp16()}, rest=dgc(0.1))")
-    assert [rule for rule, _ in method.governed(MODEL)] == list(lift("dgc(0.1)").rules)
-    governed = {name for _, part in method.governed(MODEL) for name in part.names}
-    assert governed == {"blocks.0.mlp.weight", "head.weight"}
     kinds = [type(route.feedback) for route in method.routes]
     assert kinds.count(MomentumCorrection) == 1
+    voting = lift("by_name({'embed*': topk(0.1), '*.bias': fp16(), '*norm*': fp16()}, rest=signum())")
+    assert [rule for rule, _ in voting.governed(MODEL)] == list(lift("signum()").rules)
+    governed = {name for _, part in voting.governed(MODEL) for name in part.names}
+    assert governed == {"blocks.0.mlp.weight", "head.weight"}
 
 
 def test_each_arm_computes_what_it_would_alone():

@@ -18,7 +18,6 @@ from torch.autograd import Variable
 from laconic.comm.communication_thread import Answer, CommunicationThread
 from laconic.core.errors import AttachError, PeerError
 from laconic.core.layout import Entry, Layout
-from laconic.core.warning import warn
 from laconic.ddp.gradient_watch import GradientWatch, LostGradientCheck
 from laconic.ddp.optimiser import OptimiserHooks, Optimisers
 from laconic.ddp.unused_parameters import Mean, UnusedParameters
@@ -27,6 +26,8 @@ from laconic.exchange.method import Method
 from laconic.exchange.rule import OptimiserView
 from laconic.optim.stochastic_rounding import HALF
 from laconic.reducers.sum import Sum
+
+UNSTEPPED = "two exchanged backward passes without optimizer.step() between them"
 
 
 class Bucket(Protocol):
@@ -70,7 +71,7 @@ class Buckets:
     ) -> None:
         self.per_step = 0  # buckets of the current step so far
         self.exchange = exchange
-        self._watch = GradientWatch()
+        self._watch = GradientWatch(exchange.momentum.release)
         self.means: dict[str, Mean] = {}  # of the current step, by tensor name, if kept
         self._keep_means = keep_means
         self.unused_parameters = UnusedParameters(names) if keep_means else None
@@ -81,7 +82,6 @@ class Buckets:
         self._scaler = scaler
         self._scale = 1.0
         self._compresses = compresses(exchange.method)
-        self._unused = False  # whether the means of a backward pass wait for the optimiser
         self._zeroed: LostGradientCheck | None = None
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._unnoted: list[Callable[[], None]] = []  # of buckets whose means are written at the end
@@ -95,8 +95,8 @@ class Buckets:
         """Queue one bucket, and return a Future of its mean."""
         buffer, first, last = bucket.buffer(), bucket.index() == 0, bucket.is_last()
         self.per_step = bucket.index() + 1
-        if first:
-            self._check_stepped()
+        if first and self._zeroed is not None and self._zeroed.take_unstepped():
+            self.exchange.momentum.release(UNSTEPPED, "accumulate under model.no_sync()")
         if last and self._zeroed is not None:
             self._zeroed.pending = True  # not earlier: gradients of this pass were still being added
         layout = None if buffer.is_sparse else self._layout_of(bucket, buffer)
@@ -178,7 +178,6 @@ class Buckets:
         self._stepped()
 
     def _stepped(self) -> None:
-        self._unused = False
         if self._zeroed is not None:
             self._zeroed.pending = False
 
@@ -196,18 +195,6 @@ class Buckets:
         for watch in (self._zeroed, self.unused_parameters):
             if watch is not None:
                 watch.remove()
-
-    def _check_stepped(self) -> None:
-        """Warn if a second backward pass would treat the sent share of the first as a gradient."""
-        exchange, zeroed = self.exchange, self._zeroed
-        told = exchange.void is not None or (zeroed is not None and zeroed.warned)
-        if self._unused and in_backward() and not told and exchange.owns_momentum(exchange.step - 1):
-            warn(
-                "two synchronised backward passes without optimizer.step() between them:"
-                f" {exchange.method} would take the velocity that the first has sent for a gradient."
-                " Accumulate under model.no_sync()",
-            )
-        self._unused = True
 
     def _layout_of(self, bucket: Bucket, buffer: Tensor) -> Layout:
         parameters = bucket.parameters()
@@ -250,7 +237,7 @@ class Buckets:
 
     def _note(self, buffer: Tensor, flat: Tensor, layout: Layout, scale: float, step: int) -> None:
         """Store the means of a bucket: float32 in `flat`, DDP's dtype in `buffer`."""
-        owned = self.exchange.owns_momentum(step)
+        owned = self.exchange.momentum.names(step)
         self._watch.note(flat, layout, owned, scale, self._scaler is None and self._compresses)
         for entry in layout if self._keep_means else ():
             view = buffer[entry.offset : entry.offset + entry.numel]

@@ -1,6 +1,6 @@
 """Checks for gradients that are changed or dropped between the exchange and the step.
 
-Under momentum correction `p.grad` holds sent velocity, so clipping it clips momentum; and a GradScaler that
+Under local momentum `p.grad` holds sent velocity, so clipping it would clip momentum; and a GradScaler that
 was not passed to `compress` changes the scale of residuals. One small tensor per bucket shows either.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -36,10 +36,11 @@ class GradientWatch:
     """Stores the magnitude of one mean per bucket, and compares it before the step; warns once.
 
     On a GPU the magnitudes of a step are read in the next exchange, all in one copy, without an extra wait,
-    and compared in the next step.
+    and compared in the next step. `release`: leaves momentum to the optimiser, if velocities were changed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, release: Callable[[str, str | None], None]) -> None:
+        self._release = release
         self._seen: dict[str, Noted] = {}
         self._unread: list[
             tuple[str, Noted, Tensor, float]
@@ -107,17 +108,22 @@ class GradientWatch:
         if self._warned or not expected:
             return
         self._looks -= not velocity
-        if velocity and abs(found - expected) > TOLERANCE * max(found, expected):
-            self._warn(
-                f"the gradient of {name} was changed between backward() and step() (its sum of magnitudes was"
-                f" {expected:.4g}, it is {found:.4g}). With momentum correction it holds velocity: to clip"
-                " gradients use clip= of the method, and with a GradScaler pass compress(..., scaler=scaler)"
-            )
-        elif not velocity and (power := _power_of_two(expected, found)) >= LEAST_POWER:
-            self._warn(
+        if (power := _power_of_two(expected, found)) >= LEAST_POWER:
+            reason = (
                 f"the gradient of {name} was divided by {2**power} between backward() and step(), as by a"
-                " GradScaler. This method is to know it, so that it exchanges unscaled gradients and holds"
+                " GradScaler"
+            )
+            self._warn(
+                f"{reason}. This method is to know it, so that it exchanges unscaled gradients and holds"
                 " nothing back at a wrong scale: pass it, laconic.compress(..., scaler=scaler)"
+            )
+            if velocity:
+                self._release(reason, None)
+        elif velocity and abs(found - expected) > TOLERANCE * max(found, expected):
+            self._release(
+                f"the gradient of {name} was changed between backward() and step() (its sum of magnitudes was"
+                f" {expected:.4g}, it is {found:.4g}), and it holds velocity",
+                "to clip gradients use clip= of the method",
             )
 
     def _warn(self, text: str) -> None:
@@ -140,6 +146,7 @@ class LostGradientCheck:
     def __init__(self, parameters: Iterable[Tensor], method: str) -> None:
         self.pending = False
         self.warned = False
+        self._unstepped = False
         self._method = method
         self._parameters = [*parameters]
         known = weakref.ref(self)  # a hook must not keep this object alive
@@ -154,8 +161,13 @@ class LostGradientCheck:
             for parameter in self._parameters
         ]
 
+    def take_unstepped(self) -> bool:
+        """Return whether a pass has begun while exchanged gradients were waiting, since the last call."""
+        found, self._unstepped = self._unstepped, False
+        return found
+
     def _look(self) -> None:
-        self.pending = False
+        self.pending, self._unstepped = False, True
         gradients = (parameter.grad for parameter in self._parameters)
         if self.warned or any(grad is not None and bool(grad.any()) for grad in gradients):
             return

@@ -6,7 +6,7 @@ the step. The parameter groups are never rewritten, so schedulers work as usual.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from laconic.core.skipped import is_skipped
 from laconic.exchange.method import Method
 from laconic.exchange.rule import Rule
 from laconic.optim.closure import evaluated
+from laconic.optim.hand_over import BUFFER, HandOver, why_in_optimizer
 from laconic.optim.master_weights import masters_of
 from laconic.optim.masters import Masters
 from laconic.optim.unwrapping import after_steps, before_steps, stepping, unwrap_all
@@ -43,6 +44,8 @@ class OptimiserHooks:
         others: Sequence[Optimizer] = (),
     ) -> None:
         self.optimiser = stepping(optimiser)
+        self._outer = optimiser
+        self._hand_over, self._keep = HandOver(self.optimiser), False
         self.masters: Masters | None = None  # of the last step; between steps parameters stay in place
         self._names = names
         self._parameters = {name: parameter for parameter, name in names.items()}
@@ -133,15 +136,29 @@ class OptimiserHooks:
                 " the handle's remove(), then compress() again"
             )
 
-    def take_momentum(self, name: str) -> Tensor | None:
-        """Take the tensor's momentum buffer from SGD; None if it has no buffer."""
+    def momentum_buffer(self, name: str) -> Tensor | None:
+        """Return SGD's momentum buffer of this tensor; None if it has none."""
         state = self.optimiser.state.get(self.parameter(name))
-        buffer = None if state is None else state.pop("momentum_buffer", None)
+        buffer = None if state is None else state.get(BUFFER)
         return buffer if isinstance(buffer, Tensor) else None
 
-    def give_momentum(self, name: str, buffer: Tensor) -> None:
-        """Give SGD the momentum buffer of this tensor back."""
-        self.optimiser.state[self.parameter(name)]["momentum_buffer"] = buffer
+    def why_in_optimizer(self, name: str) -> str | None:
+        """Return why the momentum of this tensor stays in the optimiser; "" if there is none, None if not."""
+        if self._outer is not self.optimiser:
+            return f"{type(self._outer).__name__} wraps an optimiser"
+        return why_in_optimizer(self.optimiser, self.settings(name), self._parameters[name])
+
+    def hand_over(self, names: Collection[str], decay: dict[str, Tensor], *, keep: bool) -> Collection[str]:
+        """Replace the gradients of these tensors in this step, so that it adds no momentum to them."""
+        tensors = {name: (self.parameter(name), self.settings(name)) for name in names}
+        tensors = {name: each for name, each in tensors.items() if each[0].grad is not None}
+        changed, stepped = self._hand_over.prepare(tensors, decay, self.scale)
+        for parameter, grad in changed.items():
+            assert parameter.grad is not None
+            self._hidden.append((parameter, parameter.grad))
+            parameter.grad = grad
+        self._keep = keep
+        return stepped
 
     def _before(
         self,
@@ -173,6 +190,7 @@ class OptimiserHooks:
             master.grad = mean
 
     def _after(self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._hand_over.finish(keep=self._keep)
         for parameter, grad in self._hidden:
             parameter.grad = grad
         self._hidden.clear()
@@ -241,13 +259,17 @@ class Optimisers:
         """Return the current settings of this tensor's group."""
         return self.of(name).settings(name)
 
-    def take_momentum(self, name: str) -> Tensor | None:
-        """Take the tensor's momentum buffer from its optimiser; None if it has no buffer."""
-        return self.of(name).take_momentum(name)
+    def momentum_buffer(self, name: str) -> Tensor | None:
+        """Return the momentum buffer of this tensor; None if it has none."""
+        return self.of(name).momentum_buffer(name)
 
-    def give_momentum(self, name: str, buffer: Tensor) -> None:
-        """Give the momentum buffer of this tensor back to its optimiser."""
-        self.of(name).give_momentum(name, buffer)
+    def why_in_optimizer(self, name: str) -> str | None:
+        """Return why the momentum of this tensor stays in its optimiser; "" if there is none, None if not."""
+        return self.of(name).why_in_optimizer(name)
+
+    def held(self, name: str) -> bool:
+        """Return whether an optimiser holds this tensor, now."""
+        return any(each.holds(name) for each in self.hooks)
 
 
 def held_by(optimiser: Optimizer) -> set[Tensor]:

@@ -26,6 +26,7 @@ from laconic.core.mask import MaskWatch
 from laconic.core.turn import Turn
 from laconic.exchange.bound_rules import BoundRules
 from laconic.exchange.clip import Clip
+from laconic.exchange.local_momentum import LocalMomentum, as_now
 from laconic.exchange.method import Method
 from laconic.exchange.noise_scale import NoiseMeter, exactly_summed
 from laconic.exchange.route import (
@@ -46,7 +47,7 @@ from laconic.exchange.stopwatch import Seconds, Stopwatch
 
 @outside_inference_mode("discard", "state_dict", "load_state_dict")
 class Attached:
-    """A method in use; all ranks of the group create one.
+    """A method in use; all ranks create one.
 
     Args:
         method: The method.
@@ -81,7 +82,9 @@ class Attached:
         self.seconds = seconds or Seconds()
         self.dense_bytes = 0
         pairs = [*zip(method.routes, method.assign(layout), strict=True)]
-        self._routes = [BoundRoute.of(route, part, comm, optimisers) for route, part in pairs]
+        self.momentum = LocalMomentum(pairs, optimisers, speaks=comm.rank == 0)
+        self._routes = [BoundRoute.of(route, part, comm, self.momentum) for route, part in pairs]
+        self.momentum.feedbacks = [route.feedback for route in self._routes]
         self._clip = Clip.of([route.feedback for route, part in pairs if len(part)], layout, comm.size)
         self.noise = NoiseMeter(exactly_summed(method, layout), layout, comm.size)
         self._parts = PerLayout(partial(parts_of, self._routes))
@@ -90,7 +93,6 @@ class Attached:
         self.remembers = any(route.remembers for route in self._routes)  # whether a step changes a memory
         self._changed: list[tuple[BoundRoute, Layout]] = []  # in the present step
         self._unwritten: list[Bucket] = []  # buckets whose means are written at the end
-        self._owned: dict[tuple[bool, ...], frozenset[str]] = {}
         site = Site(comm, seed, self.seconds)
         self.rules = BoundRules(method, layout, optimisers, site, parameters or {}, exchanging)
         optimisers.before_steps(self.before_step)
@@ -98,7 +100,9 @@ class Attached:
     def begin(self) -> None:
         """Begin a backward pass, before its first bucket; called by all ranks."""
         self._reset()
+        self.momentum.begin()
         if (masks := self._masks.changed()) is not None:
+            self.momentum.remask(masks)
             for route in self._routes:
                 route.remask(masks)
 
@@ -112,18 +116,20 @@ class Attached:
 
     def end(self) -> None:
         """End a backward pass, after its last bucket, and write the means that waited for it."""
-        began, waited = time.perf_counter(), bool(self._unwritten)
+        began = time.perf_counter()
         for route, part in self._changed:
             route.accept(part)
         self._changed.clear()
         for bucket in self._unwritten:
             bucket.write_mean(skipped=self.void is not None)
+        self.seconds.decode_s += time.perf_counter() - began if self._unwritten else 0.0
         self._unwritten.clear()
-        self.seconds.decode_s += time.perf_counter() - began if waited else 0.0
         if self._clip is not None and self.void is None:
             self._clip.end()
-        if self.void is None and self.noise.due(self.step):
-            self.noise.end()
+        if self.void is None:
+            self.momentum.end(self.step)
+            if self.noise.due(self.step):
+                self.noise.end()
         self.step += 1
 
     def mean_(self, bucket: Tensor, layout: Layout, scale: float = 1.0, *, wait: bool = False) -> bool:
@@ -232,10 +238,7 @@ class Attached:
         self._changed.clear()
 
     def before_step(self, optimiser: OptimiserView) -> list[str]:
-        """Act before a step of this optimiser, and return the tensors that rules have updated in its place.
-
-        Raises `NonFiniteError` if the present step is skipped.
-        """
+        """Act before an optimiser's step; return tensors updated already. Raises if the step is skipped."""
         for check in self.checks:
             check()
         if self.void is not None:
@@ -247,7 +250,7 @@ class Attached:
         self.rules.follow_masks()
         for each in self.observers:
             each.before_step(optimiser, self.step - 1)
-        return self.rules.step_(optimiser, self.step - 1)
+        return self.rules.step_(optimiser, self.step - 1) + self.momentum.hand_over(optimiser)
 
     def stats(self, buckets: int = 0) -> Stats:
         """Return bytes and seconds of this rank since the start."""
@@ -265,17 +268,9 @@ class Attached:
         for route in self._routes:
             route.discard()
 
-    def owns_momentum(self, step: int) -> frozenset[str]:
-        """Names of the tensors whose momentum is applied before the exchange at this step."""
-        owners = tuple(route.feedback.owns_momentum(step) for route in self.method.routes)
-        if owners not in self._owned:
-            owning = (route for route, owns in zip(self._routes, owners, strict=True) if owns)
-            self._owned[owners] = frozenset(name for route in owning for name in route.tensors.names)
-        return self._owned[owners]
-
     def state_dict(self) -> dict[str, Tensor]:
         """Return the memory of this rank: "<part>/<kind>/<tensor name>" to a tensor."""
-        return self._memory() | self.rules.state_dict()
+        return self._memory() | self.momentum.state_dict() | self.rules.state_dict()
 
     def _memory(self) -> dict[str, Tensor]:
         self._put_back()  # a step that an error has interrupted
@@ -285,12 +280,17 @@ class Attached:
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
         """Raise `StateError` unless the state has exactly the tensors of this method's memory."""
+        state = as_now(state, own := self._memory(), rules=bool(self.method.rules))
         self.rules.check_state(state)
-        check_shapes(self._memory(), without(("rule",), state), "method")
+        self.momentum.check_state(state)
+        check_shapes(own, without(("rule", "momentum/"), state), "method")
 
     def load_state_dict(self, state: Mapping[str, Tensor], step: int) -> None:
         """Restore memory and step count. Raises `StateError`, with nothing changed, if a tensor differs."""
         self.check_state(state)
+        self.momentum.follow(state)
+        state = as_now(state, self._memory(), rules=bool(self.method.rules))
+        self.momentum.load_state_dict(state)
         if self._clip is not None:
             self._clip.load_state_dict(state)
         for i, route in enumerate(self._routes):

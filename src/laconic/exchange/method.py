@@ -17,7 +17,7 @@ from laconic.core.selector import Selector
 from laconic.core.spec import Status, parse
 from laconic.exchange.rule import Rule
 from laconic.feedback import Feedback
-from laconic.feedback.error_feedback import ErrorFeedback
+from laconic.feedback.error_feedback import ErrorFeedback, Momentum
 from laconic.feedback.no_feedback import NoFeedback
 from laconic.reducers import Composition, Reducer
 from laconic.reducers.gather import Gather
@@ -156,8 +156,18 @@ def routes(*parts: Route) -> Method:
 
 
 def governed_by(rule: Rule, compressor: Any) -> Method:
-    """`lift(compressor)`, a codec, selector or reducer, with this rule for all tensors."""
-    return routes(*(replace(route, rule=rule) for route in plain(compressor, "this method").routes))
+    """`lift(compressor)`, a codec, selector or reducer, with this rule for all tensors.
+
+    Momentum stays in the optimiser that the rule is made for.
+    """
+
+    def governed(route: Route) -> Route:
+        feedback = route.feedback
+        if isinstance(feedback, ErrorFeedback):
+            feedback = replace(feedback, momentum="optimizer")
+        return replace(route, rule=rule, feedback=feedback)
+
+    return routes(*map(governed, plain(compressor, "this method").routes))
 
 
 def lift(spec: Any) -> Method:
@@ -197,8 +207,14 @@ def lift(spec: Any) -> Method:
         return Method(text, (Route(everything, spec),))
     if isinstance(spec, TwoLevel) and isinstance(spec.outer, Method):
         return between_machines(spec, spec.outer)
-    feedback = ErrorFeedback() if spec.needs_feedback else NoFeedback()
+    feedback = error_feedback(spec) if spec.needs_feedback else NoFeedback()
     return Method(text, (Route(matrices, spec, feedback), Route(everything, Sum())))
+
+
+def error_feedback(reducer: Reducer, momentum: Momentum = "local") -> ErrorFeedback:
+    """Error feedback for this reducer: with local momentum, unless the reducer is better without."""
+    inner = reducer.reducer if isinstance(reducer, Masked) else reducer
+    return ErrorFeedback(momentum=momentum if inner.local_momentum else "optimizer")
 
 
 def between_machines(levels: TwoLevel, outer: Method) -> Method:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -28,12 +28,21 @@ class NoOptimiser:
         """Return the settings, equal for every tensor."""
         return self._settings
 
-    def take_momentum(self, name: str) -> Tensor | None:
-        """No momentum."""
+    def momentum_buffer(self, name: str) -> Tensor | None:
+        """No momentum so far."""
         return None
 
-    def give_momentum(self, name: str, buffer: Tensor) -> None:
-        """No momentum was taken."""
+    def why_in_optimizer(self, name: str) -> str | None:
+        """The settings' momentum, if any, can be applied before the exchange."""
+        return None if self._settings.get("momentum") else ""
+
+    def held(self, name: str) -> bool:
+        """Every tensor has the settings."""
+        return True
+
+    def hand_over(self, names: Collection[str], decay: dict[str, Tensor], *, keep: bool) -> Collection[str]:
+        """There are no steps."""
+        return ()
 
     def views(self, layout: Layout) -> Iterable[tuple[OptimiserView, Layout]]:
         """Return no optimisers."""
@@ -55,8 +64,7 @@ def refuse_optimised(method: Method, where: str) -> None:
 
     `where`: the unsupported place, as in "between replicas of shards".
     """
-    warm = method.warm_at
-    if any(route.rule is not None or route.feedback.owns_momentum(warm) for route in method.routes):
+    if any(route.rule is not None or route.feedback.needs_optimiser for route in method.routes):
         raise AttachError(
             f"{method} cannot be used {where}: it changes how the optimiser steps; use cgx(bits=4), or"
             " topk(density=0.01), which has error feedback"

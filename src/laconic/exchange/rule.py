@@ -1,8 +1,8 @@
 """Rule: requirements of a method on the optimiser, and its updates in place of the optimiser's.
 
 Most methods need nothing: they leave a mean gradient for any optimiser. Some are made for one kind of
-optimiser (AMSGrad, AdaGrad), and some change the update itself: DGC applies SGD's momentum before the
-exchange, 1-bit Adam exchanges the momentum inside the step. The tensors that a rule has updated are hidden
+optimiser (AMSGrad, AdaGrad), and some change the update itself: 1-bit Adam exchanges the momentum inside the
+step. The tensors that a rule has updated are hidden
 from the optimiser for that step; its parameter groups are never rewritten.
 """
 
@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -21,13 +21,15 @@ from laconic.comm.metered import Metered
 from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
 from laconic.exchange.stopwatch import Seconds
-from laconic.feedback import Optimised
 
 
-class OptimiserView(Optimised, Protocol):
+class OptimiserView(Protocol):
     """The optimiser's side of a model, as rules see it."""
 
     optimiser: Optimizer
+
+    def settings(self, name: str) -> Mapping[str, Any]:
+        """The present settings (`lr`, `momentum`, ...) of the group that this tensor is in."""
 
     def parameter(self, name: str) -> Tensor:
         """Return the model's parameter of this name."""
@@ -35,9 +37,33 @@ class OptimiserView(Optimised, Protocol):
     def holds(self, name: str) -> bool:
         """Return whether this tensor is currently in a group of the optimiser."""
 
+    def hand_over(self, names: Collection[str], decay: dict[str, Tensor], *, keep: bool) -> Collection[str]:
+        """Let this step apply the gradients of these tensors without further momentum.
 
-class OptimiserSide(Optimised, Protocol):
+        Args:
+            names: Tensors whose momentum was applied before the exchange.
+            decay: Momentum of the weight decay by name, which is updated.
+            keep: Whether the optimiser continues their momentum after this step.
+
+        Returns:
+            Those that have been stepped already.
+        """
+
+
+class OptimiserSide(Protocol):
     """All optimisers of a model, as an attached exchange sees them."""
+
+    def settings(self, name: str) -> Mapping[str, Any]:
+        """The present settings (`lr`, `momentum`, ...) of the group that this tensor is in."""
+
+    def momentum_buffer(self, name: str) -> Tensor | None:
+        """The momentum that SGD has gathered of this tensor; None if it has none."""
+
+    def why_in_optimizer(self, name: str) -> str | None:
+        """Why this tensor's momentum stays in its optimiser, "" if it has none; None if it need not."""
+
+    def held(self, name: str) -> bool:
+        """Whether an optimiser holds this tensor, now."""
 
     def views(self, layout: Layout) -> Iterable[tuple[OptimiserView, Layout]]:
         """Return each optimiser, with the tensors that it may step."""

@@ -27,11 +27,11 @@ class Optimised(Protocol):
     def settings(self, name: str) -> Mapping[str, Any]:
         """Return the current settings (`lr`, `momentum`, ...) of this tensor's group."""
 
-    def take_momentum(self, name: str) -> Tensor | None:
-        """The tensor's momentum buffer, which the optimiser then forgets; None where it has none."""
+    def is_local(self, name: str) -> bool:
+        """Whether the tensor's momentum is applied by its feedback, and not by the optimiser."""
 
-    def give_momentum(self, name: str, buffer: Tensor) -> None:
-        """Give the optimiser back the momentum buffer that `take_momentum` returned: the step is skipped."""
+    def momentum_buffer(self, name: str) -> Tensor | None:
+        """The momentum that SGD has gathered of this tensor; None where it has none."""
 
 
 class Feedback(Spec):
@@ -59,9 +59,19 @@ class Feedback(Spec):
         """Return the limit of the whole gradient's norm, summed over ranks, or None."""
         return None
 
-    def owns_momentum(self, step: int) -> bool:
-        """Whether momentum happens here, before the exchange, not in the optimiser."""
+    @property
+    def local_momentum(self) -> bool:
+        """Whether momentum is applied here, before the exchange, where the optimiser's kind allows it."""
         return False
+
+    @property
+    def needs_optimiser(self) -> bool:
+        """Whether it makes sense only beside an optimiser whose momentum it applies."""
+        return False
+
+    def applies_momentum(self, step: int) -> bool:
+        """Whether this step applies it here; a dense warm-up may leave it to the optimiser."""
+        return self.local_momentum
 
 
 class BoundFeedback(ABC):
@@ -104,6 +114,10 @@ class BoundFeedback(ABC):
 
     def accept(self, layout: Layout) -> None:
         """Drop the old values of these tensors' memory, since the step is not skipped."""
+        return
+
+    def release_momentum(self) -> None:
+        """Leave momentum to the optimiser from the next step on, and forget the velocity."""
         return
 
     @abstractmethod

@@ -7,28 +7,24 @@ Lin et al. 2018, arXiv:1712.01887 (DGC), section 3. Per tensor, with local gradi
     sent = C(v)  v = v - sent             u = 0 where sent (factor masking, against stale momentum)
 
 The optimiser then applies the mean of `sent` without momentum. Weight decay never enters: the optimiser adds
-it after the exchange. Local clipping: the norm of each rank's whole gradient, of all tensors and all routes,
-is limited to clip / sqrt(N), so that the sum over N ranks has about the norm that a global threshold `clip`
-would leave. `laconic.exchange.clip` says how that is done bucket by bucket. The authors' release clips each
-tensor by itself.
+it after the exchange. Tensors of other optimisers than SGD have plain error feedback.
+
+Local clipping: the norm of each rank's whole gradient, of all tensors and all routes, is limited to
+clip / sqrt(N), so that the sum over N ranks has about the norm that a global threshold `clip` would leave.
+`laconic.exchange.clip` says how that is done bucket by bucket. The authors' release clips each tensor by
+itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from laconic import kernels
 from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout
-from laconic.core.turn import Turn
-from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
-from laconic.feedback.memory import Memory, Pending, copied, mark_overflow_
+from laconic.feedback import BoundFeedback, Feedback, Optimised
 from laconic.feedback.memory.contraction import safe_gain
-from laconic.feedback.memory.velocity import Velocity
+from laconic.feedback.memory.local_residual import LocalResidual
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,83 +62,22 @@ class MomentumCorrection(Feedback):
         return self.masking
 
     def clip_at(self, step: int) -> float | None:
-        return self.clip if self.owns_momentum(step) else None
+        return self.clip if self.applies_momentum(step) else None
 
     def gain(self, codec: Codec | None, layout: Layout) -> float:
         return safe_gain(codec, layout)
 
-    def owns_momentum(self, step: int) -> bool:
+    @property
+    def local_momentum(self) -> bool:
+        return True
+
+    @property
+    def needs_optimiser(self) -> bool:
+        return True
+
+    def applies_momentum(self, step: int) -> bool:
         return step >= self.dense_steps
 
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
-        return _Corrected(self, layout, optimised)
-
-
-class _Corrected(BoundFeedback):
-    def __init__(self, spec: MomentumCorrection, layout: Layout, optimised: Optimised) -> None:
-        self._spec = spec
-        self._velocity = Velocity(layout, optimised)
-        self._residual = Memory("residual", layout)
-        self._old = Memory("old", layout)  # residuals before the present step
-        self._old_velocity: dict[int, Tensor] = {}  # of the present step, by layout
-        self._pending = Pending(self._finish)
-
-    def _finish(self, share: Share, layout: Layout) -> None:
-        share.subtract_from_(self._residual.held(layout))
-        if self._spec.masking:
-            share.clear_(self._velocity.held(layout))
-
-    def correct(
-        self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False
-    ) -> Tensor | None:
-        if not self._spec.owns_momentum(turn.step):
-            scaled = layout.segments.scale_(grad, scale)
-            return scaled if kernels.all_finite(scaled, layout.segments) else None
-        self._velocity.start(turn.step)
-        self._pending.finish_before(turn.step)
-        velocity = self._velocity.flat(layout, grad.device)
-        residual = self._residual.flat(layout, grad.device)
-        momentum, nesterov = self._velocity.momentum(layout)
-        old, fresh = grad if free else copied(grad, layout), self._old.flat(layout, grad.device)
-        finite = kernels.velocity_(
-            velocity, residual, old, fresh, layout.segments, momentum, scale, nesterov=nesterov
-        )
-        if not finite:
-            kernels.undo_(velocity, old, layout.segments)
-            mark_overflow_(grad, old, layout)
-            return None
-        self._old_velocity[id(layout)] = old
-        self._residual.swap(self._old, layout)
-        return fresh
-
-    def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
-        if self._spec.owns_momentum(turn.step):
-            self._pending.add(share, layout, turn.step)
-
-    def put_back(self, layout: Layout) -> None:
-        self._pending.drop(layout)
-        old = self._old_velocity.pop(id(layout), None)
-        if old is not None:
-            kernels.undo_(self._velocity.held(layout), old, layout.segments)
-            self._residual.swap(self._old, layout)
-        self._velocity.put_back()
-
-    def accept(self, layout: Layout) -> None:
-        self._old_velocity.pop(id(layout), None)
-
-    def discard(self) -> None:
-        self._pending.clear()
-        self._old_velocity.clear()
-        self._velocity.zero_()
-        self._residual.zero_()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        self._pending.finish_all()
-        return {**self._velocity.state_dict(), **self._residual.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._velocity.check(state)
-        self._residual.check(state)
-        self._pending.finish_all()
-        self._velocity.load_state_dict(state)
-        self._residual.load_state_dict(state)
+        local = layout.where(lambda entry: optimised.is_local(entry.name))
+        return LocalResidual(local, layout, optimised, masking=self.masking, dense_steps=self.dense_steps)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from laconic import kernels
@@ -32,7 +33,12 @@ class WorkerMomentum(Feedback):
 
     keeps_unsent: ClassVar[bool] = False
 
-    def owns_momentum(self, step: int) -> bool:
+    @property
+    def local_momentum(self) -> bool:
+        return True
+
+    @property
+    def needs_optimiser(self) -> bool:
         return True
 
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
@@ -42,6 +48,8 @@ class WorkerMomentum(Feedback):
 class _WorkerMomentum(BoundFeedback):
     def __init__(self, layout: Layout, optimised: Optimised) -> None:
         self._velocity = Velocity(layout, optimised)
+        self._optimised = optimised
+        self._released = False
         self._x = Memory("x", layout)  # of the present step alone
         self._old: dict[int, Tensor] = {}  # old velocities of this step, by layout
 
@@ -51,11 +59,18 @@ class _WorkerMomentum(BoundFeedback):
         self._velocity.start(turn.step)
         velocity = self._velocity.flat(layout, grad.device)
         x = layout.segments.zero_(self._x.flat(layout, grad.device))
-        momentum, nesterov = self._velocity.momentum(layout)
-
         old = grad if free else copied(grad, layout)
-        if not kernels.velocity_(velocity, x, old, x, layout.segments, momentum, scale, nesterov):
-            kernels.undo_(velocity, old, layout.segments)
+        done, finite = [], True
+        for part, momentum, nesterov, factor in self._velocity.forms(layout):
+            done.append(part.segments)
+            here = [not self._released and self._optimised.is_local(name) for name in part.names]
+            local = torch.tensor(here, device="cpu")
+            finite &= kernels.velocity_(
+                velocity, x, old, x, part.segments, momentum * local, scale * factor, nesterov
+            )
+        if not finite:
+            for segments in done:
+                kernels.undo_(velocity, old, segments)
             mark_overflow_(grad, old, layout)
             return None
         self._old[id(layout)] = old
@@ -73,9 +88,12 @@ class _WorkerMomentum(BoundFeedback):
     def accept(self, layout: Layout) -> None:
         self._old.pop(id(layout), None)
 
+    def release_momentum(self) -> None:
+        self._released = True
+
     def discard(self) -> None:
         self._old.clear()
-        self._velocity.zero_()
+        self._velocity.discard()
 
     def state_dict(self) -> dict[str, Tensor]:
         return self._velocity.state_dict()

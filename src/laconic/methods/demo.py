@@ -58,6 +58,6 @@ def demo(
     arguments.choice("demo: tile", tile, TILES)
     chosen = Sparse(ChunkedTopK(density, chunk=tile * tile), values=values, indices=GOLOMB)
     return routes(
-        Route(matrices, Gather(DCT(chosen, tile)), ErrorFeedback(decay)),
+        Route(matrices, Gather(DCT(chosen, tile)), ErrorFeedback(decay, momentum="optimizer")),
         Route(everything, Sum()),
     )

@@ -21,7 +21,6 @@ from laconic.core.errors import SpecError
 from laconic.core.selector import IndexCoding, check_density
 from laconic.exchange.method import Method, Route, everything, matrices, method, routes
 from laconic.feedback.momentum_correction import MomentumCorrection
-from laconic.optim.sgd_momentum import SgdMomentum
 from laconic.reducers import Reducer
 from laconic.reducers.dense_first import DenseFirst
 from laconic.reducers.gather import Gather
@@ -114,7 +113,7 @@ def dgc(
     if dense_steps:
         reducer = DenseFirst(reducer, dense_steps)
     return routes(
-        Route(matrices, reducer, feedback, SgdMomentum(feedback)),
+        Route(matrices, reducer, feedback),
         Route(everything, Sum(dtype=vectors)),
     )
 

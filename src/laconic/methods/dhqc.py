@@ -15,7 +15,7 @@ from laconic.codecs.sparse import Sparse
 from laconic.core import arguments
 from laconic.core.selector import IndexCoding
 from laconic.exchange.method import Method, Route, everything, matrices, method, routes
-from laconic.feedback.error_feedback import ErrorFeedback
+from laconic.feedback.error_feedback import ErrorFeedback, Momentum
 from laconic.reducers.gather import Gather
 from laconic.reducers.server import Server
 from laconic.reducers.sum import Sum
@@ -38,6 +38,7 @@ def dhqc(
     error: float | None = None,
     down: float | None = None,
     indices: IndexCoding = GOLOMB,
+    momentum: Momentum = "local",
 ) -> Method:
     """Per tensor of two dimensions and more, on each rank:
 
@@ -59,6 +60,8 @@ def dhqc(
             density and its own error feedback. Default: None, every rank receives every message.
         indices: Coding of the positions; default: golomb(). If large entries come in clusters, `fine_delta()`
             is shorter.
+        momentum: "local" (default) applies the momentum of a `torch.optim.SGD` before compression, see
+            `error_feedback`; "optimizer" leaves it to the optimiser, as the paper does.
 
     Raises:
         SpecError: An argument is outside its range.
@@ -71,4 +74,4 @@ def dhqc(
     values = Hierarchy(levels) if error is None else AdaptiveHierarchy(error, levels)
     up = Sparse(TopK(density), values=values, indices=indices)
     reducer = Gather(up) if down is None else Server(up, Sparse(TopK(down), values=values, indices=indices))
-    return routes(Route(matrices, reducer, ErrorFeedback()), Route(everything, Sum()))
+    return routes(Route(matrices, reducer, ErrorFeedback(momentum=momentum)), Route(everything, Sum()))

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from laconic.exchange.method import Method, Route, everything, matrices, method, plain, routes
-from laconic.feedback.error_feedback import ErrorFeedback
+from laconic.exchange.method import (
+    Method,
+    Route,
+    error_feedback,
+    everything,
+    matrices,
+    method,
+    plain,
+    routes,
+)
+from laconic.feedback.error_feedback import Momentum
 from laconic.reducers.sum import Sum
 
 
@@ -15,7 +25,9 @@ from laconic.reducers.sum import Sum
     sends="the codec's message",
     examples=("error_fed(topk(density=0.01), decay=0.9)",),
 )
-def error_fed(compressor: Any, *, decay: float = 1.0, damped: bool = False) -> Method:
+def error_fed(
+    compressor: Any, *, decay: float = 1.0, damped: bool = False, momentum: Momentum = "local"
+) -> Method:
     """x = decay * e + g;  send C(x), times 1 / (1 + omega) if damped;  e = x - sent share.
 
     Without this method, a biased codec has feedback with decay 1, and an unbiased one has none. Tensors of
@@ -26,6 +38,9 @@ def error_fed(compressor: Any, *, decay: float = 1.0, damped: bool = False) -> M
         decay: Share of the error that the next step adds; default: 1.
         damped: Whether messages are damped, which allows feedback for an unbiased codec of high variance;
             default: False.
+        momentum: "local" (default) applies the momentum of a `torch.optim.SGD` before compression, see
+            `error_feedback`; with `powersgd` it stays in the optimiser. "optimizer" always leaves it there,
+            as the paper does.
 
     Raises:
         SpecError: An argument is invalid, or `compressor` is a method.
@@ -35,4 +50,5 @@ def error_fed(compressor: Any, *, decay: float = 1.0, damped: bool = False) -> M
     error_fed(compressor=topk(density=0.01), decay=0.9)
     """
     reducer = plain(compressor, "error_fed").routes[0].reducer
-    return routes(Route(matrices, reducer, ErrorFeedback(decay, damped)), Route(everything, Sum()))
+    feedback = replace(error_feedback(reducer, momentum), decay=decay, damped=damped)
+    return routes(Route(matrices, reducer, feedback), Route(everything, Sum()))

@@ -15,7 +15,7 @@ from laconic.codecs.selectors.above_share import LEAST_SHARE, AboveShare
 from laconic.codecs.sparse import Sparse
 from laconic.core import arguments
 from laconic.exchange.method import Method, Route, everything, matrices, method, routes
-from laconic.feedback.error_feedback import ErrorFeedback
+from laconic.feedback.error_feedback import ErrorFeedback, Momentum
 from laconic.reducers.gather import Gather
 from laconic.reducers.sum import Sum
 
@@ -28,7 +28,7 @@ MOST = 254
     sends="the positions and rounded logarithms of the entries that are large relative to the largest",
     examples=("fastsgd()", "fastsgd(base=1.5, floor=4)"),
 )
-def fastsgd(base: float = 2.0, *, floor: int = 3) -> Method:
+def fastsgd(base: float = 2.0, *, floor: int = 3, momentum: Momentum = "local") -> Method:
     """Per tensor of two dimensions and more, on each rank:
 
         x = e + g;   s = max |x|;   q = round(log_base(s / |x|));   keep those with q <= floor
@@ -46,6 +46,8 @@ def fastsgd(base: float = 2.0, *, floor: int = 3) -> Method:
     Args:
         base: Base of the logarithm; default: 2.
         floor: Largest q that is kept, 0 or more; default: 3.
+        momentum: "local" (default) applies the momentum of a `torch.optim.SGD` before compression, see
+            `error_feedback`; "optimizer" leaves it to the optimiser, as the paper does.
 
     Raises:
         SpecError: An argument is outside its range.
@@ -58,7 +60,7 @@ def fastsgd(base: float = 2.0, *, floor: int = 3) -> Method:
     values = Logquant(base, levels=floor + 1)
     select = AboveShare(values.least_share)
     codec = Sparse(select, values=values, indices=FineDelta())
-    return routes(Route(matrices, Gather(codec), ErrorFeedback()), Route(everything, Sum()))
+    return routes(Route(matrices, Gather(codec), ErrorFeedback(momentum=momentum)), Route(everything, Sum()))
 
 
 def highest_floor(values: Logquant) -> int:

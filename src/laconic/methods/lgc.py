@@ -13,7 +13,7 @@ from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.layout import Entry, Layout
 from laconic.exchange.method import Method, Route, everything, matrices, method, routes
-from laconic.feedback.error_feedback import ErrorFeedback
+from laconic.feedback.error_feedback import ErrorFeedback, Momentum
 from laconic.reducers import Reducer
 from laconic.reducers.cltk import CLTk
 from laconic.reducers.dense_first import DenseFirst
@@ -41,6 +41,7 @@ def lgc(
     dense_steps: int = 200,
     train_steps: int = 300,
     last_layer: Last = "dense",
+    momentum: Momentum = "local",
 ) -> Method:
     """Per tensor of two dimensions and more, except the first and the last, with error feedback:
 
@@ -70,6 +71,8 @@ def lgc(
         train_steps: Steps of phase 2, 1 or more; default: 300.
         last_layer: "dense" (default) sums the last layer after phase 1 too; "topk" then sends its density * n
             largest entries, chosen by one rank per step, with error feedback.
+        momentum: "local" (default) applies the momentum of a `torch.optim.SGD` before compression, see
+            `error_feedback`; "optimizer" leaves it to the optimiser, as the paper does.
 
     Raises:
         SpecError: An argument is outside its range, or the model has fewer than three matrices.
@@ -82,8 +85,9 @@ def lgc(
     arguments.choice("lgc: last_layer", last_layer, get_args(Last))
     coded = after(dense_steps, LearnedCode(density, dense_steps + train_steps, instance, innovation))
     largest = after(dense_steps, CLTk(density))
-    last = () if last_layer == "dense" else (Route(is_last, largest, ErrorFeedback()),)
-    return routes(Route(is_inner, coded, ErrorFeedback()), *last, Route(everything, Sum()))
+    feedback = ErrorFeedback(momentum=momentum)
+    last = () if last_layer == "dense" else (Route(is_last, largest, feedback),)
+    return routes(Route(is_inner, coded, feedback), *last, Route(everything, Sum()))
 
 
 def after(steps: int, reducer: Reducer) -> Reducer:

@@ -35,5 +35,4 @@ def signum() -> Method:
     >>> signum()
     signum()
     """
-    momentum = WorkerMomentum()
-    return routes(Route(everything, MajorityVote(), momentum, SgdMomentum(momentum)))
+    return routes(Route(everything, MajorityVote(), WorkerMomentum(), SgdMomentum()))

@@ -13,7 +13,7 @@ from laconic.codecs.quantile import Quantile
 from laconic.codecs.selectors.topk import TopK
 from laconic.codecs.sparse import Sparse
 from laconic.exchange.method import Method, Route, everything, matrices, method, routes
-from laconic.feedback.error_feedback import ErrorFeedback
+from laconic.feedback.error_feedback import ErrorFeedback, Momentum
 from laconic.reducers.gather import Gather
 from laconic.reducers.sum import Sum
 
@@ -25,7 +25,9 @@ from laconic.reducers.sum import Sum
     sends="the positions of the largest entries, and each value's bin among bins of equal count",
     examples=("sketchml(density=0.05, bins=16)", "sketchml(density=0.05, bins=64, groups=8)"),
 )
-def sketchml(density: float = 0.01, *, bins: int = 256, groups: int | None = None) -> Method:
+def sketchml(
+    density: float = 0.01, *, bins: int = 256, groups: int | None = None, momentum: Momentum = "local"
+) -> Method:
     """Per tensor of two dimensions and more, on each rank:
 
         x = e + g;   S = top density * n of |x|, sorted by x and cut into `bins` bins
@@ -49,6 +51,8 @@ def sketchml(density: float = 0.01, *, bins: int = 256, groups: int | None = Non
         bins: Number of bins; default: 256.
         groups: Number of groups of bins, each with a separate sketch; it divides `bins`. The paper's code has
             8 of both signs, here a group has one sign: use 16. Default: None, bins without a sketch.
+        momentum: "local" (default) applies the momentum of a `torch.optim.SGD` before compression, see
+            `error_feedback`; "optimizer" leaves it to the optimiser, as the paper does.
 
     Raises:
         SpecError: An argument is outside its range.
@@ -58,4 +62,4 @@ def sketchml(density: float = 0.01, *, bins: int = 256, groups: int | None = Non
     """
     values = Quantile(bins) if groups is None else MinmaxSketch(bins, groups)
     codec = Sparse(TopK(density), values=values, indices=FineDelta())
-    return routes(Route(matrices, Gather(codec), ErrorFeedback()), Route(everything, Sum()))
+    return routes(Route(matrices, Gather(codec), ErrorFeedback(momentum=momentum)), Route(everything, Sum()))

@@ -16,7 +16,7 @@ from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.selector import IndexCoding
 from laconic.exchange.method import Method, Route, everything, matrices, method, routes
-from laconic.feedback.error_feedback import ErrorFeedback
+from laconic.feedback.error_feedback import ErrorFeedback, Momentum
 from laconic.reducers.gather import Gather
 from laconic.reducers.server import Server
 from laconic.reducers.sum import Sum
@@ -29,7 +29,13 @@ from laconic.reducers.sum import Sum
     sends="the positions and signs of the largest entries, and their mean magnitude",
     examples=("stc()", "stc(down=0.0025)"),
 )
-def stc(density: float = 0.0025, *, down: float | None = None, indices: IndexCoding = GOLOMB) -> Method:
+def stc(
+    density: float = 0.0025,
+    *,
+    down: float | None = None,
+    indices: IndexCoding = GOLOMB,
+    momentum: Momentum = "local",
+) -> Method:
     """Per tensor of two dimensions and more, on each rank:
 
         x = e + g;   S = top density * n of |x|;   m = mean of |x[S]|
@@ -47,6 +53,8 @@ def stc(density: float = 0.0025, *, down: float | None = None, indices: IndexCod
             message and averages.
         indices: Coding of the positions; default: golomb(). If large entries come in clusters, `fine_delta()`
             is shorter.
+        momentum: "local" (default) applies the momentum of a `torch.optim.SGD` before compression, see
+            `error_feedback`; "optimizer" leaves it to the optimiser, as the paper does.
 
     Raises:
         SpecError: An argument is outside its range.
@@ -58,7 +66,7 @@ def stc(density: float = 0.0025, *, down: float | None = None, indices: IndexCod
         arguments.number("stc: down", down, above=0, most=1, hint="None sends every message to every rank")
     up = ternary_of(density, indices)
     reducer = Gather(up) if down is None else Server(up, ternary_of(down, indices))
-    return routes(Route(matrices, reducer, ErrorFeedback()), Route(everything, Sum()))
+    return routes(Route(matrices, reducer, ErrorFeedback(momentum=momentum)), Route(everything, Sum()))
 
 
 def ternary_of(density: float, indices: IndexCoding) -> Codec:

@@ -154,12 +154,12 @@ def _updated(
     name: str, parameter: Tensor, group: Mapping[str, Any], decay: dict[str, Tensor]
 ) -> Tensor | None:
     """Update the momentum of a tensor's weight decay, and return the old one; None if that is zero."""
-    weight, held = float(group["weight_decay"]), decay.get(name)
-    if not weight and held is None:
+    weight, old = float(group["weight_decay"]), decay.get(name)
+    if not weight and old is None:
         return None
-    old = held
+    old = None if old is None else old.to(parameter)  # a loaded one may be elsewhere
     m = float(group["momentum"])
-    held = torch.zeros_like(parameter) if held is None else held * m
+    held = torch.zeros_like(parameter) if old is None else old * m
     if weight:
         held.add_(parameter, alpha=weight * (1 - float(group.get("dampening", 0.0))))
     decay[name] = held

@@ -86,6 +86,11 @@ class Reducer(Spec):
         codec = self.feedback_codec()
         return codec is not None and codec.needs_feedback
 
+    @property
+    def local_momentum(self) -> bool:
+        """Whether error feedback applies SGD's momentum before this reduction by default."""
+        return True
+
 
 class Composition:
     """Reducers and their settings by tensor: a method, as a reducer's argument."""

@@ -65,6 +65,10 @@ class DenseFirst(Reducer):
         return self.then.feedback_codec()
 
     @property
+    def local_momentum(self) -> bool:
+        return self.then.local_momentum
+
+    @property
     def needs_feedback(self) -> bool:
         return self.then.needs_feedback
 

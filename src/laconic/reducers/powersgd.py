@@ -74,6 +74,11 @@ class PowerSGD(Reducer):
     def needs_feedback(self) -> bool:
         return True
 
+    @property
+    def local_momentum(self) -> bool:
+        """Return False: ResNet-9 on CIFAR-10, 18 epochs, rank 2, loses 0.5 points with it."""
+        return False
+
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         return _PowerSGD(self, layout, comm)
 

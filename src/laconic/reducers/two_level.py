@@ -104,6 +104,10 @@ class TwoLevel(Reducer):
         return self.inner.unaccountable or self.between.unaccountable
 
     @property
+    def local_momentum(self) -> bool:
+        return self.inner.local_momentum and self.between.local_momentum
+
+    @property
     def needs_feedback(self) -> bool:
         """Return whether either needs it; |x - sent| <= |x| then holds for the sum over a machine's ranks."""
         return self.inner.needs_feedback or self.between.needs_feedback

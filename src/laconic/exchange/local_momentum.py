@@ -1,0 +1,218 @@
+"""LocalMomentum: the tensors whose momentum is applied before the exchange, and the steps that apply them.
+
+It is decided once, at attachment, tensor by tensor: local if the feedback asks for it and the tensor's
+optimiser is an SGD with momentum in a form that can be handed over, otherwise in the optimiser. All ranks
+decide alike, as they have the same optimisers.
+
+A script can do what is meant for gradients and is wrong for velocities: change them between backward pass and
+step, as clipping does, or add up two exchanged passes. Then momentum goes back to the optimiser for good,
+after one more step that applies the velocities that were sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import StateError
+from laconic.core.layout import Layout
+from laconic.core.mask import Mask, cleared
+from laconic.core.warning import warn
+from laconic.exchange.method import Route
+from laconic.exchange.rule import OptimiserSide, OptimiserView
+from laconic.exchange.state import under
+from laconic.feedback import BoundFeedback, Feedback
+
+log = logging.getLogger("laconic")
+PREFIX = "momentum/"
+RELEASED = "released"  # key of a state whose momentum is back in the optimiser
+
+
+class LocalMomentum:
+    """Momentum that an exchange applies on this rank.
+
+    Args:
+        routes: The routes, each with its tensors.
+        optimisers: The model's optimisers.
+        speaks: Whether this rank logs what is decided.
+
+    Attributes:
+        feedbacks: The working feedbacks of the routes.
+    """
+
+    def __init__(
+        self, routes: Sequence[tuple[Route, Layout]], optimisers: OptimiserSide, *, speaks: bool
+    ) -> None:
+        self.feedbacks: Sequence[BoundFeedback] = ()
+        self._optimisers = optimisers
+        self._speaks = speaks
+        self._layouts = {entry.name: entry for _, part in routes for entry in part}
+        self._wanting: list[tuple[Feedback, frozenset[str]]] = []  # with their local tensors
+        self._idle: set[str] = set()  # tensors without momentum so far
+        self._local: set[str] = set()
+        reasons: dict[str, list[str]] = {}
+        for route, part in routes:
+            if not route.feedback.local_momentum:
+                continue
+            why = {name: optimisers.why_in_optimizer(name) for name in part.names}
+            own = frozenset(name for name, reason in why.items() if reason is None)
+            self._idle |= {name for name, reason in why.items() if reason == ""}
+            for name, reason in why.items():
+                if reason:
+                    reasons.setdefault(reason, []).append(name)
+            self._local |= own
+            self._wanting.append((route.feedback, own))
+        self._decay: dict[str, Tensor] = {}  # momentum of the weight decay
+        self._passes = 0  # with local momentum, since this was made or its state loaded
+        self._fresh = True  # whether there was no momentum before these passes
+        self._in_gradients: frozenset[str] = frozenset()  # tensors whose gradients hold velocities
+        self._handed: dict[int, int] = {}  # passes that each optimiser has applied, by id
+        self._releasing: str | None = None
+        self._released = False
+        for reason, names in reasons.items():
+            self._log(f"momentum of {names[0]}{_and_others(names)} stays in the optimiser: {reason}")
+        missing = [name for name in self._layouts if not optimisers.held(name)]
+        if missing and self._made_for_it:
+            log.warning(
+                "the optimiser does not have %s (tensors in all: %d): exchanged, and not updated before"
+                " add_param_group brings them",
+                missing[0],
+                len(missing),
+            )
+
+    def settings(self, name: str) -> Mapping[str, Any]:
+        """Return the present settings of the group that this tensor is in."""
+        return self._optimisers.settings(name)
+
+    def is_local(self, name: str) -> bool:
+        """Return whether the tensor's momentum is applied before the exchange."""
+        return name in self._local
+
+    def momentum_buffer(self, name: str) -> Tensor | None:
+        """Return the momentum that SGD has gathered of this tensor; None if there is none."""
+        buffer = self._optimisers.momentum_buffer(name)
+        self._fresh &= buffer is None
+        return buffer
+
+    def names(self, step: int) -> frozenset[str]:
+        """Return the tensors whose momentum is applied before the exchange in this step."""
+        if self._released:
+            return frozenset()
+        return frozenset[str]().union(*(own for each, own in self._wanting if each.applies_momentum(step)))
+
+    def release(self, reason: str, instead: str | None = None) -> None:
+        """Leave momentum to the optimiser from the next backward pass on; all ranks call it in one step.
+
+        Warn if the method is made for local momentum, and there is another way, `instead`.
+        """
+        if not self._local or self._releasing is not None or self._released:
+            return
+        self._releasing = reason
+        if instead is not None and self._made_for_it:
+            warn(f"{reason}: from the next step on, momentum is left to the optimiser; {instead}")
+
+    @property
+    def _made_for_it(self) -> bool:
+        return any(each.needs_optimiser for each, _ in self._wanting)
+
+    def begin(self) -> None:
+        """Begin a backward pass."""
+        if self._releasing is not None and not self._released:
+            self._log(f"momentum goes back to the optimiser: {self._releasing}")
+            self._release()
+
+    def _release(self) -> None:
+        self._released = True
+        for each in self.feedbacks:
+            each.release_momentum()
+
+    def end(self, step: int) -> None:
+        """End a backward pass that was not skipped."""
+        if names := self.names(step):
+            self._in_gradients = names
+            self._passes += 1
+
+    def hand_over(self, optimiser: OptimiserView) -> list[str]:
+        """Prepare the step of an optimiser, and return the tensors that have been stepped already."""
+        self._check_idle(optimiser)
+        if not self._in_gradients or self._handed.get(id(optimiser), 0) == self._passes:
+            return []  # there was no exchange since its last step
+        self._handed[id(optimiser)] = self._passes
+        names = [name for name in self._in_gradients if optimiser.holds(name)]
+        keep = self._fresh and self._passes == 1 and self._releasing is not None
+        return [*optimiser.hand_over(names, self._decay, keep=keep)]
+
+    def _check_idle(self, optimiser: OptimiserView) -> None:
+        """Log once if a tensor that had no momentum at attachment has some now."""
+        if self._idle and any(group.get("momentum") for group in optimiser.optimiser.param_groups):
+            changed = [
+                name
+                for name in sorted(self._idle)
+                if optimiser.holds(name) and optimiser.settings(name).get("momentum")
+            ]
+            self._idle -= set(changed)
+            if changed:
+                self._log(
+                    f"momentum of {changed[0]}{_and_others(changed)} stays in the optimiser: it was 0 at"
+                    " attachment"
+                )
+
+    def remask(self, masks: Mapping[str, Mask]) -> None:
+        """Clear the momentum of the decay of entries that are no longer in use."""
+        state = cleared({f"decay/{name}": value for name, value in self._decay.items()}, masks)
+        if state is not None:
+            self._decay = under("decay/", state)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the momentum of the weight decay, and whether momentum is back in the optimiser."""
+        if self._released:
+            return {f"{PREFIX}{RELEASED}": torch.tensor(1, dtype=torch.int64, device="cpu")}
+        return {f"{PREFIX}decay/{name}": value.detach().clone() for name, value in self._decay.items()}
+
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Raise `StateError` for a state of another model."""
+        for key, value in under(f"{PREFIX}decay/", state).items():
+            if key not in self._layouts or value.numel() != self._layouts[key].numel:
+                raise StateError(
+                    f"the saved state has decay/{key} of shape {tuple(value.shape)}, but this model does not:"
+                    " load the state of the same model"
+                )
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore it, apart from whether momentum is back in the optimiser."""
+        self._decay = {name: value.clone() for name, value in under(f"{PREFIX}decay/", state).items()}
+        self._fresh = False
+        self._in_gradients = frozenset()
+
+    def follow(self, state: Mapping[str, Tensor]) -> None:
+        """Leave momentum to the optimiser if it was there when this state was saved."""
+        if f"{PREFIX}{RELEASED}" in state and not self._released:
+            self._release()
+
+    def _log(self, text: str) -> None:
+        if self._speaks:
+            log.info(text)
+
+
+def as_now(state: Mapping[str, Tensor], own: Mapping[str, Tensor], *, rules: bool) -> dict[str, Tensor]:
+    """Return a state as an exchange with `own` memory would have saved it.
+
+    An older state has no velocity: it starts at zero. One of a run with other momentum loses what is not used
+    here. The momentum of the weight decay was a rule's; `rules`: whether there are rules now.
+    """
+    was = "rule0/decay/"
+    made = {
+        key if rules or not key.startswith(was) else PREFIX + key.removeprefix("rule0/"): value
+        for key, value in state.items()
+        if "/velocity/" not in key or key in own
+    }
+    new = {key for key in own if "/velocity/" in key} - made.keys()
+    return made | {key: torch.zeros_like(own[key]) for key in new}
+
+
+def _and_others(names: Sequence[str]) -> str:
+    return f" and {len(names) - 1} other tensors" if len(names) > 1 else ""
