@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     Mutant(
         "feedback-put-back",
-        "feedback/error_feedback.py",
+        "feedback/memory/residual.py",
         "    def put_back(self, layout: Layout) -> None:\n        self._pending.drop(layout)",
         "    def put_back(self, layout: Layout) -> None:\n        assert layout is not None",
         "what a skipped step has sent is not put back",
@@ -106,9 +106,9 @@ MUTANTS = (
     ),
     Mutant(
         "feedback-discard",
-        "feedback/momentum_correction.py",
-        "        self._velocity.zero_()\n        self._residual.zero_()",
-        "        self._residual.zero_()",
+        "feedback/memory/local_residual.py",
+        "            self._velocity.discard()",
+        "            pass",
         "the velocity survives `discard`",
         ("tests/laws/test_feedback*", "tests/laws/test_methods*", "tests/dist/test_ddp_lifetime*"),
     ),

@@ -58,13 +58,16 @@ def dgc(
         send v[S];            v[S] = 0,  u[S] = 0
         w = w - lr * (mean of the sent shares + weight decay)
 
-    Tensors of one dimension are summed without compression, with SGD's own momentum. Needs
-    `torch.optim.SGD`. Payload: about density * n * (32 + log2(1 / density) + 1.5) bits, to each of the N - 1
-    others: a rank's traffic grows with N. With `down`, each entry is sent to the rank that serves it, and the
-    servers answer with the share `down`, so that a rank sends at most twice as much among 64 ranks as among
-    4, from 2 million entries on; in a smaller model headers grow with N (see `server`). In return up to N *
-    density of the entries arrive at the servers, and only `down` of them are answered at once. The rest waits
-    at the servers, without further momentum; at the same `down` it waits longer with more ranks.
+    Tensors of one dimension are summed without compression, with SGD's own momentum. The
+    momentum is that of a `torch.optim.SGD` or `laconic.optim.LARS`; tensors of other optimisers have plain
+    error feedback, and a log line gives the reason.
+
+    Payload: about density * n * (32 + log2(1 / density) + 1.5) bits, to each of the N - 1 others: a rank's
+    traffic grows with N. With `down`, each entry is sent to the rank that serves it, and the servers answer
+    with the share `down`, so that a rank sends at most twice as much among 64 ranks as among 4, from 2
+    million entries on; in a smaller model headers grow with N (see `server`). In return up to N * density of
+    the entries arrive at the servers, and only `down` of them are answered at once. The rest waits at the
+    servers, without further momentum; at the same `down` it waits longer with more ranks.
 
     Args:
         density: Share of the entries that is sent, in (0, 1]; default: 0.001.
