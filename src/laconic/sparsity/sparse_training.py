@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -21,13 +20,10 @@ from laconic.comm.torch_comm import TorchComm
 from laconic.core.errors import StateError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.mask import Mask, set_mask
-from laconic.core.skipped import is_skipped
 from laconic.core.turn import Turn
 from laconic.core.warning import warn
-from laconic.optim.closure import evaluated
 from laconic.optim.master_weights import masters_of
-from laconic.optim.step_watch import StepWatch
-from laconic.optim.unwrapping import after_steps, before_steps, check_state
+from laconic.optim.unwrapping import check_state
 from laconic.sparsity.dense_gradients import DenseGradients
 from laconic.sparsity.dropped_weights import DroppedWeightsCheck
 from laconic.sparsity.mask_agreement import check_equal_masks
@@ -35,6 +31,7 @@ from laconic.sparsity.mask_rule import MaskRule, Moment
 from laconic.sparsity.slots import clear_
 from laconic.sparsity.state import check_not_zeroed, limits, read_state
 from laconic.sparsity.stats import SparsityStats
+from laconic.transforms.step_callbacks import StepCallbacks
 from laconic.transforms.transform import TransformHandle
 
 START = -1  # turn in the keys of the first masks
@@ -75,8 +72,7 @@ class SparseTraining(TransformHandle):
         self._in_step = False  # whether the hook before the current step has run
         self._dense_gradients = DenseGradients(self.weights)
         self._hidden_grads: list[tuple[Tensor, Tensor]] = []
-        self._hooks: list[RemovableHandle | StepWatch] = []
-        self._watch: StepWatch | None = None
+        self._hooks: list[RemovableHandle | StepCallbacks] = []
         self._dropped_check = DroppedWeightsCheck()
 
     @property
@@ -118,11 +114,11 @@ class SparseTraining(TransformHandle):
             added = self._dense_gradients.accumulate_hook(name)
             self._hooks.append(weight.register_post_accumulate_grad_hook(added))  # type: ignore[no-untyped-call]
         if self.weights:
-            # first, so that other hooks before the step see masked gradients
-            self._hooks.append(before_steps(self._optimizer, self._before, first=True))
-            self._hooks.append(after_steps(self._optimizer, self._after))
-            self._watch = StepWatch(repr(self.sparsifier), self._optimizer, self.weights.values())
-            self._hooks.append(self._watch)
+            callbacks = self._before, self._after, self._dense_gradients.skip_step
+            weights = self.weights.values()
+            self._hooks.append(
+                StepCallbacks(repr(self.sparsifier), self._optimizer, weights, *callbacks, first=True)
+            )
 
     def remove(self) -> None:
         """Remove the masks; all weights train from their current values. Call it on every rank.
@@ -205,19 +201,14 @@ class SparseTraining(TransformHandle):
 
         return hook
 
-    def _before(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _before(self) -> None:
         self._hidden_grads.clear()
-        args, kwargs = evaluated(optimizer, args, kwargs)
-        if is_skipped(optimizer):
-            return args, kwargs
         self._in_step = True
         self._dropped_check.check((name, self._master(name), mask) for name, mask in self.masks.items())
         if self.turn == 1 or self._due():  # optimisers create state at the first step
-            check_state(optimizer, "sparse training")
+            check_state(self._optimizer, "sparse training")
         if self.sparsifier.replaces_step and self._due() and self._update():
-            groups = (group["params"] for group in optimizer.param_groups)
+            groups = (group["params"] for group in self._optimizer.param_groups)
             present = [each for group in groups for each in group if each.grad is not None]
             self._hidden_grads = [(each, each.grad) for each in present]
             for each in present:
@@ -225,19 +216,11 @@ class SparseTraining(TransformHandle):
         for name, mask in self.masks.items():
             if (grad := self._master(name).grad) is not None:
                 grad.masked_fill_(~mask, 0)
-        return args, kwargs
 
-    @torch.no_grad()
-    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after(self) -> None:
         for parameter, grad in self._hidden_grads:
             parameter.grad = grad
         self._hidden_grads.clear()
-        assert self._watch is not None
-        if is_skipped(optimizer):
-            self._dense_gradients.skip_step()
-            self._watch.skipped()
-            return
-        self._watch.stepped()
         begun, self._in_step = self._in_step, False
         if self.sparsifier.replaces_step and self._due() and not begun:
             self._warn("were not used, as the hook before the step is gone")
@@ -262,7 +245,6 @@ class SparseTraining(TransformHandle):
         """Return whether the dense gradients of this turn count for a later update."""
         return self.sparsifier.counts(turn, self.steps) and not self.sparsifier.due(turn, self.steps)
 
-    @torch.no_grad()
     def _update(self) -> bool:
         """Choose new masks. Return False, with nothing changed, if a score is not finite."""
         counts = self.sparsifier.counts(self.turn, self.steps)

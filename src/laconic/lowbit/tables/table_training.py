@@ -6,25 +6,23 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from laconic.core.errors import StateError
 from laconic.core.inference import outside_inference_mode
-from laconic.core.skipped import is_skipped
 from laconic.lowbit.tables.packing import Size, packed_copy, size_of
 from laconic.lowbit.tables.tables import Table
 from laconic.lowbit.tables.weights import Quantised, check_optimizer, dense, select_layers, select_weights
 from laconic.lowbit.training import LowBitHandle
-from laconic.optim.closure import evaluated
-from laconic.optim.step_watch import StepWatch
-from laconic.optim.unwrapping import after_steps, before_steps, require_plain
+from laconic.optim.unwrapping import require_plain
+from laconic.transforms.step_callbacks import StepCallbacks
 from laconic.transforms.transformed import mark_table_layers, unmark_table_layers
+
+FEATURE = "training towards few bits"
 
 
 @outside_inference_mode("finish", "pack")
@@ -38,20 +36,16 @@ class TableTraining(LowBitHandle):
         self.table = table
         self._layers = select_layers(self.model, keep)
         self.weights = select_weights(self._layers)
-        self.optimizer = require_plain(optimizer, "training towards few bits")
+        self.optimizer = require_plain(optimizer, FEATURE)
         check_optimizer(self.optimizer, self.weights)
-        self._watch: StepWatch | None = None
+        self._callbacks: StepCallbacks | None = None
         self._removed = False
         self._last: Quantised | None = None  # the solution written by `finish`
-        self._hooks: list[RemovableHandle] = []
 
     def begin(self) -> None:
         """Attach to the optimiser, after all checks."""
-        self._hooks = [
-            before_steps(self.optimizer, self._before_step),
-            after_steps(self.optimizer, self._after_step),
-        ]
-        self._watch = StepWatch("training towards few bits", self.optimizer, self.weights.values())
+        weights = self.weights.values()
+        self._callbacks = StepCallbacks(FEATURE, self.optimizer, weights, self.before, self.after)
         mark_table_layers(self._layers.values())
 
     @abstractmethod
@@ -116,10 +110,8 @@ class TableTraining(LowBitHandle):
         """Remove the hooks and leave the float32 weights. A second call does nothing."""
         if self._removed:
             return
-        for hook in self._hooks:
-            hook.remove()
-        if self._watch is not None:
-            self._watch.remove()
+        if self._callbacks is not None:
+            self._callbacks.remove()
         unmark_table_layers(self._layers.values())
         self._removed = True
 
@@ -136,23 +128,3 @@ class TableTraining(LowBitHandle):
     def _write(self, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
             self.weights[name].copy_(value)
-
-    def _before_step(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of `step`, with a closure replaced by its result."""
-        if is_skipped(optimizer):
-            return args, kwargs
-        args, kwargs = evaluated(optimizer, args, kwargs)
-        with torch.no_grad():
-            self.before()
-        return args, kwargs
-
-    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        assert self._watch is not None
-        if is_skipped(optimizer):
-            self._watch.skipped()
-            return
-        self._watch.stepped()
-        with torch.no_grad():
-            self.after()

@@ -1,0 +1,73 @@
+"""Callbacks of a transform around the steps of an optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.core.skipped import is_skipped
+from laconic.optim.closure import evaluated
+from laconic.optim.step_watch import StepWatch
+from laconic.optim.unwrapping import after_steps, before_steps
+
+
+class StepCallbacks:
+    """Calls of `before` and `after` around each step, without gradients, from now on.
+
+    A closure is evaluated first, so `before` sees the gradients. A step that a GradScaler skips calls
+    `skipped` alone, afterwards. A warning follows if there are many backward passes and no step.
+
+    Args:
+        feature: Name for the warning.
+        optimizer: The optimiser, as `require_plain` returns it.
+        parameters: The trained parameters.
+        before, after, skipped: The callbacks.
+        first: Whether `before` runs ahead of earlier hooks, so that these see its changes.
+    """
+
+    def __init__(
+        self,
+        feature: str,
+        optimizer: Optimizer,
+        parameters: Iterable[Tensor],
+        before: Callable[[], object],
+        after: Callable[[], object],
+        skipped: Callable[[], object] = bool,
+        *,
+        first: bool = False,
+    ) -> None:
+        self._callbacks = before, after, skipped
+        self._watch = StepWatch(feature, optimizer, parameters)
+        self._hooks = (
+            before_steps(optimizer, self._before_step, first=first),
+            after_steps(optimizer, self._after_step),
+        )
+
+    def remove(self) -> None:
+        """Remove the hooks. A second call does nothing."""
+        for hook in self._hooks:
+            hook.remove()
+        self._watch.remove()
+
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = evaluated(optimizer, args, kwargs)
+        if not is_skipped(optimizer):
+            with torch.no_grad():
+                self._callbacks[0]()
+        return args, kwargs
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        _, after, skipped = self._callbacks
+        if is_skipped(optimizer):
+            self._watch.skipped()
+            skipped()
+        else:
+            self._watch.stepped()
+            after()
