@@ -27,13 +27,6 @@ class BinariseTraining(FewBitTraining):
     code: ClassVar[str] = "MatthieuCourbariaux/BinaryNet"
     examples: ClassVar[tuple[str, ...]] = ("binarise()", "binarise(first='weights', last='binary')")
 
-    first: First = "real"
-    last: Last = "real"
-    stochastic: bool = False
-    norm: Norm = "float"
-    keep: tuple[str, ...] = ()
-    seed: int = 0
-
     @property
     def bits(self) -> FewBits:
         return FewBits(stochastic=self.stochastic, seed=self.seed)

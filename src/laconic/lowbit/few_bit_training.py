@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -28,13 +28,16 @@ Norm = Literal["float", "shift"]
 KIND_NAMES = "Linear, Conv2d, LSTMCell and GRUCell"
 
 
+@dataclass(frozen=True, repr=False)
 class FewBitTraining(LowBitTraining):
-    """Configuration with the arguments of `binarise`: a frozen dataclass."""
+    """Configuration with the arguments of `binarise`."""
 
-    first: First
-    last: Last
-    norm: Norm
-    keep: tuple[str, ...]
+    first: First = "real"
+    last: Last = "real"
+    stochastic: bool = False
+    norm: Norm = "float"
+    keep: tuple[str, ...] = ()
+    seed: int = 0
 
     @property
     @abstractmethod

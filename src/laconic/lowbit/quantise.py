@@ -17,24 +17,23 @@ from laconic.lowbit.few_bit_training import FewBitTraining, First, Last, Norm
 from laconic.lowbit.few_bits import FewBits, Scale
 
 
-@dataclass(frozen=True, repr=False)
-class QuantiseTraining(FewBitTraining):
-    """Arguments of `laconic.lowbit.quantise`."""
-
-    paper: ClassVar[str] = "Hubara et al. 2016, arXiv:1609.07061"
-    status: ClassVar[Status] = "reconstruction"
-    examples: ClassVar[tuple[str, ...]] = ("quantise()", "quantise(activations=4, gradients=None)")
+@dataclass(frozen=True)
+class Bits:
+    """The arguments of `laconic.lowbit.quantise` that `binarise` lacks."""
 
     weights: int = 1
     activations: int | None = 2
     gradients: int | None = 6
     scale: Scale = "linear"
-    first: First = "real"
-    last: Last = "real"
-    stochastic: bool = False
-    norm: Norm = "float"
-    keep: tuple[str, ...] = ()
-    seed: int = 0
+
+
+@dataclass(frozen=True, repr=False)
+class QuantiseTraining(FewBitTraining, Bits):
+    """The arguments of `laconic.lowbit.quantise`."""
+
+    paper: ClassVar[str] = "Hubara et al. 2016, arXiv:1609.07061"
+    status: ClassVar[Status] = "reconstruction"
+    examples: ClassVar[tuple[str, ...]] = ("quantise()", "quantise(activations=4, gradients=None)")
 
     @property
     def bits(self) -> FewBits:

@@ -24,16 +24,15 @@ from torch.optim import Optimizer
 
 from laconic.core import arguments
 from laconic.core.spec import Status
-from laconic.sparsity import schedule
-from laconic.sparsity.densities import DensityLayout, check_density
-from laconic.sparsity.drop_and_grow import drop_and_grow
+from laconic.sparsity.changing_masks import ChangingMasks
+from laconic.sparsity.densities import DensityLayout
 from laconic.sparsity.mask_rule import Moment
 from laconic.sparsity.sparse_training import SparseTraining
-from laconic.sparsity.sparsify import Sparsifier, sparsify
+from laconic.sparsity.sparsify import sparsify
 
 
 @dataclass(frozen=True, repr=False)
-class Rigl(Sparsifier):
+class Rigl(ChangingMasks):
     """RigL: drop by magnitude, grow by gradient.
 
     Args:
@@ -50,11 +49,6 @@ class Rigl(Sparsifier):
     rigl(density=0.2, every=50)
     """
 
-    density: float = 0.1
-    every: int = 100
-    drop: float = 0.3
-    until: float = 0.75
-    layout: DensityLayout = "erk"
     accumulate: int = 1
 
     paper: ClassVar[str] = "Evci et al. 2020, arXiv:1911.11134"
@@ -64,12 +58,8 @@ class Rigl(Sparsifier):
     replaces_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_density(self.density, self.layout)
-        schedule.check(self.every, self.drop, self.until)
+        super().__post_init__()
         arguments.whole("accumulate", self.accumulate, 1, self.every)
-
-    def due(self, turn: int, steps: int) -> bool:
-        return schedule.due(turn, steps, self.every, self.until)
 
     def counts(self, turn: int, steps: int) -> bool:
         ahead = -turn % self.every  # turns until the next update
@@ -77,8 +67,7 @@ class Rigl(Sparsifier):
 
     def updated(self, weight: Tensor, used: Tensor, score: Tensor | None, share: float, at: Moment) -> Tensor:
         assert score is not None
-        count = int(schedule.fraction(at.turn, at.steps, self.drop, self.until) * int(used.sum()))
-        return drop_and_grow(weight.abs(), used, score.abs(), count, at.key, self.layout)
+        return self.changed(weight, used, score.abs(), at)
 
 
 def rigl(

@@ -4,15 +4,6 @@ from __future__ import annotations
 
 import math
 
-from laconic.core import arguments
-
-
-def check(every: int, drop: float, until: float) -> None:
-    """Raise `SpecError` unless these are valid."""
-    arguments.whole("every", every, 1)
-    arguments.number("drop", drop, above=0, most=1)
-    arguments.number("until", until, above=0, most=1)
-
 
 def due(turn: int, steps: int, every: int, until: float) -> bool:
     """Return whether this turn updates masks: 0, every, 2 * every, ... up to until * steps.
