@@ -9,28 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from laconic.codecs.rotated.tiles import TileCodec
 from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.joined import add_joined_
-from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Status
-from laconic.core.turn import Turn
 from laconic.kernels.squares import by_squares
 
 AT_ONCE = 1 << 20  # elements held in float64 at a time
 TILES = (2, 4, 8, 16, 32, 64, 128, 256)  # sides
-ROUNDING = 2.0**-22  # of |x|, by float32 on the way there and back
 
 
 @dataclass(frozen=True, repr=False)
-class DCT(Codec):
+class DCT(TileCodec):
     """Y = D X D' of each tile X (t, t) of t^2 consecutive elements, t = `tile`; `codec` sends Y.
 
         D[k, j] = sqrt((2 - [k = 0]) / t) cos(pi k (2 j + 1) / (2 t))
@@ -64,54 +61,13 @@ class DCT(Codec):
         arguments.choice("dct: tile", self.tile, TILES)
 
     @property
-    def unbiased(self) -> bool:
-        return self.codec.unbiased
+    def gain(self) -> int:
+        return self.tile
 
-    @property
-    def needs_feedback(self) -> bool:
-        return self.codec.needs_feedback
-
-    @property
-    def fixed_size(self) -> bool:
-        return self.codec.fixed_size
-
-    @property
-    def normal(self) -> tuple[float, float]:
-        least, most = self.codec.normal
-        return least, most / self.tile
-
-    def at(self, step: int) -> Codec:
-        return replace(self, codec=self.codec.at(step))
-
-    def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
-        return self.codec.encode_segments(self._frequencies(x, segments), segments.packed, keys)
-
-    def encode_layout(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
-        packed = Layout.of((entry.name, entry.shape) for entry in layout)
-        return self.codec.encode_layout(self._frequencies(x, layout.segments), packed, turn)
-
-    def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
-        packed = segments.packed
-        y = torch.zeros(packed.numel, dtype=torch.float32, device=out.device)
-        self.codec.decode_segments_add_(wire, packed, y)
-        values = by_tiles(y, self.tile, lambda d, tiles: d.T @ tiles @ d, segments.sizes)
-        return add_joined_(out, segments, values, alpha)
-
-    def _frequencies(self, x: Tensor, segments: Segments) -> Tensor:
-        """Return coefficients of these ranges of flat x, one range after the other."""
-        flat = segments.joined.gathered(x)
-        return by_tiles(flat, self.tile, lambda d, tiles: d @ tiles @ d.T, segments.sizes)
-
-    def nbytes(self, n: int) -> int:
-        return self.codec.nbytes(n)
-
-    def message_nbytes(self, segments: Segments) -> int:
-        return self.codec.message_nbytes(segments)
-
-    def omega(self, n: int) -> float:
-        inner = self.codec.omega(n)
-        rounded = (math.sqrt(inner) + ROUNDING) ** 2
-        return min(rounded, math.nextafter(1, 0)) if inner < 1 else rounded  # of a contraction, one is left
+    def transform(self, x: Tensor, sizes: Sequence[int], *, back: bool = False) -> Tensor:
+        if back:
+            return by_tiles(x, self.tile, lambda d, tiles: d.T @ tiles @ d, sizes)
+        return by_tiles(x, self.tile, lambda d, tiles: d @ tiles @ d.T, sizes)
 
 
 def by_tiles(

@@ -9,28 +9,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from laconic.codecs.rotated.tiles import TileCodec
 from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.joined import add_joined_
-from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Status
-from laconic.core.turn import Turn, mix
+from laconic.core.turn import mix
 from laconic.kernels.squares import by_squares
 
 AT_ONCE = 1 << 16  # elements held in float64 at a time: they stay in cache
 BLOCKS = (4, 16, 64, 256, 1024, 4096)  # powers of 4: a block is a square
-ROUNDING = 2.0**-22  # of |x|, by float32 on the way there and back
 
 
 @dataclass(frozen=True, repr=False)
-class Rotated(Codec):
+class Rotated(TileCodec):
     """y = H S x / sqrt(b) of each b = `block` consecutive elements; `codec` sends y, and x = S H y / sqrt(b).
 
         H = [[1, 1], [1, -1]] (x) ... (x) [[1, 1], [1, -1]], (b, b);   S = diag(s), s_i = +-1
@@ -64,53 +62,11 @@ class Rotated(Codec):
         arguments.choice("rotated: block", self.block, BLOCKS)
 
     @property
-    def unbiased(self) -> bool:
-        return self.codec.unbiased
+    def gain(self) -> int:
+        return math.isqrt(self.block)
 
-    @property
-    def needs_feedback(self) -> bool:
-        return self.codec.needs_feedback
-
-    @property
-    def fixed_size(self) -> bool:
-        return self.codec.fixed_size
-
-    @property
-    def normal(self) -> tuple[float, float]:
-        least, most = self.codec.normal
-        return least, most / math.isqrt(self.block)
-
-    def at(self, step: int) -> Codec:
-        return replace(self, codec=self.codec.at(step))
-
-    def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
-        return self.codec.encode_segments(self._turned(x, segments), segments.packed, keys)
-
-    def encode_layout(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
-        packed = Layout.of((entry.name, entry.shape) for entry in layout)
-        return self.codec.encode_layout(self._turned(x, layout.segments), packed, turn)
-
-    def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
-        packed = segments.packed
-        y = torch.zeros(packed.numel, dtype=torch.float32, device=out.device)
-        self.codec.decode_segments_add_(wire, packed, y)
-        values = by_blocks(y, self.block, segments.sizes, back=True)
-        return add_joined_(out, segments, values, alpha)
-
-    def _turned(self, x: Tensor, segments: Segments) -> Tensor:
-        """Rotate these ranges of flat x, one after the other."""
-        return by_blocks(segments.joined.gathered(x), self.block, segments.sizes)
-
-    def nbytes(self, n: int) -> int:
-        return self.codec.nbytes(n)
-
-    def message_nbytes(self, segments: Segments) -> int:
-        return self.codec.message_nbytes(segments)
-
-    def omega(self, n: int) -> float:
-        inner = self.codec.omega(n)
-        rounded = (math.sqrt(inner) + ROUNDING) ** 2
-        return min(rounded, math.nextafter(1, 0)) if inner < 1 else rounded  # of a contraction, one is left
+    def transform(self, x: Tensor, sizes: Sequence[int], *, back: bool = False) -> Tensor:
+        return by_blocks(x, self.block, sizes, back=back)
 
 
 def by_blocks(x: Tensor, block: int, sizes: Sequence[int] | None = None, *, back: bool = False) -> Tensor:
