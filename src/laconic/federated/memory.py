@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import re
 import time
 from abc import ABC, abstractmethod
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from laconic.core.atomic_file import replacing
 from laconic.core.errors import StateError
 
 DAY_S = 86_400.0
@@ -94,24 +94,17 @@ class InFile(Memory):
         return state
 
     def save(self, state: Mapping[str, Any]) -> None:
-        beside = self.path.with_suffix(f"{SUFFIX}.{os.getpid()}")
         written = io.BytesIO()
         torch.save(dict(state), written)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with beside.open("wb") as file:
+            with replacing(self.path) as file:
                 file.write(_head(written.getbuffer()))
                 file.write(written.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(self.path)
         except OSError as error:
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
             raise StateError(
                 f"cannot save {self.path}: {error}; free space on its disk; the previous state is unchanged"
             ) from error
-        _flush(self.path.parent)
 
     def __str__(self) -> str:
         return str(self.path)
@@ -119,16 +112,6 @@ class InFile(Memory):
 
 def _head(saved: bytes | memoryview) -> bytes:
     return MAGIC + hashlib.blake2b(saved, digest_size=DIGEST).digest()
-
-
-def _flush(folder: Path) -> None:
-    """Flush a folder's new name to disk, where the file system supports it."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _plain(name: str) -> str:

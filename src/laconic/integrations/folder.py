@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from laconic.core.atomic_file import replacing
 from laconic.core.errors import StateError
 from laconic.ddp.handle import Handle
 from laconic.exchange.gathered import own_part
@@ -97,9 +98,8 @@ def _of_rank(folder: Path | str, name: str, rank: int) -> Path:
 
 
 def _write(state: Mapping[str, Any], path: Path) -> None:
-    beside = path.with_name(f".{path.name}")
-    torch.save(dict(state), beside)
-    beside.replace(path)
+    with replacing(path) as file:
+        torch.save(dict(state), file)
 
 
 def _read(path: Path) -> Any:

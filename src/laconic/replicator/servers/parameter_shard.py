@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import threading
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from laconic.core.atomic_file import replacing
 from laconic.core.errors import AttachError, StateError
 from laconic.core.framing import as_bytes, as_numbers
 from laconic.core.layout import Layout
@@ -87,7 +87,7 @@ class ParameterShard:
         return staleness
 
     def save(self) -> None:
-        """Write a checkpoint under a temporary name and rename it, so that a crash leaves a complete file."""
+        """Write a checkpoint atomically."""
         if self.file is None or (self._saved == self.version and self.file.exists()):
             return
         self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -98,12 +98,8 @@ class ParameterShard:
             "flat": self.flat,
             "optimizer": self.optimizer.state_dict(),
         }
-        temporary = self.file.with_name(f".{self.file.name}.{os.getpid()}")
-        with temporary.open("wb") as out:
-            torch.save(state, out)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(self.file)
+        with replacing(self.file) as file:
+            torch.save(state, file)
         self._saved = self.version
 
     def _load(self, file: Path) -> None:

@@ -1,0 +1,39 @@
+"""Atomic replacement of a file: a crash or a full disk leaves the old content or the new one, whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file beside `path`; at the end of the block, flush it to disk and rename it to `path`.
+
+    If the block or the writing raises, `path` is unchanged and the temporary file is removed.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with replacing(folder / "state") as file:
+    ...     _ = file.write(b"whole")
+    >>> [(path.name, path.read_bytes()) for path in folder.iterdir()]
+    [('state', b'whole')]
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    with suppress(OSError):  # some file systems cannot flush a folder
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name
+        finally:
+            os.close(folder)
