@@ -34,17 +34,18 @@ from laconic.core import arguments
 from laconic.core.errors import LaconicError, PeerError, SpecError
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
+from laconic.strategies.gossip.mixing.gossip_strategy import GossipStrategy
 from laconic.strategies.gossip.mixing.messages import ParameterMessage, check_wire
 from laconic.strategies.gossip.topologies import Topology, reach
 from laconic.strategies.gossip.topologies.complete import Complete
 from laconic.strategies.replica import Replica
-from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
+from laconic.strategies.strategy import BoundStrategy, Notes, Update
 
 AVERAGE, CLOSE = 1.0, 0.0  # a message's request, in the place of the weight
 
 
 @dataclass(frozen=True, repr=False)
-class ADPSGD(Strategy):
+class ADPSGD(GossipStrategy):
     """Average in pairs without a barrier, along the edges of `topology` between odd and even ranks.
 
     An even rank has a thread for each odd rank that may ask it; two ranks of the same parity never average.
@@ -72,13 +73,9 @@ class ADPSGD(Strategy):
     examples: ClassVar[tuple[str, ...]] = ("adpsgd()", "adpsgd(wire='bf16', every=4)")
 
     def __post_init__(self) -> None:
-        arguments.piece("adpsgd: topology", self.topology, Topology, "complete()")
+        super().__post_init__()
         check_wire(self.wire)
         arguments.whole("adpsgd: every", self.every, 1)
-
-    @property
-    def keeps_mean(self) -> bool:
-        return True
 
     @property
     def clocked(self) -> bool:
@@ -90,7 +87,6 @@ class ADPSGD(Strategy):
 
     def check(self, size: int, optimizer: Optimizer) -> None:
         super().check(size, optimizer)
-        self.topology.check(size)
         links = [set(neighbours(self.topology, rank, size)) for rank in range(size)]
         if lost := sorted(set(range(size)) - reach(links)):
             raise SpecError(

@@ -16,20 +16,19 @@ from typing import ClassVar
 from torch.optim import Optimizer
 
 from laconic.comm.metered import Metered
-from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.spec import Status
 from laconic.strategies.gossip.mixing import is_regular, metropolis, uniform
+from laconic.strategies.gossip.mixing.gossip_strategy import GossipStrategy
 from laconic.strategies.gossip.mixing.messages import check_wire
 from laconic.strategies.gossip.mixing.synchronous import Gossip
 from laconic.strategies.gossip.topologies import Topology
 from laconic.strategies.gossip.topologies.ring import Ring
 from laconic.strategies.replica import Replica
-from laconic.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True, repr=False)
-class DPSGD(Strategy):
+class DPSGD(GossipStrategy):
     """Average with the neighbours at every step.
 
     Wire, per neighbour and step: n parameters of 4 bytes; or of 2 bytes, and 8 bytes of weight.
@@ -52,21 +51,13 @@ class DPSGD(Strategy):
     examples: ClassVar[tuple[str, ...]] = ("dpsgd()", "dpsgd(topology=bipartite_exponential())")
 
     def __post_init__(self) -> None:
-        arguments.piece("dpsgd: topology", self.topology, Topology, "ring()")
+        super().__post_init__()
         check_wire(self.wire)
         if not self.topology.symmetric:
             raise SpecError(
                 f"dpsgd averages both ways, but not all edges of {self.topology!r} go both ways: use ring(),"
                 " torus(), bipartite_exponential() or random_matching(), or sgp(), which needs no edge back"
             )
-
-    @property
-    def keeps_mean(self) -> bool:
-        return True
-
-    def check(self, size: int, optimizer: Optimizer) -> None:
-        super().check(size, optimizer)
-        self.topology.check(size)
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> Gossip:
         mixing = uniform if is_regular(self.topology, comm.size) else metropolis  # equal up to rounding

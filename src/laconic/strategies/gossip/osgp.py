@@ -28,6 +28,7 @@ from laconic.core.errors import PeerError
 from laconic.core.spec import Status
 from laconic.strategies.gossip.mixing import Weights, uniform
 from laconic.strategies.gossip.mixing.debias import check_debiased
+from laconic.strategies.gossip.mixing.gossip_strategy import GossipStrategy
 from laconic.strategies.gossip.mixing.messages import (
     MessageBuffers,
     add_received_,
@@ -38,11 +39,11 @@ from laconic.strategies.gossip.mixing.push_sum import PushSum
 from laconic.strategies.gossip.topologies import Topology
 from laconic.strategies.gossip.topologies.exponential import Exponential
 from laconic.strategies.replica import Replica
-from laconic.strategies.strategy import Notes, Strategy, Update
+from laconic.strategies.strategy import Notes, Update
 
 
 @dataclass(frozen=True, repr=False)
-class OSGP(Strategy):
+class OSGP(GossipStrategy):
     """SGP that sends every `staleness` steps, and adds the received messages as many steps later.
 
     Wire, per out-peer and round: n parameters of 4 or 2 bytes, and 8 bytes of weight.
@@ -67,7 +68,7 @@ class OSGP(Strategy):
     examples: ClassVar[tuple[str, ...]] = ("osgp()", "osgp(staleness=4)")
 
     def __post_init__(self) -> None:
-        arguments.piece("osgp: topology", self.topology, Topology, "exponential()")
+        super().__post_init__()
         arguments.whole("osgp: staleness", self.staleness, 1, hint="sgp() does not overlap")
         check_wire(self.wire)
 
@@ -76,16 +77,11 @@ class OSGP(Strategy):
         return self.staleness
 
     @property
-    def keeps_mean(self) -> bool:
-        return True
-
-    @property
     def overlaps(self) -> bool:
         return True
 
     def check(self, size: int, optimizer: Optimizer) -> None:
         super().check(size, optimizer)
-        self.topology.check(size)
         check_debiased(self, optimizer)
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundOSGP:

@@ -17,20 +17,19 @@ from typing import ClassVar
 from torch.optim import Optimizer
 
 from laconic.comm.metered import Metered
-from laconic.core import arguments
 from laconic.core.spec import Status
 from laconic.strategies.gossip.mixing import is_regular, uniform
 from laconic.strategies.gossip.mixing.debias import check_debiased
+from laconic.strategies.gossip.mixing.gossip_strategy import GossipStrategy
 from laconic.strategies.gossip.mixing.messages import check_wire
 from laconic.strategies.gossip.mixing.synchronous import Gossip
 from laconic.strategies.gossip.topologies import Topology
 from laconic.strategies.gossip.topologies.exponential import Exponential
 from laconic.strategies.replica import Replica
-from laconic.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True, repr=False)
-class SGP(Strategy):
+class SGP(GossipStrategy):
     """Push of equal shares to the out-peers at every step.
 
     Wire, per out-peer and step: n parameters of 4 or 2 bytes, and 8 bytes of weight if it may vary. The
@@ -54,16 +53,11 @@ class SGP(Strategy):
     examples: ClassVar[tuple[str, ...]] = ("sgp()", "sgp(topology=exponential(peers=2), wire='fp16')")
 
     def __post_init__(self) -> None:
-        arguments.piece("sgp: topology", self.topology, Topology, "exponential()")
+        super().__post_init__()
         check_wire(self.wire)
-
-    @property
-    def keeps_mean(self) -> bool:
-        return True
 
     def check(self, size: int, optimizer: Optimizer) -> None:
         super().check(size, optimizer)
-        self.topology.check(size)
         if not is_regular(self.topology, size):
             check_debiased(self, optimizer)
 

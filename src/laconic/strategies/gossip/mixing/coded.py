@@ -20,23 +20,22 @@ from laconic.core.turn import Turn
 from laconic.exchange.method import lift_codec
 from laconic.feedback.memory.contraction import safe_gain
 from laconic.strategies.gossip.mixing import Weights, is_regular, metropolis, uniform
-from laconic.strategies.gossip.topologies import Topology
+from laconic.strategies.gossip.mixing.gossip_strategy import GossipStrategy
 from laconic.strategies.replica import Replica
-from laconic.strategies.strategy import BoundStrategy, Notes, Strategy
+from laconic.strategies.strategy import BoundStrategy, Notes
 
 LENGTH = 8  # bytes, before a message whose size may vary
 
 
-class CodedGossip(Strategy):
+class CodedGossip(GossipStrategy):
     """Base of strategies with a codec `compressor`, a `topology` and a consensus step `gamma`."""
 
     compressor: Any
-    topology: Topology
     gamma: float
 
     def __post_init__(self) -> None:
         _ = self.codec
-        arguments.piece(f"{self.name}: topology", self.topology, Topology, "ring()")
+        super().__post_init__()
         arguments.number(f"{self.name}: gamma", self.gamma, above=0, most=1)
 
     @property
@@ -44,13 +43,8 @@ class CodedGossip(Strategy):
         """Codec of `compressor`, converted as by `compress`. Raises `SpecError` if it is not a codec."""
         return lift_codec(self.compressor)
 
-    @property
-    def keeps_mean(self) -> bool:
-        return True
-
     def check(self, size: int, optimizer: Optimizer) -> None:
         super().check(size, optimizer)
-        self.topology.check(size)
         if not self.topology.symmetric or self.topology.period(size) != 1:
             raise SpecError(
                 f"{self.name} needs the same neighbours at every step, both ways, and those of"

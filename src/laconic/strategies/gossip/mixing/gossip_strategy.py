@@ -1,0 +1,26 @@
+"""Base of strategies whose messages follow the edges of a topology."""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer
+
+from laconic.core import arguments
+from laconic.strategies.gossip.topologies import Topology
+from laconic.strategies.strategy import Strategy
+
+
+class GossipStrategy(Strategy):
+    """Strategy with a `topology`. Its communication keeps the mean of the models."""
+
+    topology: Topology
+
+    def __post_init__(self) -> None:
+        arguments.piece(f"{self.name}: topology", self.topology, Topology, "ring()")
+
+    @property
+    def keeps_mean(self) -> bool:
+        return True
+
+    def check(self, size: int, optimizer: Optimizer) -> None:
+        super().check(size, optimizer)
+        self.topology.check(size)
