@@ -14,6 +14,7 @@ from laconic.core.codec import Codec
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
 from laconic.core.mask import Mask, cleared
+from laconic.core.selector import check_density
 from laconic.core.spec import Spec
 from laconic.core.turn import Turn
 
@@ -89,6 +90,20 @@ class Reducer(Spec):
     @property
     def local_momentum(self) -> bool:
         """Whether error feedback applies SGD's momentum before this reduction by default."""
+        return True
+
+
+@dataclass(frozen=True, repr=False)
+class DensityReducer(Reducer):
+    """Base of reducers that send a share of the entries and rely on feedback for the others."""
+
+    density: float = 0.001
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+
+    @property
+    def needs_feedback(self) -> bool:
         return True
 
 

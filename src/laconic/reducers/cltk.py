@@ -27,14 +27,14 @@ from laconic.comm.sent import Sent, SentEntries
 from laconic.comm.skippable import broadcast_or_skip, fits
 from laconic.core import deferred
 from laconic.core.layout import Layout
-from laconic.core.selector import check_density, counts_per_segment
+from laconic.core.selector import counts_per_segment
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
-from laconic.reducers import BoundReducer, Reducer
+from laconic.reducers import BoundReducer, DensityReducer
 
 
 @dataclass(frozen=True, repr=False)
-class CLTk(Reducer):
+class CLTk(DensityReducer):
     """mean = the average over ranks at the positions of the leader's k = ceil(density * n) largest.
 
     Exactly k entries of a tensor change (fewer if the leader's has more zeros), in a group of any size.
@@ -46,19 +46,10 @@ class CLTk(Reducer):
     cltk(density=0.01)
     """
 
-    density: float = 0.001
-
     paper: ClassVar[str] = "Chen et al. 2020, arXiv:2104.11125"
     status: ClassVar[Status] = "partial"
     code: ClassVar[str] = "kljp/deft"
     examples: ClassVar[tuple[str, ...]] = ("cltk(density=0.01)", "cltk(density=1.0)")
-
-    def __post_init__(self) -> None:
-        check_density(self.density)
-
-    @property
-    def needs_feedback(self) -> bool:
-        return True
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         return _CLTk(self.density, comm)

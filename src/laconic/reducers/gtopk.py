@@ -25,14 +25,14 @@ from laconic.comm.messages import sent_by
 from laconic.comm.sent import Sent
 from laconic.comm.skippable import gather_or_skip
 from laconic.core.layout import Layout
-from laconic.core.selector import check_density, counts_per_segment
+from laconic.core.selector import counts_per_segment
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
-from laconic.reducers import BoundReducer, Reducer
+from laconic.reducers import BoundReducer, DensityReducer
 
 
 @dataclass(frozen=True, repr=False)
-class GTopk(Reducer):
+class GTopk(DensityReducer):
     """mean = the k = ceil(density * n) largest entries of the average of every rank's k largest.
 
     The sent share is this rank's own k largest where they are among those; the rest stays in the residual. At
@@ -43,18 +43,9 @@ class GTopk(Reducer):
     gtopk(density=0.01)
     """
 
-    density: float = 0.001
-
     paper: ClassVar[str] = "Shi et al. 2019, arXiv:1901.04359"
     status: ClassVar[Status] = "recalled"
     examples: ClassVar[tuple[str, ...]] = ("gtopk(density=0.01)", "gtopk(density=1.0)")
-
-    def __post_init__(self) -> None:
-        check_density(self.density)
-
-    @property
-    def needs_feedback(self) -> bool:
-        return True
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         return _GTopk(self.density, comm)

@@ -57,10 +57,10 @@ from laconic.comm.skippable import broadcast_or_skip, fits
 from laconic.core import arguments, deferred
 from laconic.core.framing import as_bytes, as_numbers, read_bytes
 from laconic.core.layout import Layout, PerLayout
-from laconic.core.selector import check_density, counts_per_segment, kept
+from laconic.core.selector import counts_per_segment, kept
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
-from laconic.reducers import BoundReducer, Reducer
+from laconic.reducers import BoundReducer, DensityReducer
 from laconic.reducers.learned_code.autoencoder import Autoencoder, code_length, first_weights
 from laconic.reducers.learned_code.code_exchange import (
     AveragedCode,
@@ -76,7 +76,7 @@ NORMAL = 2.0**-126  # smallest scale
 
 
 @dataclass(frozen=True, repr=False)
-class LearnedCode(Reducer):
+class LearnedCode(DensityReducer):
     """mean = an autoencoder's reconstruction of the values at the leader's k = ceil(density * n) largest.
 
     `until`: the step at which codes replace values. `instance`: 'ring' averages all ranks' codes; 'server'
@@ -93,7 +93,6 @@ class LearnedCode(Reducer):
     (2534, 5510)
     """
 
-    density: float = 0.001
     until: int = 500
     instance: Instance = "ring"
     innovation: float = 1e-5
@@ -107,7 +106,7 @@ class LearnedCode(Reducer):
     )
 
     def __post_init__(self) -> None:
-        check_density(self.density)
+        super().__post_init__()
         arguments.whole("learned_code: until", self.until)
         arguments.choice("learned_code: instance", self.instance, get_args(Instance))
         arguments.number("learned_code: innovation", self.innovation, above=0, most=1)
@@ -115,10 +114,6 @@ class LearnedCode(Reducer):
     @property
     def warm_at(self) -> int:
         return self.until
-
-    @property
-    def needs_feedback(self) -> bool:
-        return True
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         return _LearnedCode(self, layout, comm)

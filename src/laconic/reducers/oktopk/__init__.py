@@ -48,10 +48,10 @@ from laconic.comm.sent import Sent
 from laconic.comm.skippable import all_to_all_or_skip, fits
 from laconic.core import arguments, deferred
 from laconic.core.layout import Layout
-from laconic.core.selector import check_density, counts_per_segment, kept
+from laconic.core.selector import counts_per_segment, kept
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
-from laconic.reducers import BoundReducer, Reducer
+from laconic.reducers import BoundReducer, DensityReducer
 from laconic.reducers.oktopk.global_topk import global_topk
 from laconic.reducers.oktopk.regions import Regions
 
@@ -61,7 +61,7 @@ MOST_GROWTH = 1.5  # of the smallest entries in a step
 
 
 @dataclass(frozen=True, repr=False)
-class OkTopk(Reducer):
+class OkTopk(DensityReducer):
     """mean = the k = ceil(density * n) largest entries of the average of every rank's k largest.
 
     The sent share is this rank's own k largest where they are among those; the rest stays in the residual. At
@@ -76,7 +76,6 @@ class OkTopk(Reducer):
     oktopk(density=0.01)
     """
 
-    density: float = 0.001
     every: int = 64
 
     paper: ClassVar[str] = "Li and Hoefler 2022, arXiv:2201.07598"
@@ -89,12 +88,8 @@ class OkTopk(Reducer):
     )
 
     def __post_init__(self) -> None:
-        check_density(self.density)
+        super().__post_init__()
         arguments.whole("oktopk: every", self.every, 1)
-
-    @property
-    def needs_feedback(self) -> bool:
-        return True
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         return _OkTopk(self, comm)
