@@ -10,26 +10,20 @@ move.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from laconic.core import arguments
-from laconic.optim.closure import evaluate
-from laconic.optim.per_tensor import refuse_sparse
+from laconic.optim.per_tensor import CheckedOptimizer
 
 Tensors = list[Tensor]
 
 
-class Layerwise(Optimizer):
-    """Checks the settings of every group, and updates tensors of one kind, device and dtype together."""
-
-    @abstractmethod
-    def check(self, group: Mapping[str, Any]) -> None:
-        """Raise `SpecError` if a setting is outside its range."""
+class Layerwise(CheckedOptimizer):
+    """Updates tensors of one kind, device and dtype together."""
 
     @abstractmethod
     def update_(
@@ -47,35 +41,17 @@ class Layerwise(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters. Raises `SpecError` if a setting is outside its range."""
-        settings = {**self.defaults, **param_group}
-        self.check(settings)
-        arguments.whole("least_dim", settings["least_dim"], hint="2 leaves vectors out, 0 leaves none out")
+        least_dim = param_group.get("least_dim", self.defaults["least_dim"])
+        arguments.whole("least_dim", least_dim, hint="2 leaves vectors out, 0 leaves none out")
         super().add_param_group(param_group)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient.
-
-        Args:
-            closure: Computes the loss again; called once, before the update. Default: none.
-
-        Returns:
-            The closure's result, or None.
-
-        Raises:
-            AttachError: A gradient is a sparse tensor.
-        """
-        loss = evaluate(closure)
-        for group in self.param_groups:
-            kinds: dict[tuple[bool, torch.device, torch.dtype], Tensors] = {}
-            for w in group["params"]:
-                if w.grad is not None:
-                    refuse_sparse(w.grad, type(self).__name__)
-                    kinds.setdefault((adapted(w, group), w.device, w.dtype), []).append(w)
-            for (adapt, *_), ws in kinds.items():
-                gs = [real(w.grad) for w in ws if w.grad is not None]
-                self.update_([real(w) for w in ws], gs, [self.state[w] for w in ws], group, adapt)
-        return loss
+    def update_group_(self, ws: Tensors, group: Mapping[str, Any]) -> None:
+        kinds: dict[tuple[bool, torch.device, torch.dtype], Tensors] = {}
+        for w in ws:
+            kinds.setdefault((adapted(w, group), w.device, w.dtype), []).append(w)
+        for (adapt, *_), alike in kinds.items():
+            gs = [real(w.grad) for w in alike if w.grad is not None]
+            self.update_([real(w) for w in alike], gs, [self.state[w] for w in alike], group, adapt)
 
 
 def adapted(w: Tensor, group: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Base of optimisers that update each tensor independently."""
+"""Bases of optimisers with checked settings, and of those that update each tensor independently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from laconic.core.errors import AttachError
 from laconic.optim.closure import evaluate
 
 
-class PerTensor(Optimizer):
+class CheckedOptimizer(Optimizer):
     """Checks the settings of every parameter group, and updates all parameters with a gradient."""
 
     @abstractmethod
@@ -22,8 +22,8 @@ class PerTensor(Optimizer):
         """Raise `SpecError` if a setting is outside its range."""
 
     @abstractmethod
-    def update_(self, w: Tensor, g: Tensor, group: Mapping[str, Any]) -> None:
-        """Update tensor `w` with its gradient `g` and the settings of its group."""
+    def update_group_(self, ws: list[Tensor], group: Mapping[str, Any]) -> None:
+        """Update these parameters of a group, which have dense gradients."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters. Raises `SpecError` if a setting is outside its range."""
@@ -41,20 +41,33 @@ class PerTensor(Optimizer):
             The closure's result, or None.
 
         Raises:
-            AttachError: A gradient is sparse or complex.
+            AttachError: The optimiser does not support a gradient, such as a sparse one.
         """
         loss = evaluate(closure)
         for group in self.param_groups:
-            for w in group["params"]:
-                if w.grad is not None:
-                    refuse_sparse(w.grad, type(self).__name__)
-                    if w.is_complex():
-                        raise AttachError(
-                            f"{type(self).__name__} is for real parameters, and this one is {w.dtype}: give"
-                            " its real and imaginary parts as two parameters"
-                        )
-                    self.update_(w, w.grad, group)
+            ws = [w for w in group["params"] if w.grad is not None]
+            for w in ws:
+                refuse_sparse(w.grad, type(self).__name__)
+            self.update_group_(ws, group)
         return loss
+
+
+class PerTensor(CheckedOptimizer):
+    """Updates each tensor by itself; refuses complex ones."""
+
+    @abstractmethod
+    def update_(self, w: Tensor, g: Tensor, group: Mapping[str, Any]) -> None:
+        """Update tensor `w` with its gradient `g` and the settings of its group."""
+
+    def update_group_(self, ws: list[Tensor], group: Mapping[str, Any]) -> None:
+        for w in ws:
+            if w.is_complex():
+                raise AttachError(
+                    f"{type(self).__name__} is for real parameters, and this one is {w.dtype}: give"
+                    " its real and imaginary parts as two parameters"
+                )
+            assert w.grad is not None
+            self.update_(w, w.grad, group)
 
 
 def refuse_sparse(grad: Tensor, optimiser: str) -> None:
