@@ -10,15 +10,16 @@ float32 with 2^bits different values: a simulation that saves neither time nor m
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd.function import Function, FunctionCtx, once_differentiable
+from torch.autograd.function import Function, FunctionCtx
 
 from laconic import kernels
 from laconic.core import arguments
 from laconic.core.turn import mix, name_key
+from laconic.lowbit.gradient import with_gradient
 
 Rounding = Literal["nearest", "stochastic"]
 MIN_SPACING = 1e-8  # avoids a division by zero if the ends are equal
@@ -94,8 +95,7 @@ def fitted(x: Tensor, bits: int) -> Tensor:
 
 def rounded_gradient(x: Tensor, bits: int, key: int) -> Tensor:
     """Return x; its gradient is rounded at random with `key` between the gradient's ends."""
-    out: Tensor = _RoundedGradient.apply(x, bits, key)  # type: ignore[no-untyped-call]
-    return out
+    return with_gradient(x, lambda gradient: quantise(gradient, *ends(gradient), bits, key))
 
 
 class _Straight(Function):
@@ -106,15 +106,3 @@ class _Straight(Function):
     @staticmethod
     def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return gradient, None, None, None, None
-
-
-class _RoundedGradient(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bits: int, key: int) -> Tensor:
-        ctx.how = (bits, key)
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return quantise(gradient, *ends(gradient), *ctx.how), None, None

@@ -8,13 +8,11 @@ the level 0 and the rounding probabilities are our reading.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import Function, once_differentiable
 
 from laconic import kernels
+from laconic.lowbit.gradient import with_gradient
 
 FINE = 2.0**-24
 EXPONENT = 0x7F800000  # of a float32: [sign | exponent 8 | mantissa 23]
@@ -53,17 +51,4 @@ def _scale_(x: Tensor, exponent: int) -> Tensor:
 
 def round_gradient(x: Tensor, bits: int, key: int) -> Tensor:
     """Return x; its gradient is rounded with `quantise_gradient`."""
-    out: Tensor = _Rounded.apply(x, bits, key)  # type: ignore[no-untyped-call]
-    return out
-
-
-class _Rounded(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bits: int, key: int) -> Tensor:
-        ctx.how = (bits, key)
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return quantise_gradient(gradient, *ctx.how), None, None
+    return with_gradient(x, lambda gradient: quantise_gradient(gradient, bits, key))
