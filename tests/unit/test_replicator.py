@@ -25,6 +25,10 @@ X = torch.randn(4 * BATCH, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randint(3, (4 * BATCH,), generator=torch.Generator().manual_seed(2))
 
 
+class OwnDict(dict):
+    """A container that is no pytree."""
+
+
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
@@ -364,6 +368,9 @@ def test_what_cannot_be_wrapped_or_fed_is_refused() -> None:
         scaler.scale(layer(torch.ones(1, 2)).sum()).backward()
         scaler.step(optimizer)
 
+    def paired(replicator: Replicator) -> None:
+        next(replicator.make_input(lambda context: [{(1, 2): torch.ones(8)}], "single"))
+
     def seven(replication: str):
         return lambda r: next(r.make_input(lambda context: [torch.ones(7, 2)], replication))
 
@@ -380,6 +387,13 @@ def test_what_cannot_be_wrapped_or_fed_is_refused() -> None:
         (SpecError, "topology must be a topology", wrapping("it", topology="dgc()"), "single"),
         (SpecError, "name must be a word", wrapping("a/b"), "single"),
         (TypeError, "a leaf of a pytree must be a tensor", lambda r: r.all_sum("text"), "single"),
+        (
+            TypeError,
+            r"OwnDict is a class of its own, .* give dict\(...\)",
+            lambda r: r.all_sum(OwnDict()),
+            "single",
+        ),
+        (TypeError, r"strings and numbers as keys, got \[\(1, 2\)\]", paired, LOCAL),
         (SpecError, "in 0..0", lambda r: r.logical_device(1), "single"),
         (DataError, r"split it among 2 replicas, got \(7, 2\)", seven("single"), LOCAL),
         (DataError, r"split it among 2 replicas, got \(7, 2\)", seven("per_worker"), LOCAL),

@@ -6,7 +6,7 @@ Keys of a dict are sorted, so that collectives meet the same tensors everywhere.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,8 +50,17 @@ class Structure:
         return pytree.tree_unflatten([leaves[place] for place in sorted(leaves)], self.spec)
 
     def to_json(self) -> str:
-        """Return the structure as JSON. Raise `TypeError` for keys that are no strings or numbers."""
-        return json.dumps([pytree.treespec_dumps(self.spec), self.places, self.kinds])
+        """Return the structure as JSON. Raises `TypeError` for keys of dicts that JSON does not have."""
+        try:
+            spec = pytree.treespec_dumps(self.spec)
+            if pytree.treespec_loads(spec) == self.spec:
+                return json.dumps([spec, self.places, self.kinds])
+        except TypeError:  # such as a key of a class
+            pass
+        raise TypeError(
+            f"dicts of a batch that is cut among replicas have strings and numbers as keys, got {self.text}:"
+            " rename the keys"
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Structure:
@@ -99,6 +108,12 @@ def _kind(leaf: Any, exact: bool) -> str:
         if not exact or isinstance(leaf, float):
             return "float"
         return "bool" if isinstance(leaf, bool) else "int"
+    if isinstance(leaf, Mapping | list | tuple):
+        kind = "dict" if isinstance(leaf, Mapping) else "list" if isinstance(leaf, list) else "tuple"
+        raise TypeError(
+            f"{type(leaf).__name__} is a class of its own, and a pytree has plain dicts, lists and tuples:"
+            f" give {kind}(...) of it"
+        )
     raise TypeError(
         "a leaf of a pytree must be a tensor, a number or None, in dicts, lists and tuples, got"
         f" {type(leaf).__name__}: pass only its tensors"
