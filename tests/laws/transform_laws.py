@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from laconic import activations, admm, lowbit, sparsity
-from laconic.activations.coding import Coding
+from laconic.activations import Coding
 from laconic.admm.block_admm import BlockAdmm
 from laconic.comm.loopback import Loopback
 from laconic.core.layout import Layout

@@ -1,6 +1,6 @@
 """Compressed activations: layer inputs are saved for backward as encoded bytes and masks as bits."""
 
-from laconic.activations.coding import Coding as Coding
+from laconic.activations.compress import Coding as Coding
 from laconic.activations.compress import compress as compress
 from laconic.activations.measure import measure as measure
 

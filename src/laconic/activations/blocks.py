@@ -10,14 +10,14 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.activations.coding import Norms
-from laconic.activations.compress import CodedActivations
+from laconic.activations.compress import Coding
 from laconic.core import arguments
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 
 
 @dataclass(frozen=True, repr=False)
-class Blocks(CodedActivations):
+class Blocks(Coding):
     """Range and `bits` bits per element for each block of 256 elements, with unbiased stochastic rounding.
 
     32 / (bits + 0.25) times smaller for any values; each ReLU saves a mask of one bit per element as well.

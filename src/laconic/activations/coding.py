@@ -12,8 +12,8 @@ from laconic.core.spec import Spec
 Norms = Literal["bounded", "exact"]
 
 
-class Coding(Spec):
-    """Base of the codings. `norms`: whether inputs of batch norms are encoded as well."""
+class CodingRule(Spec):
+    """Base of the codings, without their handle. `norms`: whether inputs of batch norms are encoded too."""
 
     adaptive: ClassVar[bool]  # whether each layer has its own bound
     every: int = 0

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.activations.coding import Norms
-from laconic.activations.compress import CodedActivations
+from laconic.activations.compress import Coding
 from laconic.core import arguments
 from laconic.core.spec import Status
 
 
 @dataclass(frozen=True, repr=False)
-class Comet(CodedActivations):
+class Comet(Coding):
     """Error-bounded layer inputs: sigma of the weight gradient's error <= share * mean |momentum|.
 
         law     sigma = rms(g) sqrt(n R) eb / sqrt(3)        ours, from independent errors uniform in +-eb

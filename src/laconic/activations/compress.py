@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from laconic.activations import compiled
-from laconic.activations.coding import Coding
+from laconic.activations.coding import CodingRule
 from laconic.activations.session import Session
 from laconic.activations.torch_call import FLOATS
 from laconic.core.errors import AttachError, SpecError
@@ -16,8 +16,8 @@ from laconic.core.spec import parse
 from laconic.transforms.transform import DEFAULT_RUN, Option, Run, Transform
 
 
-class CodedActivations(Coding, Transform):
-    """Configuration of coded activations: a frozen dataclass."""
+class Coding(CodingRule, Transform):
+    """Configuration of coded activations: a frozen dataclass with `encode`, `decode` and `keeps_signs`."""
 
     option: ClassVar[Option] = "activations"
 

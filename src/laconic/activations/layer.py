@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from laconic.activations.coding import Coding
+from laconic.activations.coding import CodingRule
 from laconic.kernels.error_bound import LEAST, MOST
 
 EARLY_STEPS = (0, 3, 10, 30)  # momentum grows in these steps
@@ -28,7 +28,7 @@ class Layer:
     step ends when the optimiser steps, the weight changes or its gradient is cleared.
     """
 
-    def __init__(self, name: str, weight: nn.Parameter, coding: Coding, momentum: Momentum) -> None:
+    def __init__(self, name: str, weight: nn.Parameter, coding: CodingRule, momentum: Momentum) -> None:
         self.name, self.weight, self.coding, self.momentum = name, weight, coding, momentum
         self.calls = 0
         self.spread = math.nan  # sigma of the weight gradient's error for a bound of 1

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.activations.coding import Coding
-from laconic.activations.compress import compress
+from laconic.activations.compress import Coding, compress
 from laconic.activations.ledger import Ledger
 from laconic.activations.session import Session, is_open
 from laconic.core.errors import AttachError

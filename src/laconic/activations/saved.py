@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.activations.coding import Coding
+from laconic.activations.coding import CodingRule
 from laconic.activations.layer import Layer
 
 FP16 = torch.finfo(torch.float16).max
@@ -98,11 +98,11 @@ class Encoded:
 
     wire: Tensor
     n: int
-    coding: Coding
+    coding: CodingRule
     bound: float
 
     @classmethod
-    def of(cls, x: Tensor, coding: Coding, bound: float, signs: bool, key: int) -> Encoded:
+    def of(cls, x: Tensor, coding: CodingRule, bound: float, signs: bool, key: int) -> Encoded:
         half = 1.0 if x.dtype is torch.float32 else 0.5  # rounding to 16 bits adds at most the same error
         flat = MemoryOrder.of(x).flat(x.detach().resolve_neg()).float().contiguous()
         return cls(coding.encode(flat, half * bound, signs, key), x.numel(), coding, bound)

@@ -15,7 +15,7 @@ from torch import Tensor, UntypedStorage, nn, overrides
 from torch.overrides import TorchFunctionMode
 
 from laconic.activations import compiled, state
-from laconic.activations.coding import Coding
+from laconic.activations.coding import CodingRule
 from laconic.activations.deferred_relu import DeferredRelu
 from laconic.activations.layer import Layer
 from laconic.activations.ledger import Ledger
@@ -47,7 +47,7 @@ _lock = threading.Lock()  # ranks can be threads
 class Session(TorchFunctionMode, TransformHandle):
     """Compressed activations of one model, returned by `compress`. Enter it for forward passes."""
 
-    def __init__(self, model: nn.Module, coding: Coding, optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(self, model: nn.Module, coding: CodingRule, optimizer: torch.optim.Optimizer | None) -> None:
         super().__init__()
         self.coding = coding
         self.ledger: Ledger | None = None

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from laconic.activations.coding import Coding
+from laconic.activations.coding import CodingRule
 from laconic.activations.layer import STATE, Layer
 from laconic.core.errors import StateError
 
 HINT = ": load the `state_dict()` of a session of this model"
 
 
-def to_dict(layers: Iterable[Layer], key: int, coding: Coding) -> dict[str, Any]:
+def to_dict(layers: Iterable[Layer], key: int, coding: CodingRule) -> dict[str, Any]:
     """Return the layers' numbers and the coding's spec. `key`: of the next rounding."""
     each = {layer.name: {"shape": tuple(layer.weight.shape), **layer.state()} for layer in layers}
     return {"coding": repr(coding), "key": key, "layers": each}
