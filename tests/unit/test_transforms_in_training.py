@@ -11,6 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from laconic.tools.cli import fits
+from laconic.tools.tasks.catalogue import TASKS
+from laconic.tools.tasks.enlarged import Enlarged
 from laconic.tools.tasks.transforms import Transforms
 from laconic.transforms.transform import TransformHandle
 
@@ -94,3 +97,18 @@ def test_a_checkpoint_has_one_key_a_transform() -> None:
     assert one.state_dict() == {"quiet": {"steps": 0}, "talking": {"steps": 1}}
     other.load_state_dict({"model": {}} | one.state_dict())
     assert other.state_dict() == one.state_dict()
+
+
+def test_transforms_are_checked_with_the_optimiser_of_each_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[type] = []
+
+    def attached(
+        option: str, text: str, model: nn.Module, optimizer: torch.optim.Optimizer, run: Any
+    ) -> Quiet:
+        tried.append(type(optimizer))
+        return Quiet()
+
+    monkeypatch.setattr(fits, "attached", attached)
+    specs = ["dense()", "onebit_adam()", "cgx()", "qcmd_adagrad()"]
+    fits.check_transforms({"lowbit": "admm()"}, specs, None, TASKS["digits"].recipe(), Enlarged(), 10)
+    assert [each.__name__ for each in tried] == ["SGD", "AdamW", "QCMDAdaGrad"]

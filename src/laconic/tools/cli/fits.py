@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import filterfalse
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from laconic.core import arguments
 from laconic.core.errors import AttachError, LaconicError, SpecError
@@ -43,9 +45,7 @@ def normal(text: str) -> str:
 def check_fit(spec: str, workers: int, recipe: Recipe, enlarged: Enlarged) -> None:
     """Raise `SpecError` or `AttachError` if this number of workers or the optimiser is refused."""
     found = strategy_or_method(spec)
-    sizes = {"batch": 1, "base_batch": 1, "steps": 1}
-    model = nn.Linear(1, 1, dtype=torch.float32, device="cpu")
-    optimizer, _, _ = enlarged.optimizer(model, recipe, found, lr=None, **sizes)
+    optimizer = _optimizer(nn.Linear(1, 1, dtype=torch.float32, device="cpu"), spec, recipe, enlarged)
     if isinstance(found, Strategy):
         found.check(workers, optimizer)
     elif enlarged.recipe is not None:
@@ -80,7 +80,12 @@ def normal_sparsity(text: str) -> str:
 
 
 def check_transforms(
-    given: Mapping[Option, str | None], specs: Sequence[str], bits: int | None, recipe: Recipe, steps: int
+    given: Mapping[Option, str | None],
+    specs: Sequence[str],
+    bits: int | None,
+    recipe: Recipe,
+    enlarged: Enlarged,
+    steps: int,
 ) -> None:
     """Raise `SpecError` or `AttachError` unless transforms fit each other, the methods and the model."""
     chosen = {option: transform_of(option, text) for option, text in given.items() if text is not None}
@@ -99,8 +104,19 @@ def check_transforms(
                 f"{masked[0]} sends what masks say is in use, and {transform} has none: take the method"
                 " inside"
             )
-        model = built(recipe, bits)
-        attached(option, str(given[option]), model, recipe.optimizer(model), Run(steps)).remove()
+        tried = set[type[Optimizer]]()
+        for spec in filterfalse(is_blockwise, specs):
+            model = built(recipe, bits)
+            optimizer = _optimizer(model, spec, recipe, enlarged)
+            if type(optimizer) not in tried:
+                tried.add(type(optimizer))
+                attached(option, str(given[option]), model, optimizer, Run(steps)).remove()
+
+
+def _optimizer(model: nn.Module, spec: str, recipe: Recipe, enlarged: Enlarged) -> Optimizer:
+    """Return the optimiser that trains the model by this method or strategy."""
+    by, sizes = strategy_or_method(spec), {"batch": 1, "base_batch": 1, "steps": 1}
+    return enlarged.optimizer(model, recipe, by, lr=None, **sizes)[0]
 
 
 def _check_pairs(chosen: Mapping[Option, Transform], bits: int | None) -> None:

@@ -170,7 +170,7 @@ class Settings:
             "sparsity": self.sparsity,
             "activations": self.activations,
         }
-        check_transforms(given, self.specs, self.bits, recipe, self.steps)
+        check_transforms(given, self.specs, self.bits, recipe, self.enlarged, self.steps)
         if self.sparsity is None and (masked := [spec for spec in self.specs if spec.startswith("masked(")]):
             raise SpecError(
                 f"{masked[0]} sends the entries in use by masks; without --sparsity there are none: add it"

@@ -9,7 +9,6 @@ once; the planner uses this figure, as it includes the machines' own work. Then 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from torch.optim import Optimizer
 
 from laconic.comm import wire_model
 from laconic.comm.comm import Comm
+from laconic.core.atomic_file import replacing
 from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
 from laconic.tools.plan.beside import probe_beside
@@ -66,10 +66,8 @@ class Probe:
 
     def write(self, path: str | Path) -> None:
         """Write the file for `laconic plan --probe`. It is whole at any time, so every rank may call this."""
-        path = Path(path)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        part.write_text(self.json(), encoding="utf-8")
-        part.replace(path)
+        with replacing(Path(path)) as file:
+            file.write(self.json().encode())
 
     @classmethod
     def read(cls, text: str) -> Probe:

@@ -41,6 +41,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from laconic.core.atomic_file import replacing
 from laconic.core.errors import StateError
 
 if TYPE_CHECKING:
@@ -102,9 +103,8 @@ class Ledger:
         """Keep only the wanted events: a resumed training replaces the steps that it repeats."""
         self._events.close()
         kept = [json.dumps(event) for event in read_events(self.folder) if wanted(event)]
-        temporary = self.folder / f".{EVENTS}"
-        temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        temporary.replace(self.folder / EVENTS)
+        with replacing(self.folder / EVENTS) as file:
+            file.write("".join(f"{line}\n" for line in kept).encode())
         self._events = (self.folder / EVENTS).open("a", encoding="utf-8")
 
     def close(self) -> None:

@@ -4,15 +4,14 @@
     folder/step-000123/rank1.pt
     folder/step-000123/COMPLETE     world size and SHA-256 of every part, written last, by rank 0
 
-Each file is written under a temporary name, flushed to disk and renamed, so a crash leaves either the whole
-file or none. All ranks write to one shared folder.
+Files are replaced atomically: a crash leaves either the whole file or none. All ranks write to one shared
+folder.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pickle
 import re
 import shutil
@@ -23,6 +22,7 @@ from zipfile import BadZipFile
 
 import torch
 
+from laconic.core.atomic_file import replacing
 from laconic.core.errors import StateError
 
 MARKER = "COMPLETE"
@@ -57,7 +57,8 @@ def save(
     """
     place = folder / f"step-{step:06d}"
     place.mkdir(parents=True, exist_ok=True)
-    _write_atomically(place / f"rank{rank}.pt", lambda path: torch.save(state, path))
+    with replacing(place / f"rank{rank}.pt") as file:
+        torch.save(state, file)
     barrier()
     if rank == 0:
         parts = [place / f"rank{r}.pt" for r in range(size)]
@@ -65,7 +66,8 @@ def save(
         if missing:
             raise StateError(f"{missing[0]} is missing: all ranks must write to one shared folder")
         marker = {"step": step, "world_size": size, "sha256": {part.name: _digest(part) for part in parts}}
-        _write_atomically(place / MARKER, lambda path: path.write_text(json.dumps(marker, indent=1)))
+        with replacing(place / MARKER) as file:
+            file.write(json.dumps(marker, indent=1).encode())
         for old in complete(folder)[:-keep]:
             remove(old)
     barrier()
@@ -148,22 +150,3 @@ def _digest(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(temporary)
-        _flush(temporary)
-        temporary.replace(path)
-        _flush(path.parent)  # for the new name
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from laconic.core.atomic_file import replacing
 from laconic.core.errors import AttachError
 from laconic.lowbit import convert
 from laconic.tools.tasks.task import Recipe
@@ -37,6 +38,5 @@ def share_buffers(model: nn.Module) -> None:
 
 def save_model(folder: Path, model: nn.Module) -> None:
     """Write the group's model atomically."""
-    temporary = folder / f".{MODEL}"
-    torch.save({name: part.clone() for name, part in model.state_dict().items()}, temporary)
-    temporary.replace(folder / MODEL)
+    with replacing(folder / MODEL) as file:
+        torch.save({name: part.clone() for name, part in model.state_dict().items()}, file)
