@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from laconic.core.errors import AttachError, SpecError
-from laconic.core.powers import nearest_power
 from laconic.optim import AMSGrad, QCMDAdaGrad, QRDAAdaGrad, ShiftAdaMax
+from laconic.optim.powers import nearest_power
 from laconic.optim.prox import block_soft, soft
 from laconic.optim.rounds import Rounds
 

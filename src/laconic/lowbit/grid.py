@@ -14,12 +14,11 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd.function import Function, FunctionCtx
 
 from laconic import kernels
 from laconic.core import arguments
 from laconic.core.turn import mix, name_key
-from laconic.lowbit.gradient import with_gradient
+from laconic.lowbit.gradient import straight_through, with_gradient
 
 Rounding = Literal["nearest", "stochastic"]
 MIN_SPACING = 1e-8  # avoids a division by zero if the ends are equal
@@ -84,8 +83,7 @@ def ends(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def straight(x: Tensor, low: Tensor, high: Tensor, bits: int, key: int | None = None) -> Tensor:
     """Return Q(x) with a straight-through gradient, also where x is clipped."""
-    out: Tensor = _Straight.apply(x, low, high, bits, key)  # type: ignore[no-untyped-call]
-    return out
+    return straight_through(lambda x: quantise(x, low, high, bits, key), x)
 
 
 def fitted(x: Tensor, bits: int) -> Tensor:
@@ -96,13 +94,3 @@ def fitted(x: Tensor, bits: int) -> Tensor:
 def rounded_gradient(x: Tensor, bits: int, key: int) -> Tensor:
     """Return x; its gradient is rounded at random with `key` between the gradient's ends."""
     return with_gradient(x, lambda gradient: quantise(gradient, *ends(gradient), bits, key))
-
-
-class _Straight(Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, low: Tensor, high: Tensor, bits: int, key: int | None) -> Tensor:
-        return quantise(x, low, high, bits, key)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return gradient, None, None, None, None

@@ -8,16 +8,19 @@ Gradients pass AP2 straight through (our reading; the authors' code has its own 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from laconic.core.errors import AttachError
-from laconic.core.powers import straight_power
+from laconic.lowbit.gradient import straight_through
 from laconic.lowbit.recomputation import is_recomputed
+from laconic.optim.powers import nearest_power
 
 MOMENTUM, EPS = 0.125, 1e-5
+straight_power = partial(straight_through, nearest_power)
 
 
 class ShiftBatchNorm(nn.Module):

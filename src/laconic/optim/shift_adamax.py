@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.core.powers import nearest_power
 from laconic.optim.per_tensor import PerTensor
+from laconic.optim.powers import nearest_power
 from laconic.optim.settings import Parameters, at_least_zero, two_shares
 
 LEAST = 2.0**-27

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.function import Function, FunctionCtx
 
 
 def nearest_power(x: Tensor) -> Tensor:
@@ -17,19 +16,3 @@ def nearest_power(x: Tensor) -> Tensor:
     tensor([ 4.0000, -0.2500,  0.0000,  1.0000])
     """
     return torch.where((x == 0) | ~x.isfinite(), x, x.sign() * x.abs().log2().round().exp2())
-
-
-def straight_power(x: Tensor) -> Tensor:
-    """Return AP2(x) with a straight-through gradient."""
-    out: Tensor = _Straight.apply(x)  # type: ignore[no-untyped-call]
-    return out
-
-
-class _Straight(Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
-        return nearest_power(x)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> Tensor:
-        return gradient
