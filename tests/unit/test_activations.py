@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ import laconic
 from laconic.activations.pool_indices import PoolIndices, Windows
 from laconic.core.errors import AttachError, NonFiniteError, SpecError
 from laconic.tools.tasks.cifar10 import resnet20
+from laconic.transforms.transform import TransformHandle
 
 
 def vgg() -> nn.Sequential:
@@ -36,12 +38,14 @@ def batch(n: int = 8) -> tuple[Tensor, Tensor]:
     return torch.randn(n, 3, 32, 32, generator=rng), torch.randint(0, 10, (n,), generator=rng)
 
 
-def keeping(model: nn.Module, spec: str | None) -> AbstractContextManager[Any]:
+def keeping(model: nn.Module, spec: str | laconic.activations.Coding | None) -> AbstractContextManager[Any]:
     """A block that codes activations, or one that keeps them as they are."""
     return nullcontext() if spec is None else laconic.activations.compress(model, spec)
 
 
-def grads(model: nn.Module, x: Tensor, y: Tensor, spec: str | None) -> tuple[Tensor, list[Tensor]]:
+def grads(
+    model: nn.Module, x: Tensor, y: Tensor, spec: str | laconic.activations.Coding | None
+) -> tuple[Tensor, list[Tensor]]:
     """Gradients of the input and of all parameters of a copy of the model."""
     model, x = copy.deepcopy(model), x.clone().requires_grad_()
     torch.manual_seed(2)
@@ -50,6 +54,29 @@ def grads(model: nn.Module, x: Tensor, y: Tensor, spec: str | None) -> tuple[Ten
     loss.backward()
     assert x.grad is not None
     return x.grad, [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@dataclass(frozen=True, repr=False)
+class Halves(laconic.activations.Coding):
+    """A coding of another package: float16, which has exact zeros and signs."""
+
+    keeps_signs = True
+    norms = "exact"
+
+    def encode(self, x: Tensor, bound: float, signs: bool, key: int) -> Tensor:
+        return x.half().view(torch.uint8)
+
+    def decode(self, wire: Tensor, n: int) -> Tensor:
+        return wire.view(torch.float16).float()
+
+
+def test_a_custom_coding_needs_only_to_encode_and_decode() -> None:
+    model = vgg()
+    dense, coded = (grads(model, *batch(), spec) for spec in (None, Halves()))
+    assert torch.equal(dense[0], coded[0]), "the ReLU's mask comes from the coded output"
+    for one, other in zip(dense[1], coded[1], strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-3, atol=5e-5)  # of float16 inputs
+    assert isinstance(Halves().attach(vgg()), TransformHandle)
 
 
 @for_each("make", [vgg, resnet20])

@@ -27,7 +27,6 @@ class Blocks(Coding):
     paper: ClassVar[str] = "Chen et al. 2021, arXiv:2104.14129"
     status: ClassVar[Status] = "recalled"
     examples: ClassVar[tuple[str, ...]] = ("blocks(bits=2)",)
-    adaptive: ClassVar[bool] = False
     keeps_signs: ClassVar[bool] = False
 
     bits: int = 4

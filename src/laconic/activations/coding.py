@@ -15,8 +15,8 @@ Norms = Literal["bounded", "exact"]
 class CodingRule(Spec):
     """Base of the codings, without their handle. `norms`: whether inputs of batch norms are encoded too."""
 
-    adaptive: ClassVar[bool]  # whether each layer has its own bound
-    every: int = 0
+    adaptive: ClassVar[bool] = False  # whether each layer has its own bound
+    every: int = 100
     share: float = 0.01
     mode: Literal["law", "paper"] = "law"
     norms: Norms = "bounded"
@@ -28,6 +28,10 @@ class CodingRule(Spec):
     @abstractmethod
     def decode(self, wire: Tensor, n: int) -> Tensor:
         """Return the float32 (n,) of a wire."""
+
+    def nonzero(self, wire: Tensor, n: int) -> Tensor:
+        """Return bool (n,): the nonzero elements of a wire that was encoded with `signs`."""
+        return self.decode(wire, n) != 0
 
     @property
     @abstractmethod

@@ -59,3 +59,6 @@ class Comet(Coding):
 
     def decode(self, wire: Tensor, n: int) -> Tensor:
         return kernels.error_bound_decode(wire, n)
+
+    def nonzero(self, wire: Tensor, n: int) -> Tensor:
+        return kernels.error_bound_support(wire, n)

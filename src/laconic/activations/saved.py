@@ -135,14 +135,11 @@ class MaskFromInput:
 
     coded: Encoded
     order: MemoryOrder
-
-    @property
-    def nbytes(self) -> int:
-        return 0
+    nbytes: int = 0
 
     def unpack(self) -> Tensor:
         """Return 1 where the output was nonzero, else 0."""
-        return self.order.shaped(kernels.error_bound_support(self.coded.wire, self.coded.n))
+        return self.order.shaped(self.coded.coding.nonzero(self.coded.wire, self.coded.n))
 
 
 @dataclass(frozen=True)
@@ -173,14 +170,11 @@ class ShapeOnly:
 
     like: Tensor  # (), with the same dtype and device
     order: MemoryOrder
+    nbytes: int = 0
 
     @classmethod
     def of(cls, x: Tensor) -> ShapeOnly:
         return cls(x.new_zeros(()), MemoryOrder.of(x))
-
-    @property
-    def nbytes(self) -> int:
-        return 0
 
     def unpack(self) -> Tensor:
         return self.order.shaped(self.like.new_zeros(self.order.shape.numel()))
