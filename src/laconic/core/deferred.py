@@ -21,11 +21,11 @@ Write = Callable[[], object]
 
 
 class _Pending(threading.local):
-    """Flags of each thread's current `deferred` block, and its current translation of errors."""
+    """Each thread's flags of its `deferred` block, translation of errors, and writes of its `late` block."""
 
-    def __init__(self) -> None:
-        self.flags: list[tuple[Tensor, MakeError]] | None = None
-        self.translate: Callable[[Exception], Exception] | None = None
+    flags: list[tuple[Tensor, MakeError]] | None = None
+    translate: Callable[[Exception], Exception] | None = None
+    writes: list[Write] | None = None
 
 
 _pending = _Pending()
@@ -83,15 +83,6 @@ def translated(translate: Callable[[Exception], Exception]) -> Iterator[None]:
         _pending.translate = outer
 
 
-class _Waiting(threading.local):
-    """Writes of each thread's current `late` block; None outside of one."""
-
-    writes: list[Write] | None = None
-
-
-_waiting = _Waiting()
-
-
 def write(write: Write) -> None:
     """Write a mean now, or after the current `late` block.
 
@@ -102,25 +93,25 @@ def write(write: Write) -> None:
     >>> len(writes)
     1
     """
-    if _waiting.writes is None:
+    if _pending.writes is None:
         write()
     else:
-        _waiting.writes.append(write)
+        _pending.writes.append(write)
 
 
 def is_late() -> bool:
-    return _waiting.writes is not None
+    return _pending.writes is not None
 
 
 @contextmanager
 def late(wait: bool = True) -> Iterator[list[Write]]:
     """Collect the writes of this block in this thread; with `wait` False they happen at once."""
-    outer, writes = _waiting.writes, list[Write]()
-    _waiting.writes = writes if wait else None
+    outer, writes = _pending.writes, list[Write]()
+    _pending.writes = writes if wait else None
     try:
         yield writes
     finally:
-        _waiting.writes = outer
+        _pending.writes = outer
 
 
 def _raise_first(flags: list[int], parts: list[tuple[int, MakeError]]) -> None:
