@@ -1,4 +1,4 @@
-"""All-gather of text."""
+"""All-gather of text and numbers."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ def gather_text(comm: Comm, text: str) -> list[str]:
     """
     wire = torch.tensor([*text.encode()], dtype=torch.uint8, device="cpu")
     return [bytes(each.tolist()).decode() for each in comm.all_gather(wire)]
+
+
+def gather_numbers(comm: Comm, *numbers: int) -> list[tuple[int, ...]]:
+    """Return these numbers of every rank, in rank order. Called by all ranks, with as many numbers."""
+    own = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+    return [tuple(each.tolist()) for each in comm.all_gather(own)]
 
 
 def gather_json(comm: Comm, value: Any) -> list[Any]:

@@ -6,9 +6,8 @@ import os
 from collections.abc import Mapping
 from itertools import pairwise
 
-import torch
-
 from laconic.comm.comm import Comm
+from laconic.comm.gather_text import gather_numbers
 from laconic.core.errors import SpecError
 
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # environment variables set by torchrun
@@ -35,9 +34,7 @@ def machines(comm: Comm, ranks_per_node: int = 0, environment: Mapping[str, str]
         firsts = list(dict.fromkeys(rank // ranks_per_node for rank in comm.original_ranks))
         return [firsts.index(rank // ranks_per_node) for rank in comm.original_ranks]
     own = _from_environment(os.environ if environment is None else environment)
-    places = [
-        tuple(each.tolist()) for each in comm.all_gather(torch.tensor(own, dtype=torch.int64, device="cpu"))
-    ]
+    places = gather_numbers(comm, *own)
     for rank, (_, place, size) in enumerate(places):
         if not 0 <= place < size:
             raise SpecError(

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 import torch
 
 from laconic.comm.comm import Comm
+from laconic.comm.gather_text import gather_numbers
 from laconic.comm.waiting import log_if_slow
 from laconic.core.errors import StateError
 from laconic.exchange.state import FORMAT, RankState
@@ -44,23 +45,14 @@ def gathered(value: Any, comm: Comm) -> list[Any]:
     torch.save(value, file)
     mine = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
     with log_if_slow(comm.rank, "state_dict(gather=True)"):
-        lengths = torch.cat(
-            comm.all_gather(torch.tensor([mine.numel()], dtype=torch.int64, device="cpu"))
-        ).tolist()
+        lengths = gather_numbers(comm, mine.numel())
     if comm.rank:
         comm.exchange({0: mine}, {})
         return []
-    came = {
-        rank: torch.empty(length, dtype=torch.uint8, device="cpu")
-        for rank, length in enumerate(lengths)
-        if rank
-    }
-    comm.exchange({}, came)
-    files = [mine, *(came[rank] for rank in sorted(came))]
-    return [
-        torch.load(io.BytesIO(each.numpy().tobytes()), map_location="cpu", weights_only=True)
-        for each in files
-    ]
+    others = [torch.empty(length, dtype=torch.uint8, device="cpu") for (length,) in lengths[1:]]
+    comm.exchange({}, dict(enumerate(others, 1)))
+    files = (io.BytesIO(each.numpy().tobytes()) for each in (mine, *others))
+    return [torch.load(each, map_location="cpu", weights_only=True) for each in files]
 
 
 def own_part(state: Mapping[str, Any], rank: int, size: int) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from laconic.comm.comm import Comm
+from laconic.comm.gather_text import gather_numbers
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Meter, Metered
 from laconic.core.errors import AttachError, StateError
@@ -165,9 +166,7 @@ def shared(memory: Memory | None, fresh: Attached, comm: Comm) -> Memory | None:
     if memory is not None and shapes(memory.tensors) != shapes(blank):
         memory = None
     place = (-1, -1) if memory is None else (memory.rank, memory.size)
-    places = [
-        tuple(each.tolist()) for each in comm.all_gather(torch.tensor(place, dtype=torch.int64, device="cpu"))
-    ]
+    places = gather_numbers(comm, *place)
     having = [each for each in places if each != (-1, -1)]
     if not having or places == [(rank, comm.size) for rank in range(comm.size)]:
         return memory

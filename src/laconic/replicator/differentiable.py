@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from laconic.comm.comm import Comm
+from laconic.comm.gather_text import gather_numbers
 from laconic.replicator.order import Order
 
 
@@ -122,10 +123,7 @@ def _rows_of_all(comm: Comm, x: Tensor) -> list[Tensor]:
     one = x.shape[1:]
     if one.numel():
         return [each.view(-1, *one) for each in comm.all_gather(x.contiguous().view(-1))]
-    return [
-        x.new_empty(int(rows), *one)
-        for rows in comm.all_gather(torch.tensor([len(x)], dtype=torch.int64, device="cpu"))
-    ]
+    return [x.new_empty(rows, *one) for (rows,) in gather_numbers(comm, len(x))]
 
 
 def differentiable(x: Tensor) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from laconic.comm.comm import Comm
-from laconic.comm.gather_text import gather_text
+from laconic.comm.gather_text import gather_numbers, gather_text
 from laconic.core.errors import PeerError
 
 OURS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
@@ -60,9 +60,7 @@ class CheckedOrder(Order):
         number = int.from_bytes(self._digest, "little", signed=True)
         self._counters[comm.rank].add(1)
         try:
-            numbers = torch.cat(
-                comm.all_gather(torch.tensor([number], dtype=torch.int64, device="cpu"))
-            ).tolist()
+            numbers = gather_numbers(comm, number)
             if len(set(numbers)) == 1:
                 return
             texts = gather_text(comm, note)
