@@ -52,6 +52,16 @@ FLOORS = {
     "tools.cli": 17,
 }
 MAX_LINES = 300
+NAMED = {  # public packages of names, and the rooms that hold these
+    "codecs": ("codecs",),
+    "feedback": ("feedback",),
+    "indices": ("codecs.indices",),
+    "methods": ("methods",),
+    "reducers": ("reducers",),
+    "selectors": ("codecs.selectors",),
+    "strategies": ("strategies.gossip", "strategies.leaders", "strategies.local_steps"),
+    "topologies": ("strategies.gossip.topologies",),
+}
 HEAVY = ("triton", "flwr", "matplotlib", "plotly", "sklearn", "tensorboard", "typer", "rich", "PIL", "scipy")
 HEAVY += ("lightning", "accelerate", "transformers", "ray")
 
@@ -127,6 +137,7 @@ def test_a_file_starts_with_a_docstring() -> None:
 def test_import_is_light() -> None:
     code = (
         "import sys, laconic\n"
+        "public = [getattr(laconic, name) for name in laconic.__all__]\n"
         f"heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
         "import torch\n"
         "assert not heavy, heavy\n"
@@ -136,15 +147,42 @@ def test_import_is_light() -> None:
 
 
 def test_import_loads_nothing_that_torch_has_not_loaded() -> None:
-    """What `import laconic` adds to torch's own time is our files alone."""
+    """Our public names add only our own files to torch's import time."""
     code = (
         "import sys, torch\n"
         "before = set(sys.modules)\n"
         "import laconic\n"
+        "public = [getattr(laconic, name) for name in laconic.__all__]\n"
         "added = {name.split('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names\n"
         "assert added <= {'laconic', 'torch', 'numpy'}, added\n"
         "rooms = {name.split('.')[1] for name in sys.modules if name.startswith('laconic.')}\n"
         "assert 'tools' not in rooms, rooms\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_import_is_lazy() -> None:
+    """`import laconic` loads no torch and none of our packages but `core`, and leaves signals as they are."""
+    code = (
+        "import signal, sys\n"
+        "before = [signal.getsignal(number) for number in signal.valid_signals()]\n"
+        "import laconic\n"
+        "assert [signal.getsignal(number) for number in signal.valid_signals()] == before\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+        "loaded = {name for name in sys.modules if name.startswith('laconic.')}\n"
+        "assert all(name.split('.')[1] == 'core' for name in loaded), loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_compressing_loads_no_package_beside_the_exchange() -> None:
+    """A script that compresses gradients waits for no transform, strategy, replicator or integration."""
+    code = (
+        "import sys, laconic\n"
+        "laconic.compress, laconic.parse, laconic.resize, laconic.Codec\n"
+        "loaded = {name.split('.')[1] for name in sys.modules if name.startswith('laconic.')}\n"
+        "assert loaded <= {'core', 'kernels', 'codecs', 'feedback', 'comm', 'reducers', 'exchange', 'optim',"
+        " 'ddp', '_native'}, loaded\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -185,6 +223,43 @@ def test_every_spec_of_a_library_is_found_by_its_file(where: str) -> None:
             is_spec = isinstance(value, type) and issubclass(value, spec.Spec)
             if is_spec and value.__module__ == home and not inspect.isabstract(value):
                 assert spec.find(value.name) is value and value.name == path.stem
+
+
+def registered(package: ModuleType) -> set[str]:
+    """Return the registered names that the package's rooms hold."""
+    rooms = NAMED[package.__name__.removeprefix("laconic.")]
+    homes = {name: spec.modules().get(name, "") for name in spec.names()}
+    holds = {
+        name: max((each for each in spec.ROOMS if home.startswith(f"{each}.")), key=len, default="")
+        for name, home in homes.items()
+    }
+    return {name for name, room in holds.items() if room.removeprefix("laconic.") in rooms}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_names_are_typed_callables(name: str) -> None:
+    """`laconic.codecs.qsgd(levels=7)` is `parse("qsgd(levels=7)")`, and editors know its arguments."""
+    package = importlib.import_module(f"laconic.{name}")
+    expected = registered(package)
+    public = {each for each in package.__all__ if each.islower()}
+    assert public - {"catalogue"} == expected, "list each registered name in __all__"
+    tree = ast.parse(Path(inspect.getfile(package)).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    declared = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names:
+            declared[alias.asname] = getattr(importlib.import_module(node.module), alias.name)
+    assert declared == {each: spec.find(each) for each in expected}, "import it under TYPE_CHECKING"
+    for each in expected:
+        assert getattr(package, each) is spec.find(each)
+
+
+def test_a_typed_call_equals_its_string() -> None:
+    assert laconic.methods.dgc(density=0.01) == laconic.parse("dgc(density=0.01)")
+    assert laconic.strategies.diloco(every=50) == laconic.parse("diloco(every=50)")
+    sparse = laconic.codecs.sparse(laconic.selectors.topk(density=0.01), indices=laconic.indices.golomb())
+    assert sparse == laconic.parse("sparse(topk(density=0.01), indices=golomb())")
 
 
 def test_every_public_name_is_there() -> None:

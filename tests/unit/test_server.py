@@ -10,7 +10,6 @@ import torch
 from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one_step
 from tests.unit.shared import for_each, refuses, same
 
-import laconic
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.errors import SpecError, WireError
@@ -18,6 +17,7 @@ from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.core.tensor_codec import TensorCodec
 from laconic.core.turn import Turn
+from laconic.reducers.server import Server
 from laconic.reducers.server.deal import homes
 
 STC = "server(sparse(topk(density=0.1)), sparse(topk(density=0.05)))"
@@ -216,7 +216,7 @@ class Wild(TensorCodec):
 
 
 def test_what_does_not_fit_is_refused():
-    reducer = laconic.reducers.server.Server(parse("dense()"), Wild())
+    reducer = Server(parse("dense()"), Wild())
     words = r"server does not support down=wild\(\): .*omega must be below 1"
     refuses(SpecError, words, reducer.bind, MODEL, Loopback.world(1)[0])
     for spec in ("server(topk(0.1), dense())", "server(dense(), fp16())", "server(dense(), 3)"):
@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_a_damaged_message_names_its_sender():
-    reducer = laconic.reducers.server.Server(Wild(), parse("dense()"))
+    reducer = Server(Wild(), parse("dense()"))
 
     def play(comm):
         x = gradient(comm.rank, 0)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
 from laconic.core.aliases import canonical_names
@@ -225,7 +226,7 @@ def signature_text(make: Callable[..., Any]) -> str:
 def find(name: str) -> Callable[..., Any]:
     """Return the class or `Maker` of a registered name. Raises `SpecError`, with near matches, if unknown."""
     home = modules().get(name)
-    own = None if home is None else _own_maker(home, name)
+    own = None if home is None else own_maker(importlib.import_module(home), name)
     if own is not None:
         return own
     for entry in entry_points(group="laconic.methods", name=name):
@@ -244,7 +245,7 @@ def _hint(name: str) -> str:
 
 def names() -> tuple[str, ...]:
     """Return all registered names, sorted."""
-    own = [name for name, home in modules().items() if _own_maker(home, name) is not None]
+    own = [name for name, home in modules().items() if own_maker(importlib.import_module(home), name)]
     return tuple(sorted({*own, *(entry.name for entry in entry_points(group="laconic.methods"))}))
 
 
@@ -252,11 +253,13 @@ def names() -> tuple[str, ...]:
 def modules() -> dict[str, str]:
     """Return the path of every module in the packages of specs and in installed libraries, by last name.
 
-    Only these packages and libraries themselves are imported.
+    None of them is imported.
     """
     homes: dict[str, str] = {}
     for room in (*ROOMS, *LIBRARIES):
-        for folder in importlib.import_module(room).__path__:
+        top, *below = room.split(".")
+        for root in importlib.import_module(top).__path__:
+            folder = "/".join((root, *below))
             for name, is_package in _inside(room, folder):
                 homes.setdefault(name, f"{room}.{name}")
                 for inner, _ in _inside(f"{room}.{name}", f"{folder}/{name}") if is_package else ():
@@ -270,12 +273,11 @@ def _inside(package: str, folder: str) -> list[tuple[str, bool]]:
     return [(name, is_package) for name, is_package in found if f"{package}.{name}" not in ROOMS]
 
 
-def _own_maker(home: str, name: str) -> Callable[..., Any] | None:
+def own_maker(module: ModuleType, name: str) -> Callable[..., Any] | None:
     """Return the module's spec class or `Maker` of this `name`; None for a helper module."""
-    module = importlib.import_module(home)
     for value in vars(module).values():
-        # its home first: in Python 3.10 `list[int]` is an instance of `type`, and issubclass refuses it
-        own = isinstance(value, type) and value.__module__ == home and issubclass(value, Spec)
+        # its module first: in Python 3.10 `list[int]` is an instance of `type`, and issubclass refuses it
+        own = isinstance(value, type) and value.__module__ == module.__name__ and issubclass(value, Spec)
         if own and value.name == name and not inspect.isabstract(value):
             return cast("Callable[..., Any]", value)
     other = vars(module).get(name)

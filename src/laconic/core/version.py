@@ -5,6 +5,6 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 
 try:
-    VERSION = version("laconic")
+    __version__ = version("laconic")
 except PackageNotFoundError:  # run from the sources
-    VERSION = "0+unknown"
+    __version__ = "0+unknown"

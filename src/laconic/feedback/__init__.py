@@ -4,14 +4,36 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor
 
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout
+from laconic.core.lazy import name_makers
 from laconic.core.spec import Spec
 from laconic.core.turn import Turn
+
+if TYPE_CHECKING:
+    from laconic.feedback.ef21 import EF21 as ef21
+    from laconic.feedback.error_feedback import ErrorFeedback as error_feedback
+    from laconic.feedback.momentum_correction import MomentumCorrection as momentum_correction
+    from laconic.feedback.no_feedback import NoFeedback as no_feedback
+    from laconic.feedback.worker_momentum import WorkerMomentum as worker_momentum
+
+__all__ = [
+    "BoundFeedback",
+    "Feedback",
+    "Optimised",
+    "Share",
+    "ef21",
+    "error_feedback",
+    "momentum_correction",
+    "no_feedback",
+    "worker_momentum",
+]
+
+name_makers(__name__)
 
 
 class Share(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -13,10 +14,60 @@ from laconic.comm.sent import Sent
 from laconic.core.codec import Codec
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
+from laconic.core.lazy import name_makers
 from laconic.core.mask import Mask, cleared
 from laconic.core.selector import check_density
 from laconic.core.spec import Spec
 from laconic.core.turn import Turn
+
+if TYPE_CHECKING:
+    from laconic.reducers.autotune import Autotune as autotune
+    from laconic.reducers.cltk import CLTk as cltk
+    from laconic.reducers.deft import Deft as deft
+    from laconic.reducers.deft.exdyna import Exdyna as exdyna
+    from laconic.reducers.deft.micro import Micro as micro
+    from laconic.reducers.dense_first import DenseFirst as dense_first
+    from laconic.reducers.gather import Gather as gather
+    from laconic.reducers.gtopk import GTopk as gtopk
+    from laconic.reducers.learned_code import LearnedCode as learned_code
+    from laconic.reducers.majority_vote import MajorityVote as majority_vote
+    from laconic.reducers.masked import Masked as masked
+    from laconic.reducers.oktopk import OkTopk as oktopk
+    from laconic.reducers.powersgd import PowerSGD as powersgd
+    from laconic.reducers.scatter_reduce import ScatterReduce as scatter_reduce
+    from laconic.reducers.scatter_reduce.adaptive_bits import AdaptiveBits as adaptive_bits
+    from laconic.reducers.server import Server as server
+    from laconic.reducers.shared_scale import SharedScale as shared_scale
+    from laconic.reducers.sum import Sum as sum
+    from laconic.reducers.two_level import TwoLevel as two_level
+
+__all__ = [
+    "BoundReducer",
+    "Composition",
+    "Gathering",
+    "Reducer",
+    "adaptive_bits",
+    "autotune",
+    "cltk",
+    "deft",
+    "dense_first",
+    "exdyna",
+    "gather",
+    "gtopk",
+    "learned_code",
+    "majority_vote",
+    "masked",
+    "micro",
+    "oktopk",
+    "powersgd",
+    "scatter_reduce",
+    "server",
+    "shared_scale",
+    "sum",
+    "two_level",
+]
+
+name_makers(__name__)
 
 
 @dataclass(frozen=True)

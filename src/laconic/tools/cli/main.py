@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from laconic.core.errors import LaconicError
 from laconic.core.starting import INTERRUPTED, forget_interrupt, say_interrupted, started
-from laconic.core.version import VERSION
+from laconic.core.version import __version__
 from laconic.tools.cli.console import errors
 from laconic.tools.cli.demo import demo
 from laconic.tools.cli.disk import full
@@ -54,7 +54,7 @@ class Commands(TyperGroup):
 def show_version(asked: bool) -> None:
     """Print the version and exit, if requested."""
     if asked:
-        typer.echo(f"laconic {VERSION}")
+        typer.echo(f"laconic {__version__}")
         raise typer.Exit
 
 

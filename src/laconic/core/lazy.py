@@ -1,0 +1,70 @@
+"""Lazy packages: `import laconic` is quick, and a public name is imported when it is first used.
+
+A lazy package declares its names for type checkers and editors in `__all__` and under `TYPE_CHECKING`.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from laconic.core import spec
+
+
+class LazyPackage(ModuleType):
+    """Package whose names in `homes` are imported from there; each other name in `__all__` is a submodule."""
+
+    __all__: list[str]
+    homes: dict[str, str]
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.__all__:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if home := self.homes.get(name):
+            found = getattr(import_module(home), name)
+        else:
+            found = import_module(f"{self.__name__}.{name}")
+        setattr(self, name, found)
+        return found
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.__all__})
+
+
+class NamePackage(ModuleType):
+    """Package whose names in `__all__` are what the words mean in a spec: `laconic.codecs.qsgd` is a class.
+
+    A module of that name in the package, here `laconic/codecs/qsgd/`, is still imported by its path.
+    """
+
+    __all__: list[str]
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.__all__:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        found = spec.find(name)
+        setattr(self, name, found)
+        return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; when Python binds an imported submodule, set the submodule's maker instead."""
+        if isinstance(value, ModuleType) and name in self.__all__:
+            value = spec.own_maker(value, name)
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.__all__})
+
+
+def import_lazily(package: str, homes: dict[str, str]) -> None:
+    """Make the package that calls this lazy; `homes` are the modules of its classes and functions."""
+    module = sys.modules[package]
+    module.__class__ = LazyPackage
+    module.__dict__["homes"] = homes
+
+
+def name_makers(package: str) -> None:
+    """Make the package that calls this a `NamePackage`."""
+    sys.modules[package].__class__ = NamePackage
