@@ -66,7 +66,7 @@ def train(spec: str, seed: int, steps: int) -> Row:
             "0",
         ]
         train += ["--seed", str(seed), "--out", folder, "--name", "run"]
-        laconic = [sys.executable, "-m", "laconic.tools.cli.main"]
+        laconic = [sys.executable, "-m", "laconic.tools.cli"]
         lab = [*laconic, "lab", "--hosts", str(STAGES), "--link", LINK, "--once", "--"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         subprocess.run([*lab, *laconic, *train], check=True, env=environment, stdout=subprocess.DEVNULL)

@@ -92,7 +92,7 @@ def runs() -> Iterator[Run]:
 
 def command(run: Run, out: Path, steps: int) -> list[str]:
     """The training as a user would type it."""
-    goal, laconic = run.goal, [sys.executable, "-m", "laconic.tools.cli.main"]
+    goal, laconic = run.goal, [sys.executable, "-m", "laconic.tools.cli"]
     lab = [
         *laconic,
         "lab",

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from laconic.core import starting as _starting  # noqa: F401  # isort: skip  # first, as the rest takes seconds
-
 from laconic.core.lazy import import_lazily
 
 if TYPE_CHECKING:

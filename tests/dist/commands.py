@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from laconic.tools.cli.main import app
 
 ROOT = Path(__file__).parents[2]
-LACONIC = (sys.executable, "-m", "laconic.tools.cli.main")
+LACONIC = (sys.executable, "-m", "laconic.tools.cli")
 LIMIT_S = 400
 
 

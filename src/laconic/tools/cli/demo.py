@@ -42,7 +42,7 @@ def demo(
     check_free(out / NAME, overwrite=True, way_out="give another --out")
     words = ["train", "digits", "--workers", str(WORKERS), "--target", str(TARGET), "--seeds", str(seeds)]
     words += ["--steps", str(steps), *TRAINING, "--out", str(out), "--name", NAME, "--overwrite"]
-    command = [sys.executable, "-m", "laconic.tools.cli.main", *words]
+    command = [sys.executable, "-m", "laconic.tools.cli", *words]
     screen = console()
     why = "asked for" if loopback else missing()
     os.environ.setdefault(

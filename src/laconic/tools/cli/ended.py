@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from laconic.core.starting import INTERRUPTED as INTERRUPTED
 from laconic.tools.cli.console import errors
 from laconic.tools.cli.settings import Settings
+from laconic.tools.cli.startup import INTERRUPTED as INTERRUPTED
 from laconic.tools.cli.tables import print_summary
 from laconic.tools.report import publish
 from laconic.tools.report.ledger import EVENTS, read_events

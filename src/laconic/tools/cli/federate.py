@@ -17,11 +17,11 @@ from rich.table import Table
 from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.spec import parse
-from laconic.core.starting import INTERRUPTED
 from laconic.federated.schemes import scheme_of
 from laconic.tools.cli.console import console, errors
 from laconic.tools.cli.files import check_free, check_name, default_name, fresh_folder
 from laconic.tools.cli.interrupts import Interrupts
+from laconic.tools.cli.startup import INTERRUPTED
 from laconic.tools.cli.versions import version_of
 from laconic.tools.report import check_packages
 from laconic.tools.report.federation.page import HEADS, publish_federation

@@ -11,10 +11,10 @@ import typer
 
 from laconic.core import arguments
 from laconic.core.errors import SpecError
-from laconic.core.starting import INTERRUPTED
 from laconic.core.units import format_count
 from laconic.tools.cli.console import errors
 from laconic.tools.cli.interrupts import Interrupts
+from laconic.tools.cli.startup import INTERRUPTED
 from laconic.tools.lab import Lab, Link, Profile, profile
 from laconic.tools.lab.waiting import CommandFailed, OutOfTime
 from laconic.tools.tasks.place import Hosts

@@ -8,7 +8,6 @@ import typer
 from typer.core import TyperGroup
 
 from laconic.core.errors import LaconicError
-from laconic.core.starting import INTERRUPTED, forget_interrupt, say_interrupted, started
 from laconic.core.version import __version__
 from laconic.tools.cli.console import errors
 from laconic.tools.cli.demo import demo
@@ -22,6 +21,7 @@ from laconic.tools.cli.plan import plan
 from laconic.tools.cli.presets import BRIEFLY
 from laconic.tools.cli.probe import probe
 from laconic.tools.cli.run import PASS_THROUGH, run
+from laconic.tools.cli.startup import INTERRUPTED, forget_interrupt, raise_on_interrupt, say_interrupted
 from laconic.tools.cli.topology import topology
 from laconic.tools.cli.train import train
 
@@ -34,7 +34,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            started()
+            raise_on_interrupt()
             return super().invoke(ctx)
         except KeyboardInterrupt:
             say_interrupted()
@@ -90,6 +90,3 @@ app.command()(partition)
 app.command()(plan)
 app.command()(probe)
 app.command()(doctor)
-
-if __name__ == "__main__":
-    app()

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from laconic.core.starting import INTERRUPTED, say_interrupted
 from laconic.tools.cli.console import errors
+from laconic.tools.cli.startup import INTERRUPTED, say_interrupted
 
 GRACE_S = 1.0  # for the main thread to end
 

@@ -85,7 +85,7 @@ def _start(workers: int, words: list[str], out: Path) -> None:
         told_in.write_text(f"starting {workers} workers")
         with Telling(screen, told_in.read_text):
             words += ["--told-in", str(told_in)]
-            run(["--nproc-per-node", str(workers), "-m", "laconic.tools.cli.main", *words])
+            run(["--nproc-per-node", str(workers), "-m", "laconic.tools.cli", *words])
     show(screen, Probe.load(out), out)
 
 

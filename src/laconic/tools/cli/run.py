@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from laconic.core.errors import SpecError
-from laconic.core.starting import LAUNCHER, WORKER
 from laconic.tools.cli.console import errors
 from laconic.tools.cli.meeting import meeting
+from laconic.tools.cli.startup import LAUNCHER, WORKER
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure

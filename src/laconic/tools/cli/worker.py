@@ -11,13 +11,12 @@ import runpy
 import signal
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
 from laconic.core.errors import LaconicError
-from laconic.core.starting import INTERRUPTED, LAUNCHER, started
+from laconic.tools.cli.startup import INTERRUPTED, LAUNCHER, exit_on_interrupt, raise_on_interrupt
 from laconic.tools.lab import linux
 
 OWN = (__file__, "<frozen runpy>", runpy.__file__)  # files with frames of ours, not the script's
@@ -26,8 +25,10 @@ HOME = Path(__file__).parent
 
 def main() -> None:
     """Run `SCRIPT ARGS...` or `-m MODULE ARGS...` from the command line."""
-    started()
+    exit_on_interrupt()
     end_with_launcher()
+    import_module("torch.distributed.elastic.multiprocessing.errors")  # takes seconds
+    raise_on_interrupt()
     sys.excepthook = report
     sys.argv = sys.argv[1:]
     if sys.argv[0] == "-m":
@@ -57,6 +58,8 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
     if isinstance(error, KeyboardInterrupt) and place and Path(place[0].filename).is_relative_to(HOME):
         return  # of a command of ours, while it begins: the launcher says so
     if isinstance(error, LaconicError):
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
         where = f" ({place[0].filename}, line {place[0].lineno})" if place else ""
         get_error_handler().record_exception(type(error)(f"{error}{where}"))
     else:

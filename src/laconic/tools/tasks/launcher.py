@@ -35,7 +35,7 @@ from laconic.tools.tasks.training import train_rank
 
 TIMEOUT = timedelta(seconds=120)  # of a collective: a worker that hangs longer fails the run
 # imported once for all workers; creating an optimiser imports torch._dynamo, which takes seconds
-PRELOADED = ["__main__", "laconic.tools.tasks.pipelined", "torch._dynamo"]
+PRELOADED = ["__main__", "laconic.tools.tasks.fork_server", "laconic.tools.tasks.pipelined", "torch._dynamo"]
 LEAVE_S = 30.0  # how long a finished worker waits for the others
 GRACE_S = 1.0  # after a failure, to collect the peers' errors: the earliest is the cause
 QUOTED_S = 10.0  # after an error that quotes another worker's, to receive that one with its traceback
@@ -118,7 +118,7 @@ class Workers:
 def prepare_to_launch() -> None:
     """Start the server process that forks workers. It imports torch while the caller continues.
 
-    It blocks Ctrl-C, which would end it with a traceback, until it has imported `core.starting`.
+    It blocks Ctrl-C, which would end it with a traceback, until it has imported `fork_server`.
     """
     forkserver.set_forkserver_preload(PRELOADED)
     resource_tracker.ensure_running()  # otherwise the server starts it, which unblocks signals

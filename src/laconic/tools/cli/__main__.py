@@ -1,0 +1,17 @@
+"""Entry point of the `laconic` command: handles Ctrl-C before it imports torch, which takes seconds."""
+
+from __future__ import annotations
+
+from laconic.tools.cli.startup import exit_on_interrupt
+
+
+def main() -> None:
+    """Run the command line."""
+    exit_on_interrupt()
+    from laconic.tools.cli.main import app
+
+    app()
+
+
+if __name__ == "__main__":
+    main()

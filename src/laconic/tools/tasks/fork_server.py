@@ -1,0 +1,13 @@
+"""First import of the server that forks workers: Ctrl-C ends it silently from here on.
+
+`launcher` starts it with SIGINT blocked, so that Ctrl-C cannot end it in a traceback before.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+if any("multiprocessing.forkserver" in word for word in sys.orig_argv):
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
