@@ -36,10 +36,11 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 demo: setup  ## time to one accuracy over emulated 100 Mbit/s links: digits, 4 workers, dense, fp16, auto, dgc
 	$(BIN)/laconic demo
 
-check: setup  ## what the linters and the types say
+check: setup  ## linters, types, and the limits on awkward phrases
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
+	$(BIN)/python -m tests.prose
 
 # Ranks wait for each other much of the time, so four workers keep two cores busy. Files run in their order.
 # With more than one thread each, the workers would spin while they wait for a core.
