@@ -24,7 +24,8 @@ TRITON  ?= 3.7.1
 KERNELS := .venv-triton-$(TRITON)
 
 .PHONY: setup demo test test-fast test-main test-federated test-integrations test-torch test-triton \
-        venv-federated venv-integrations venv-torch venv-triton check bench soak nightly docs site clean
+        venv-federated venv-integrations venv-torch venv-triton check workflows bench soak nightly docs site \
+        dist clean
 
 setup: $(STAMP)
 
@@ -36,11 +37,15 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 demo: setup  ## time to one accuracy over emulated 100 Mbit/s links: digits, 4 workers, dense, fp16, auto, dgc
 	$(BIN)/laconic demo
 
-check: setup  ## linters, types, and the limits on awkward phrases
+check: setup  ## linters, types, the workflows, and the limits on awkward phrases
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
 	$(BIN)/python -m tests.prose
+	$(MAKE) --no-print-directory workflows
+
+workflows: setup  ## the workflows of GitHub, which call targets of this file
+	$(BIN)/actionlint
 
 # Ranks wait for each other much of the time, so four workers keep two cores busy. Files run in their order.
 # With more than one thread each, the workers would spin while they wait for a core.
@@ -127,6 +132,7 @@ nightly: test  ## in some hours: full products, a slice of the repeated laws, Tr
 	$(MAKE) --no-print-directory test-torch TORCH=$(LOWEST)
 	$(MAKE) --no-print-directory test-torch TORCH=$(HIGHEST)
 	$(MAKE) --no-print-directory site
+	$(MAKE) --no-print-directory dist
 	$(BIN)/python -m tests.mutants
 
 bench: setup  ## a short pass of every benchmark, which writes nothing; without --quick they write their results
@@ -152,6 +158,9 @@ docs: setup  ## the tables that tests generate, and the site
 
 site: setup  ## the pages as a site, in build/site: open index.html
 	$(BIN)/python -m mkdocs build --strict --quiet
+
+dist:  ## sdist and wheels in dist/, each tried in an empty environment; ONLY=3.12 builds one wheel
+	$(PYTHON) -m tests.wheels $(if $(ONLY),--only $(ONLY))
 
 clean:
 	rm -rf $(VENV) $(FLOWER) $(OTHERS) .venv-torch-* .venv-triton-* build dist runs .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""Source distribution and wheels: build them, and try each in an empty environment (`make dist`)."""
