@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -81,6 +82,21 @@ def test_the_first_exception_frees_all_and_names_its_rank():
     start = time.perf_counter()
     refuses(WireError, "rank 1: seven bytes too many", Loopback.run, 4, body)
     assert time.perf_counter() - start < 10
+
+
+def test_an_exception_is_raised_rather_than_its_quotation():
+    quoted = threading.Event()
+
+    def fail(comm: Loopback) -> None:
+        if comm.rank == 1:
+            quoted.set()
+            raise PeerError("rank 0 failed: KeyError: 'no such file'")
+        assert quoted.wait(10)
+        time.sleep(0.1)
+        raise KeyError("no such file")
+
+    with pytest.raises(KeyError, match="rank 0: 'no such file'"):
+        Loopback.run(2, fail)
 
 
 def test_a_rank_that_never_comes_is_waited_for_only_so_long():

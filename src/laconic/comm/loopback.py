@@ -63,7 +63,8 @@ class Loopback(Comm):
             The results in rank order.
 
         Raises:
-            Exception: The first exception of any rank, with the rank before its message; the others stop.
+            Exception: The first exception of any rank, or the one that it quotes, with the rank before its
+                message; the others stop.
         """
         comms = cls.world(size, timeout_s)
         room, results = comms[0].room, [None] * size
@@ -182,9 +183,11 @@ class _Room:
                 room.barrier.abort()
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """Store the first failure of this world, and wake all waiting ranks."""
+        """Store the first failure of this world, or the one that it quotes, and wake all waiting ranks."""
         with self.lock:
-            self.failure = self.failure or (rank, error)
+            first = self.failure and self.failure[1]
+            if first is None or (isinstance(first, PeerError) and str(error) and str(error) in str(first)):
+                self.failure = rank, error
             for room in self.rooms:
                 room.barrier.abort()
 
