@@ -28,7 +28,7 @@ class Residual(BoundFeedback):
         share.subtract_from_(self._residual.held(layout))
 
     def finish_before(self, step: int) -> None:
-        """What was sent before this step leaves the memory for good. `correct` does so by itself."""
+        """Subtract the shares sent before this step from the memory for good. `correct` calls this."""
         self._pending.finish_before(step)
         if step != self._step:
             self._step = step
