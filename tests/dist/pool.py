@@ -221,14 +221,14 @@ class _Worker:
         )
         self.process.start()
         there.close()
-        self.worn = False  # whether a job left groups behind, as FSDP2 does in caches of torch
+        self.worn = False  # whether a job left groups or meshes behind, as FSDP2 does in caches of torch
 
     def outcome(self, rank: int) -> Outcome:
         """What the worker reports, or its exit code if it is gone."""
         try:
-            report, threads = pickle.loads(self.connection.recv_bytes())
+            report, worn = pickle.loads(self.connection.recv_bytes())
             value, error, trace, when = pickle.loads(report)
-            self.worn = threads > 0
+            self.worn = bool(worn)
         except (EOFError, ConnectionError):
             self.process.join()
             code = self.process.exitcode
@@ -319,7 +319,16 @@ def _serve(connection: Connection, stacks: str, environment: dict[str, str]) -> 
                 return
             report = _work(rank, *job)
             gc.collect()
-            connection.send_bytes(pickle.dumps((report, _gloo_threads())))
+            connection.send_bytes(pickle.dumps((report, _gloo_threads() > 0 or _holds_meshes())))
+
+
+def _holds_meshes() -> bool:
+    """Return whether torch caches results of DTensor. Before 2.10 equal meshes of later jobs get them."""
+    api = sys.modules.get("torch.distributed.tensor._api")
+    if api is None:
+        return False
+    cached = api.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache
+    return bool(cached.cache_info().currsize)
 
 
 def _gloo_threads() -> int:
