@@ -13,7 +13,7 @@ from tests.dist.nets import agree, compress_anyway, flat, net
 from tests.dist.pool import on_ranks
 from tests.dist.runs import MANY, advance, compressed, train
 from tests.laws.method_ranks import optimizer_for
-from tests.laws.table import compressors
+from tests.laws.table import compressors, first_of_each
 
 TOPK = "sparse(topk(density=0.05), indices=golomb())"
 SERVER = f"server({TOPK}, {TOPK})"
@@ -60,7 +60,7 @@ def test_replicas_stay_bit_identical_in_groups_of_two_and_three(spec, most, ddp)
     stays_identical(spec, most, ddp)
 
 
-@on_ranks(2, compressors(), timeout_s=300)
+@on_ranks(2, first_of_each(compressors()), timeout_s=300)
 def test_every_registered_method_keeps_replicas_alike_on_many_buckets(spec):
     """DDP regroups buckets after the first step. With all laws, on threads: `tests/laws`."""
     method = lift(spec)

@@ -24,7 +24,7 @@ from tests.dist import composition, nets, pipelines
 from tests.dist.composition import FEATURES, METHODS
 from tests.dist.nets import batch, flat, net
 from tests.laws.strategy_ranks import fits
-from tests.laws.table import compressors, specs
+from tests.laws.table import compressors, first_of_each, specs
 from tests.laws.torch_settings import SETTINGS, evaluating, opened
 
 GRID = ("float64", "bfloat16", "meta", "deterministic")
@@ -277,15 +277,10 @@ CASES = {
 }
 
 
-def firsts(names: list[str]) -> list[str]:
-    """The first spec of each name."""
-    return [*{spec.partition("(")[0]: spec for spec in reversed(names)}.values()]
-
-
 @pytest.mark.parametrize("kind", CASES)
 def test_training_has_the_same_bits_under_a_setting(pool: Any, kind: str) -> None:
     """Every name under one setting in turn, by its first example."""
-    cases = [(spec, SETTINGS[i % len(SETTINGS)]) for i, spec in enumerate(firsts(CASES[kind]))]
+    cases = [(spec, SETTINGS[i % len(SETTINGS)]) for i, spec in enumerate(first_of_each(CASES[kind]))]
     for wrong in pool.run(2, differing, kind, cases, timeout_s=200):
         assert not wrong, "\n".join(wrong)
 
@@ -306,7 +301,7 @@ def test_training_has_the_same_bits_under_every_setting(pool: Any, kind: str, se
 
 def test_every_method_trains_a_float64_model(pool: Any) -> None:
     """With a float64 default, as scientific scripts have it."""
-    for wrong in pool.run(2, float64_models, firsts(COMPRESS), timeout_s=200):
+    for wrong in pool.run(2, float64_models, first_of_each(COMPRESS), timeout_s=200):
         assert not wrong, "\n".join(wrong)
 
 

@@ -12,6 +12,7 @@ from laconic.core.layout import Segments
 from laconic.core.spec import Spec, find, names, parse
 from laconic.exchange.method import Paper
 from laconic.reducers import Reducer
+from tests import cases as cases_module
 
 SIZES = (0, 1, 2, 7, 100, 1001, 65537)
 INPUTS = ("normal", "heavy", "zeros", "constant", "spike", "denormal", "huge")
@@ -34,6 +35,14 @@ def compressors() -> list[str]:
     makers = ((name, find(name)) for name in names())
     papers = [maker.examples or (f"{name}()",) for name, maker in makers if isinstance(maker, Paper)]
     return [repr(parse(text)) for texts in papers for text in texts] + specs(Reducer)
+
+
+def first_of_each(examples: list[str]) -> list[str]:
+    """Return the first example of each name, or with `--full` all examples: for laws that take long."""
+    first: dict[str, str] = {}
+    for spec in examples:
+        first.setdefault(spec.partition("(")[0], spec)
+    return examples if cases_module.full else list(first.values())
 
 
 def listed(text: str) -> list[str]:
