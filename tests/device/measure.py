@@ -89,7 +89,8 @@ def measured(name: str, matrices: int, ranks: int) -> dict[str, Any]:
 
 def exchanging(name: str, comm: Metered, layout: Layout) -> Callable[[Tensor], None]:
     """A step of DDP's communication thread, by one bucket."""
-    exchange = Attached(METHODS[name](), layout, comm, Settings())
+    momentum = 0.0 if name == "onebit_adam" else 0.9  # its own optimiser applies momentum
+    exchange = Attached(METHODS[name](), layout, comm, Settings(momentum))
 
     def step(gradient: Tensor) -> None:
         exchange.begin()

@@ -299,7 +299,7 @@ def test_momentum_in_the_optimiser_leaves_plain_error_feedback(spec: str) -> Non
 @over(spec=("topk(density=0.05)", "dgc(density=0.05)", "sign()"))
 def test_a_state_without_velocity_loads_with_zeros(spec: str) -> None:
     def play(comm):  # type: ignore[no-untyped-def]
-        exchange = exchange_on(comm, spec)
+        exchange = exchange_on(comm, spec, Settings())
         for t in range(3):
             one_step(exchange, gradient(comm.rank, t), [MODEL])
         state = exchange.state_dict()

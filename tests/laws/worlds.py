@@ -76,8 +76,8 @@ def put(mean: Tensor, bucket: Layout, flat: Tensor, layout: Layout) -> None:
 def exchange_on(
     comm: Loopback, spec: Any, settings: Settings | None = None, layout: Layout = MODEL
 ) -> Attached:
-    """The method that a spec stands for, at work on one rank."""
-    return Attached(lift(spec), layout, Metered(comm), settings or Settings())
+    """Attach the method of a spec on one rank; without settings, to an optimiser without momentum."""
+    return Attached(lift(spec), layout, Metered(comm), settings or Settings(momentum=0.0))
 
 
 def one_step(exchange: Attached, flat: Tensor, buckets: list[Layout]) -> tuple[Tensor, bool]:

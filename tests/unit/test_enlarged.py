@@ -104,7 +104,7 @@ def settings(folder: Path, **changes: Any) -> Settings:
         ({"recipe": "adam"}, "--recipe must be 'lamb', 'lars' or 'sgd'"),
         ({"micro_batch_size": 0}, "--micro-batch-size must be"),
         ({"copies": 2, "skew": 0.5}, "omit one of the two"),
-        ({"recipe": "lamb", "methods": ("dgc(density=0.01)",)}, "--recipe lamb does not go with dgc"),
+        ({"recipe": "lamb", "methods": ("signum()",)}, "--recipe lamb does not go with signum"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_starts(wrong, says, tmp_path):

@@ -135,12 +135,12 @@ def test_a_page_tells_paper_call_equation_and_figures() -> None:
         "[arXiv:1712.01887](https://arxiv.org/abs/1712.01887)",
         "u = mu * u + g ",
         "warmup_steps=0,\n",
-        "**Needs**: torch.optim.SGD",
         "| `dgc()` |",
         "| cifar10 | 4 | `dgc(density=0.01, warmup_steps=100)` |",
         "(../choosing.md#100-mbits-and-less)",
     ):
         assert said in pages["dgc"], said
+    assert "**Needs**: laconic.optim.AMSGrad" in pages["comp_ams"]
     assert "## Measured: many workers" in pages["deft"]
     assert 'laconic.distribute(model, optimizer, "sgp()")' in pages["sgp"]
 

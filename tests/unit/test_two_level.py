@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import pytest
@@ -215,9 +216,8 @@ UNEVEN = told([(0, 0, 3), (0, 1, 3), (0, 2, 3), (3, 0, 1), (4, 0, 1)])
 
 def test_machines_of_different_sizes_weigh_as_many_ranks_as_they_have(monkeypatch):
     plain = sum(gradient(rank, 0) for rank in range(5)) / 5
-    monkeypatch.setattr(
-        "laconic.reducers.two_level.machines", lambda comm, local: machines(comm, local, UNEVEN[comm.rank])
-    )
+    module = importlib.import_module("laconic.reducers.two_level")
+    monkeypatch.setattr(module, "machines", lambda comm, local: machines(comm, local, UNEVEN[comm.rank]))
 
     def play(comm):
         assert machines(comm, 0, UNEVEN[comm.rank]) == [0, 0, 0, 1, 2]

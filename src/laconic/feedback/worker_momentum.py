@@ -64,7 +64,7 @@ class _WorkerMomentum(BoundFeedback):
         for part, momentum, nesterov, factor in self._velocity.forms(layout):
             done.append(part.segments)
             here = [not self._released and self._optimised.is_local(name) for name in part.names]
-            local = torch.tensor(here, device="cpu")
+            local = torch.tensor(here, dtype=torch.bool, device="cpu")
             finite &= kernels.velocity_(
                 velocity, x, old, x, part.segments, momentum * local, scale * factor, nesterov
             )
