@@ -124,7 +124,8 @@ soak: setup  ## the repeated laws in full: crashes, Ctrl-C, fuzz with AddressSan
 # A different slice of the repeated laws each day.
 DAY := $(shell expr $$(date +%j) % 64 + 1)
 nightly: test  ## in some hours: full products, a slice of the repeated laws, Triton, both ends of torch's range, mutants
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m nightly $(PARALLEL)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --full -m "not soak" $(PARALLEL)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --full tests/device
 	OMP_NUM_THREADS=1 $(OTHERS)/bin/python -m pytest -q -m nightly tests/integrations
 	$(BIN)/python -m pytest -q -m soak --repeats 1 --part $(DAY)/64
 	$(BIN)/python -m tests.native.fuzz --sanitize --count 100000
