@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -98,9 +99,11 @@ def _shared(comm: Comm, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
             except Exception as error:
                 failure, text = error, f"{type(error).__name__}: {error}"
                 said = json.dumps(["data", str(error)] if isinstance(error, DataError) else ["error", text])
-        heard = gather_text(comm, said)[0]
         if failure is not None:
+            with suppress(PeerError):  # another replica may have heard of it and ended
+                gather_text(comm, said)
             raise failure
+        heard = gather_text(comm, said)[0]
         message = json.loads(heard)
         if message[0] == "end":
             return
