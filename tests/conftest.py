@@ -43,6 +43,7 @@ def repeats(request: pytest.FixtureRequest) -> int | None:
 
 @pytest.hookimpl(trylast=True)  # after -m and -k have chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)  # the last worker ends earlier
     part = config.getoption("--part")
     if part is None:
         return

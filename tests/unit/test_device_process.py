@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_tests_on_the_stand_in_device_pass() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
