@@ -15,8 +15,9 @@ from rich.console import Console
 
 from benchmarks.machine import machine
 from benchmarks.thinned import curves
+from laconic.tools.cli.interrupts import Interrupts
 from laconic.tools.cli.session import Session
-from laconic.tools.cli.settings import Settings
+from laconic.tools.cli.settings import Options, Settings
 from laconic.tools.report.picture import picture
 from laconic.tools.report.series import Run, read_run
 from laconic.tools.report.summary import Row, summarise
@@ -65,25 +66,22 @@ def train(experiment: Experiment, *, quick: bool, console: Console) -> Run:
     """Train whatever is not there yet, and read the run."""
     name = f"bench-{experiment.name}{'-quick' if quick else ''}"
     steps = 12 if quick else experiment.steps
-    settings = Settings.of(
+    options = Options(
         task=experiment.task,
         model=experiment.model,
         methods=experiment.specs,
         against=("dense()",),
         workers=4,
         seeds=1 if quick else 3,
-        seed=0,
         steps=steps,
-        batch=None,
-        lr=None,
         eval_every=max(1, steps // 12),
         checkpoint_every=0 if quick else 500,
-        data=None,
         out=ROOT / "runs",
         name=name,
         resume=(ROOT / "runs" / name).exists() and not quick,
     )
-    Session(settings, console).train_all()
+    settings = Settings.of(options)
+    Session(settings, console, Interrupts()).train_all()
     return read_run(settings.folder)
 
 

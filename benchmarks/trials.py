@@ -13,7 +13,7 @@ from benchmarks import files
 from benchmarks.contenders import CONTENDERS, MODELS, SEEDS, STEPS, WORKERS, Contender
 from benchmarks.machine import machine
 from benchmarks.thinned import curves
-from laconic.tools.cli.settings import Settings
+from laconic.tools.cli.settings import Options, Settings
 from laconic.tools.report.ledger import slug
 from laconic.tools.report.series import MethodSeries, Run, seed_series
 from laconic.tools.report.summary import plain, summarise
@@ -93,26 +93,21 @@ def train(trial: Trial, steps: int = STEPS) -> dict[str, Any]:
 
 def plan_of(trial: Trial, steps: int) -> TrainingSettings:
     """The training as `laconic train` would plan it."""
-    settings = Settings.of(
+    options = Options(
         task=trial.task,
         model=MODELS[trial.task],
         methods=(trial.contender.spec,),
-        against=(),
         workers=trial.contender.workers,
-        seeds=1,
         seed=trial.seed,
         steps=steps,
-        batch=None,
         lr=trial.contender.rates.get(trial.task),
         eval_every=max(1, steps // 10),
-        checkpoint_every=0,
-        data=None,
         out=SCRATCH,
         name=trial.task,
-        resume=False,
         skew=trial.contender.skew,
         bits=trial.contender.bits.get(trial.task),
     )
+    settings = Settings.of(options)
     data = settings.folder / "data.pt"
     if not data.exists():
         prepare(find(trial.task), None, data)

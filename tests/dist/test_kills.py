@@ -22,7 +22,7 @@ whole: dict[str, int] = {}  # right answers of the model that nobody disturbed
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits")
-    return digits_plan(folder, workers=WORKERS, steps=STEPS, eval_every=100, patience_s=5.0)
+    return digits_plan(folder, workers=WORKERS, steps=STEPS, eval_every=100, patience=5.0)
 
 
 def number(process):

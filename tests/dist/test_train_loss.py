@@ -20,7 +20,7 @@ STEPS = 300  # a busy machine may read of step 5 when workers are far ahead
 
 @pytest.fixture
 def plan(tmp_path):
-    return digits_plan(tmp_path, workers=3, steps=STEPS, eval_every=100, patience_s=20.0)
+    return digits_plan(tmp_path, workers=3, steps=STEPS, eval_every=100, patience=20.0)
 
 
 def events_of(plan):

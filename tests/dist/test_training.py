@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.core.errors import StateError
 from laconic.tools.tasks import checkpoint, find
-from laconic.tools.tasks.enlarged import Enlarged
 from laconic.tools.tasks.group_model import MODEL
 from laconic.tools.tasks.shard import Shard
 from laconic.tools.tasks.task import cross_entropy
@@ -131,7 +130,7 @@ def test_the_saved_model_is_the_exact_average(pool, plan):
 
 
 def micro_batches(plan):
-    whole, parted = (trained(replace(plan, enlarged=Enlarged(micro_batch_size=most))) for most in (None, 3))
+    whole, parted = (trained(replace(plan, micro_batch_size=most)) for most in (None, 3))
     return told(whole), told(parted)
 
 
@@ -142,7 +141,7 @@ def test_micro_batches_train_like_whole_ones(pool, plan):
 
 @pytest.mark.parametrize("recipe", ["lamb", "lars", "sgd"])
 def test_a_recipe_with_copies_trains_and_resumes_with_the_same_bits(pool, plan, recipe):
-    whole = replace(plan, enlarged=Enlarged(recipe, copies=2, micro_batch_size=3), checkpoint_every=3)
+    whole = replace(plan, recipe=recipe, copies=2, micro_batch_size=3, checkpoint_every=3)
     found = pool.run(2, trained, whole)
     assert all("noise" not in event for events in found for event in events)  # ranks share examples
     place = checkpoint.complete(plan.folder)[0]

@@ -13,7 +13,7 @@ from tests.unit.shared import for_each
 from laconic.tools.cli.interrupts import SIGNALS, Interrupts
 from laconic.tools.cli.progress import Progress
 from laconic.tools.cli.session import sent_before
-from laconic.tools.cli.settings import Settings
+from laconic.tools.cli.settings import Options, Settings
 from laconic.tools.report.ledger import read_events
 
 from .test_report_summary import write_run
@@ -21,9 +21,10 @@ from .test_report_summary import write_run
 
 def test_the_last_line_of_a_method_has_nothing_left(tmp_path: Path) -> None:
     settings = Settings.of(
-        task="digits", model=None, methods=("dense()",), against=(), workers=1, seeds=2, seed=0, steps=40,
-        batch=None, lr=None, eval_every=20, checkpoint_every=0, data=None, out=tmp_path, name="x",
-        resume=False,
+        Options(
+            task="digits", methods=("dense()",), workers=1, seeds=2, steps=40, eval_every=20, out=tmp_path,
+            name="x",
+        )
     )  # fmt: skip
     told = io.StringIO()
     with Progress(Console(file=told, width=200), settings) as progress:
@@ -42,9 +43,10 @@ def test_the_last_line_of_a_method_has_nothing_left(tmp_path: Path) -> None:
 def test_time_left_counts_tests_and_sent_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of 1 s and tests of 10 s: after the second of four tests, 20 steps and 2 tests are left."""
     settings = Settings.of(
-        task="digits", model=None, methods=("dense()",), against=(), workers=1, seeds=1, seed=0, steps=40,
-        batch=None, lr=None, eval_every=10, checkpoint_every=0, data=None, out=tmp_path, name="x",
-        resume=False,
+        Options(
+            task="digits", methods=("dense()",), workers=1, seeds=1, steps=40, eval_every=10, out=tmp_path,
+            name="x",
+        )
     )  # fmt: skip
     told, now = io.StringIO(), [0.0]
     monkeypatch.setattr("laconic.tools.cli.progress.time.monotonic", lambda: now[0])
@@ -75,9 +77,10 @@ def test_what_a_resumed_training_has_sent_is_read_from_its_ledger(tmp_path: Path
 @for_each("sparsity", [None, "rigl(density=0.2)", "swat(sparsity=0.9)"])
 def test_on_a_terminal_a_table_is_drawn(tmp_path: Path, sparsity: str | None) -> None:
     settings = Settings.of(
-        task="digits", model=None, methods=("dense()",), against=(), workers=1, seeds=1, seed=0, steps=2,
-        batch=None, lr=None, eval_every=1, checkpoint_every=0, data=None, out=tmp_path, name="x",
-        resume=False, sparsity=sparsity,
+        Options(
+            task="digits", methods=("dense()",), workers=1, seeds=1, steps=2, eval_every=1, out=tmp_path,
+            name="x", sparsity=sparsity,
+        )
     )  # fmt: skip
     told = io.StringIO()
     with Progress(Console(file=told, width=200, force_terminal=True), settings) as progress:

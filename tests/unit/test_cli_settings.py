@@ -22,7 +22,7 @@ from laconic.tools.cli.entries import entries
 from laconic.tools.cli.methods import LISTED
 from laconic.tools.cli.presets import PRESETS
 from laconic.tools.cli.run import torchrun_arguments
-from laconic.tools.cli.settings import Settings
+from laconic.tools.cli.settings import Options, Settings
 
 doctor = sys.modules["laconic.tools.cli.doctor"]
 
@@ -91,7 +91,7 @@ def settings(tmp_path: Path, **changes: object) -> Settings:
     given |= {"methods": ("dgc( density = 0.01 )", "topk(0.02)"), "against": ("dense", "dgc(density=0.01)")}
     given |= dict.fromkeys(("model", "steps", "batch", "lr", "eval_every", "data"))
     given |= {"checkpoint_every": 0, "out": tmp_path, "resume": False}
-    return Settings.of(**(given | changes))  # type: ignore[arg-type]
+    return Settings.of(Options(**(given | changes)))  # type: ignore[arg-type]
 
 
 @for_each(

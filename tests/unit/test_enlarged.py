@@ -11,7 +11,7 @@ from tests.unit.shared import for_each, refuses
 from torch import nn
 
 from laconic.core.errors import SpecError
-from laconic.tools.cli.settings import Settings
+from laconic.tools.cli.settings import Options, Settings
 from laconic.tools.tasks import find
 from laconic.tools.tasks.enlarged import Enlarged
 from laconic.tools.tasks.precision import Precision
@@ -92,7 +92,7 @@ def settings(folder: Path, **changes: Any) -> Settings:
     given: dict[str, Any] = {"task": "digits", "model": None, "methods": ("dense()",), "against": ()}
     given |= {"workers": 2, "seeds": 1, "seed": 0, "steps": 30, "batch": None, "lr": None}
     given |= {"eval_every": None, "checkpoint_every": 0, "data": None, "out": folder, "name": "run"}
-    return Settings.of(**(given | {"resume": False} | changes))
+    return Settings.of(Options(**(given | changes)))
 
 
 @for_each(

@@ -33,7 +33,7 @@ WRONG = [
     ("--stages 2 --replicas-with cgx()", ["--replicas-with needs --replicas of 2 or more"]),
     ("--stages 2 --replicas 2 --replicas-with cxg()", ["unknown name 'cxg'", "did you mean cgx"]),
     *(
-        (f"--stages 2 --{name} {9 - 8 * (name == 'skew')}", [COMBINED.format(name)])
+        (f"--stages 2 --{name} {8 - 7 * (name == 'skew')}", [COMBINED.format(name)])
         for name in ("bits", "skew", "patience")
     ),
     ("--stages 2 --with ac_sgd(forward=9)", ["in 1..8, got 9"]),
@@ -66,11 +66,11 @@ def test_other_tasks_and_methods_are_told_where_a_pipeline_belongs() -> None:
 
 def test_micro_batches_divide_the_batch_and_workers_left_over_are_replicas() -> None:
     for batch, micro_batches in ((16, 4), (6, 3), (7, 7), (2, 2)):
-        made = PipelineOptions(stages=2).pipeline(None, batch)
+        made = PipelineOptions(stages=2).pipeline_of(None, batch)
         assert made == Pipeline(2, 1, micro_batches, "1f1b", "dense()")
-    made = PipelineOptions(stages=2).pipeline(6, 8)
+    made = PipelineOptions(stages=2).pipeline_of(6, 8)
     assert made is not None and made.replicas == 3
-    refuses(SpecError, ".", PipelineOptions(stages=4).pipeline, 6, 8)
+    refuses(SpecError, ".", PipelineOptions(stages=4).pipeline_of, 6, 8)
 
 
 @for_each("stages", [1, 2, 3])

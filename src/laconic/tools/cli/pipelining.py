@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +14,7 @@ from laconic.strategies.distribute import strategy_or_method
 from laconic.tools.cli.fits import check_fit, normal
 from laconic.tools.tasks.blockwise import is_blockwise
 from laconic.tools.tasks.enlarged import Enlarged
+from laconic.tools.tasks.options import TrainingOptions, about, flag, option, options
 from laconic.tools.tasks.settings import Pipeline
 from laconic.tools.tasks.task import Recipe, Task
 
@@ -22,59 +23,58 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("1f1b", "gpipe")
 PER_STAGE = 2  # micro-batches, by default
-ALONE = (  # options not supported for a model in stages or blocks
-    *(
-        "bits",
-        "skew",
-        "patience",
-        "activations",
-        "precision",
-        "lowbit",
-        "sparsity",
-        "recipe",
-        "copies",
-        "micro_batch_size",
-    ),
-)
+STAGES = "Pipelines"  # heading of --help
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PipelineOptions:
-    """Options as given; None: not given."""
+    """Options of a model in stages."""
 
-    stages: int | None = None
-    replicas: int | None = None
-    between: str | None = None  # --replicas-with
-    micro_batches: int | None = None
-    schedule: str | None = None
+    stages: int | None = option(
+        "cut the model into this many stages, one per worker; --with then codes their messages, such as"
+        ' "ac_sgd(forward=4, backward=8)" [default: every worker has the whole model]',
+        group=STAGES,
+        recorded=False,
+    )
+    replicas: int | None = option(
+        "with --stages: number of pipelines, each with separate examples", group=STAGES, recorded=False
+    )
+    replicas_with: str | None = option(
+        "with --replicas: the method or strategy that keeps them together [default: dense()]",
+        group=STAGES,
+        metavar="SPEC",
+        recorded=False,
+    )
+    micro_batches: int | None = option(
+        "with --stages: parts of a replica's batch [default: two a stage, if they divide it]",
+        group=STAGES,
+        recorded=False,
+    )
+    schedule: str | None = option(
+        "with --stages: 1f1b or gpipe [default: 1f1b]", group=STAGES, recorded=False
+    )
 
-    def pipeline(self, workers: int | None, batch: int) -> Pipeline | None:
+    def pipeline_of(self, workers: int | None, batch: int) -> Pipeline | None:
         """Return the pipeline, or None without --stages. Raises `SpecError` if the numbers do not fit."""
         if self.stages is None:
             self._check_nothing_else()
             return None
         arguments.whole("--stages", self.stages, 2, hint="without --stages every worker has the whole model")
         replicas = self._replicas(workers)
-        if self.between is not None and replicas == 1:
+        if self.replicas_with is not None and replicas == 1:
             raise SpecError(
                 "--replicas-with needs --replicas of 2 or more: one replica exchanges no gradients of weights"
             )
         schedule = SCHEDULES[0] if self.schedule is None else self.schedule
         if schedule not in SCHEDULES:
             raise SpecError(f"--schedule must be {' or '.join(SCHEDULES)}, got {schedule!r}")
-        between = normal(self.between or "dense()")
+        between = normal(self.replicas_with or "dense()")
         return Pipeline(self.stages, replicas, self._micro_batches(batch, schedule), schedule, between)
 
     def _check_nothing_else(self) -> None:
-        given = {
-            "--replicas": self.replicas,
-            "--replicas-with": self.between,
-            "--micro-batches": self.micro_batches,
-            "--schedule": self.schedule,
-        }
-        for option, value in given.items():
-            if value is not None:
-                raise SpecError(f"{option} is for a pipeline: add --stages, such as --stages 2")
+        for each in options(PipelineOptions):
+            if getattr(self, each.name) is not None:
+                raise SpecError(f"{flag(each)} is for a pipeline: add --stages, such as --stages 2")
 
     def _replicas(self, workers: int | None) -> int:
         assert self.stages is not None
@@ -126,11 +126,9 @@ def check_cut(pipeline: Pipeline, task: Task, model: str, recipe: Recipe) -> Non
 
 def check_alone(settings: Settings, what: str = "--stages") -> None:
     """Raise `SpecError` for an option that cannot be combined with a divided model."""
-    defaults = {each.name: each.default for each in fields(settings)}
-    for name in ALONE:
-        if getattr(settings, name) != defaults[name]:
-            option = name.replace("_", "-")
-            raise SpecError(f"--{option} and {what} cannot be combined: give one of the two")
+    for each in options(TrainingOptions):
+        if not about(each).divided and getattr(settings, each.name) != each.default:
+            raise SpecError(f"{flag(each)} and {what} cannot be combined: give one of the two")
 
 
 def warm_at(pipeline: Pipeline | None, specs: tuple[str, ...]) -> dict[str, int]:

@@ -18,6 +18,7 @@ from laconic.tools.report.ledger import read_events, slug
 from laconic.tools.tasks import checkpoint, find
 from laconic.tools.tasks.launcher import WorkerFailed, launch, prepare_to_launch
 from laconic.tools.tasks.loading import prepare
+from laconic.tools.tasks.options import TrainingOptions, options
 from laconic.tools.tasks.precision import check_device
 from laconic.tools.tasks.settings import TrainingSettings
 from laconic.tools.tasks.shard import Shard
@@ -74,6 +75,7 @@ class Session:
                 lambda event: (event["method"], event["seed"]) != (spec, seed) or event["step"] <= first
             )
         training = TrainingSettings(
+            **{each.name: getattr(settings, each.name) for each in options(TrainingOptions)},
             task=settings.task,
             model=settings.model,
             spec=spec,
@@ -81,24 +83,12 @@ class Session:
             workers=settings.workers,
             steps=settings.steps,
             batch=settings.batch,
-            lr=settings.lr,
             eval_every=settings.eval_every,
-            checkpoint_every=settings.checkpoint_every,
             data=data,
             folder=folder,
             threads=max(1, (os.cpu_count() or 1) // settings.workers),
             resume_from=resume_from,
-            skew=settings.skew,
-            bits=settings.bits,
-            precision=settings.precision,
-            lowbit=settings.lowbit,
-            sparsity=settings.sparsity,
-            patience_s=settings.patience,
-            quorum=settings.quorum,
-            restarts=settings.restarts,
-            enlarged=settings.enlarged,
             pipeline=settings.pipeline,
-            activations=settings.activations,
         )
         progress.begin(spec, seed, sent_before(settings.folder, spec, seed) if settings.resume else 0.0)
         try:

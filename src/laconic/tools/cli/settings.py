@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import filterfalse
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,7 @@ import torch
 
 from laconic.core import arguments
 from laconic.core.errors import SpecError, StateError
-from laconic.data.copies_sampler import Across
 from laconic.pipeline.crossing import crossing
-from laconic.recipes.large_batch import Kind
 from laconic.strategies.distribute import strategy_or_method
 from laconic.tools.cli.blocks import check_blocks
 from laconic.tools.cli.files import check_free, check_name, default_name, fresh_folder
@@ -29,113 +27,119 @@ from laconic.tools.cli.fits import (
     normal_sparsity,
 )
 from laconic.tools.cli.pipelining import PipelineOptions, check_alone, check_cut
+from laconic.tools.cli.presets import BRIEFLY
 from laconic.tools.cli.versions import version_of
 from laconic.tools.report.ledger import CONFIG
 from laconic.tools.tasks import find
 from laconic.tools.tasks import precision as precisions
 from laconic.tools.tasks.blockwise import is_blockwise
-from laconic.tools.tasks.enlarged import Enlarged
-from laconic.tools.tasks.settings import Pipeline
-from laconic.tools.tasks.skew import check_skew
-from laconic.tools.tasks.task import Recipe
-from laconic.transforms.transform import Option
-
-FIXED_ON_RESUME = (  # a different value would give different bits
-    *("task", "model", "workers", "steps", "batch", "lr", "skew", "bits", "precision", "lowbit"),
-    "sparsity",
-    *("methods", "seeds", "first_seed", "recipe", "copies", "across", "micro_batch_size"),
-    *("pipeline", "examples", "activations"),
+from laconic.tools.tasks.options import (
+    TrainingOptions,
+    about,
+    at_least,
+    check_each,
+    fixed,
+    option,
+    options,
+    whole,
 )
+from laconic.tools.tasks.settings import Pipeline
+from laconic.tools.tasks.task import Recipe
+from laconic.transforms.transform import Option as Kind
+
 WORKERS = 2
 WAY_OUT = "give another --name, --resume to continue it, or --overwrite to delete it"
 
 
-@dataclass(frozen=True)
-class Settings:
-    """A whole run. `against` are baselines, `methods` are compared with them."""
+def _percentage(flag: str, value: float) -> None:
+    if not 0 < value <= 100:
+        raise SpecError(f"{flag} must be a percentage in (0, 100], got {value:g}")
 
-    task: str
+
+@dataclass(frozen=True, kw_only=True)
+class Options(TrainingOptions, PipelineOptions):
+    """Options of `laconic train`, as given; None: not given."""
+
+    task: str = option("digits, mnist, cifar10 or shakespeare", MISSING, fixed=True)
+    workers: int | None = option(
+        "number of processes on this machine [default: 2, or stages times replicas]",
+        check=at_least(1),
+        fixed=True,
+    )
+    methods: tuple[str, ...] = option(
+        f"a method or strategy; may be repeated: {BRIEFLY}", (), flag="--with", fixed=True
+    )
+    against: tuple[str, ...] = option("a baseline; may be repeated; ratios compare with the first", ())
+    seeds: int = option(
+        "trainings per method, with seeds from --seed upwards", 1, check=at_least(1), fixed=True
+    )
+    seed: int = option("the first seed", 0, recorded=False)
+    steps: int | None = option("steps per training [default: the task's]", check=at_least(1), fixed=True)
+    batch: int | None = option(
+        "batch size per worker, or per replica [default: the task's]", check=at_least(1), fixed=True
+    )
+    examples: int | None = option(
+        "number of training examples, spread evenly over all [default: all]", check=whole(1), fixed=True
+    )
+    model: str | None = option("one of the task's models [default: its first]", fixed=True)
+    data: Path | None = option("folder of the data set [default: $LACONIC_DATA]", recorded=False)
+    out: Path = option("folder for all runs", Path("runs"), recorded=False)
+    name: str | None = option("name of the run's folder [default: task, time]")
+    eval_every: int | None = option(
+        "steps between tests; 0: none but the last [default: a tenth of --steps]", check=at_least(0)
+    )
+    target: float | None = option(
+        "report the time until tests reach this accuracy, such as 97", metavar="PERCENT", check=_percentage
+    )
+    resume: bool = option("resume the run of this --name", False, recorded=False)
+    overwrite: bool = option("delete the run that --name has, if there is one", False, recorded=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Options):
+    """Options of a whole run, checked, with the task's defaults."""
+
     model: str
-    methods: tuple[str, ...]
-    against: tuple[str, ...]
     workers: int
-    seeds: int
-    seed: int
     steps: int
     batch: int
-    lr: float | None
     eval_every: int
-    checkpoint_every: int
-    data: Path | None
-    out: Path
     name: str
-    resume: bool
-    overwrite: bool = False
-    skew: float | None = None
-    bits: int | None = None
-    precision: str | None = None  # None: float32
-    lowbit: str | None = None
-    sparsity: str | None = None
-    patience: float | None = None
-    quorum: int | None = None
-    restarts: int = 0
-    recipe: Kind | None = None
-    copies: int = 1
-    across: Across = "ranks"
-    micro_batch_size: int | None = None
     pipeline: Pipeline | None = None
-    examples: int | None = None
-    activations: str | None = None
-    target: float | None = None  # percent of test accuracy
 
     @classmethod
-    def of(
-        cls,
-        *,
-        task: str,
-        model: str | None,
-        methods: tuple[str, ...],
-        against: tuple[str, ...],
-        steps: int | None,
-        batch: int | None,
-        eval_every: int | None,
-        name: str | None,
-        precision: str | None = None,
-        workers: int | None,
-        pipelining: PipelineOptions = PipelineOptions(),  # noqa: B008  # frozen
-        sparsity: str | None = None,
-        **given: Any,
-    ) -> Settings:
+    def of(cls, options: Options) -> Settings:
         """Return settings, with the task's defaults for None. Raises `SpecError` if a value is invalid."""
-        its_task = find(task)
-        total = its_task.steps if steps is None else steps
-        size = its_task.batch if batch is None else batch
-        pipeline = pipelining.pipeline(workers, size)
+        task = find(options.task)
+        check_each(Options, options)
+        steps = task.steps if options.steps is None else options.steps
+        batch = task.batch if options.batch is None else options.batch
+        pipeline = options.pipeline_of(options.workers, batch)
+        workers = WORKERS if options.workers is None else options.workers
         spelled = normal if pipeline is None else lambda spec: crossing(spec).spec
-        if workers is None:
-            workers = WORKERS if pipeline is None else pipeline.workers
-        checked = cls(
-            task=its_task.name,
-            model=model or next(iter(its_task.models)),
-            methods=tuple(spelled(spec) for spec in methods),
-            against=tuple(spelled(spec) for spec in against),
-            steps=total,
-            batch=size,
-            workers=workers,
-            pipeline=pipeline,
-            eval_every=max(1, total // 10) if eval_every is None else eval_every,
-            name=default_name(task) if name is None else name,
-            precision=precisions.normal(precision),
-            sparsity=None if sparsity is None else normal_sparsity(sparsity),
-            **given,
-        )
+        found = {
+            "task": task.name,
+            "model": options.model or next(iter(task.models)),
+            "methods": tuple(spelled(spec) for spec in options.methods),
+            "against": tuple(spelled(spec) for spec in options.against),
+            "steps": steps,
+            "batch": batch,
+            "workers": workers if pipeline is None else pipeline.workers,
+            "pipeline": pipeline,
+            "eval_every": max(1, steps // 10) if options.eval_every is None else options.eval_every,
+            "name": default_name(options.task) if options.name is None else options.name,
+            "precision": precisions.normal(options.precision),
+            "sparsity": None if options.sparsity is None else normal_sparsity(options.sparsity),
+        }
+        checked = cls(**({each.name: getattr(options, each.name) for each in fields(options)} | found))
+        name = options.name
         if checked.resume and name is None:
             raise SpecError("--resume needs the --name of the run to resume")
         if checked.resume and checked.overwrite:
             raise SpecError(
                 "--resume keeps the run of this --name and --overwrite deletes it: give one of the two"
             )
-        checked._check(its_task.recipe(model))  # raises if the model is unknown
+        checked._check(task.recipe(options.model))  # raises if the model is unknown
         return checked
 
     def _check(self, recipe: Recipe) -> None:
@@ -148,24 +152,9 @@ class Settings:
             check_alone(self)
         else:
             check_blocks(self, recipe)
-        for option, least in (("workers", 1), ("seeds", 1), ("steps", 1), ("batch", 1), ("eval_every", 0)):
-            if getattr(self, option) < least:
-                raise SpecError(
-                    f"--{option.replace('_', '-')} must be {least} or more, got {getattr(self, option)}"
-                )
-        if self.checkpoint_every < 0:
-            raise SpecError(f"--checkpoint-every must be 0 (none) or more, got {self.checkpoint_every}")
-        if self.lr is not None and not 0 < self.lr < float("inf"):
-            raise SpecError(f"--lr must be a number above 0, got {self.lr}")
-        if self.target is not None and not 0 < self.target <= 100:
-            raise SpecError(f"--target must be a percentage in (0, 100], got {self.target:g}")
-        if self.examples is not None:
-            arguments.whole("--examples", self.examples, 1)
-        if self.skew is not None:
-            check_skew(self.skew)
         if self.bits is not None:
             check_bits(self.bits, recipe)
-        given: dict[Option, str | None] = {
+        given: dict[Kind, str | None] = {
             "lowbit": self.lowbit,
             "sparsity": self.sparsity,
             "activations": self.activations,
@@ -177,7 +166,6 @@ class Settings:
                 ' too, such as --sparsity "rigl(density=0.1)"'
             )
         if self.patience is not None:
-            arguments.number("--patience", self.patience, above=0)
             check_patience(self.specs)
             if self.checkpoint_every:
                 raise SpecError(
@@ -192,8 +180,6 @@ class Settings:
                     "--quorum limits the workers that continue after a loss, but without --patience none do:"
                     " add it, such as --patience 30"
                 )
-        if self.restarts < 0:
-            raise SpecError(f"--restarts must be 0 (none) or more, got {self.restarts}")
         if self.restarts and self.patience is None:
             raise SpecError(
                 "--restarts needs a strategy that continues without a killed worker: add --patience, such"
@@ -207,11 +193,6 @@ class Settings:
         for spec in filterfalse(is_blockwise, self.specs):
             check_fit(spec, self.workers, recipe, self.enlarged)
             precisions.check_strategy(self.precision, strategy_or_method(spec), self.patience)
-
-    @property
-    def enlarged(self) -> Enlarged:
-        """Recipe, copies and micro-batches."""
-        return Enlarged(self.recipe, self.copies, self.across, self.micro_batch_size)
 
     @property
     def folder(self) -> Path:
@@ -230,30 +211,12 @@ class Settings:
 
     def config(self) -> dict[str, Any]:
         """Return the content of `config.json`."""
-        return {
-            "name": self.name,
+        recorded = [each.name for each in options(Options) if about(each).recorded]
+        return {name: getattr(self, name) for name in recorded} | {
             "title": find(self.task).title,
-            "task": self.task,
-            "model": self.model,
-            "workers": self.workers,
-            "steps": self.steps,
-            "batch": self.batch,
             "lr": "default" if self.lr is None else self.lr,
-            "skew": self.skew,
-            "bits": self.bits,
-            "precision": self.precision,
-            "lowbit": self.lowbit,
-            "sparsity": self.sparsity,
-            "patience": self.patience,
-            "quorum": self.quorum,
-            "restarts": self.restarts,
-            **asdict(self.enlarged),
             "pipeline": None if self.pipeline is None else asdict(self.pipeline),
-            "examples": self.examples,
-            "activations": self.activations,
-            "seeds": self.seeds,
             "first_seed": self.seed,
-            "target": self.target,
             "methods": list(self.specs),
             "against": list(self.against),
             "versions": f"laconic {version_of('laconic')}, torch {torch.__version__}, "
@@ -287,7 +250,7 @@ class Settings:
         except ValueError as error:
             raise StateError(f"{path} is damaged: {error}; start a new run with another --name") from error
         now = self.config()
-        for name in FIXED_ON_RESUME:
+        for name in (*fixed(Options), "first_seed", "pipeline"):  # others would give different bits
             if before.get(name) != now[name]:
                 raise StateError(
                     f"--resume: {self.folder} started with {name}={before.get(name)!r}, not {now[name]!r};"

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.turn import mix
 from laconic.data.copies_sampler import Across
 from laconic.exchange.method import Method
 from laconic.recipes import Accumulation, large_batch
-from laconic.recipes.large_batch import DEFAULTS, Kind
+from laconic.recipes.large_batch import Kind
 from laconic.strategies.strategy import Strategy
 from laconic.tools.tasks.precision import Precision
 from laconic.tools.tasks.shard import Shard
@@ -39,12 +38,6 @@ class Enlarged:
 
     def check(self, workers: int, skew: float | None) -> None:
         """Raise `SpecError` if the options contradict each other."""
-        if self.recipe is not None:
-            arguments.choice("--recipe", self.recipe, tuple(DEFAULTS))
-        arguments.whole("--copies", self.copies, 1)
-        arguments.choice("--across", self.across, ("ranks", "batch"))
-        if self.micro_batch_size is not None:
-            arguments.whole("--micro-batch-size", self.micro_batch_size, 1)
         if self.shares_examples and workers % self.copies:
             raise SpecError(
                 f"--copies across ranks must divide --workers {workers}, got {self.copies}: use --workers"

@@ -72,7 +72,7 @@ def launch(settings: TrainingSettings) -> Generator[Event, None, None]:
     try:
         for rank in range(settings.workers):
             workers.start(rank)
-        survives_loss = settings.patience_s is not None and (
+        survives_loss = settings.patience is not None and (
             settings.patience_of(strategy_or_method(settings.spec)) is not None
         )
         yield from _listen(workers, survives_loss, settings.restarts if survives_loss else 0)

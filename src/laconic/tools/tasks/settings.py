@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from laconic.exchange.method import Method
 from laconic.strategies.strategy import Strategy
-from laconic.tools.tasks.enlarged import Enlarged
+from laconic.tools.tasks.options import TrainingOptions, fixed
 
 Event = dict[str, Any]
 Emit = Callable[[Event], None]
@@ -52,8 +52,8 @@ class Pipeline:
         return rank // self.stages
 
 
-@dataclass(frozen=True)
-class TrainingSettings:
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings(TrainingOptions):
     """Settings of one training, sent to every worker."""
 
     task: str
@@ -63,28 +63,16 @@ class TrainingSettings:
     workers: int
     steps: int
     batch: int
-    lr: float | None  # None: the default of the model and the optimiser
     eval_every: int
-    checkpoint_every: int
     data: Path  # file of the prepared tensors, see `loading.py`
     folder: Path  # for checkpoints
     threads: int
     resume_from: Path | None = None
-    patience_s: float | None = None  # a strategy's wait for a silent worker; None: a loss ends the training
-    quorum: int | None = None  # the minimum number of workers of a strategy; None: one
-    restarts: int = 0  # maximum number of restarts of killed workers
-    bits: int | None = None  # of the layers, see `lowbit`; None: float32
-    precision: str | None = None  # bf16 or fp16, see `precision.py`; None: float32
-    lowbit: str | None = None  # spec of a low-bit training; None: float32
-    sparsity: str | None = None  # a sparsifier, see `laconic.sparsity`; None: all weights are in use
-    skew: float | None = None  # alpha of the shards, see `skew.py`; None: all draw from all examples
-    enlarged: Enlarged = field(default_factory=Enlarged)  # recipe, copies and micro-batches
     pipeline: Pipeline | None = None  # None: every worker has the whole model
-    activations: str | None = None  # spec of `laconic.activations.compress`; None: backward keeps all
 
     def patience_of(self, spec: Strategy | Method) -> float | None:
         """Return `patience_s` for `distribute`: None for a method, which needs every worker."""
-        return self.patience_s if isinstance(spec, Strategy) else None
+        return self.patience if isinstance(spec, Strategy) else None
 
     def quorum_of(self, spec: Strategy | Method) -> int | None:
         """Return `quorum` for `distribute`: None for a method, which needs every worker."""
@@ -93,20 +81,6 @@ class TrainingSettings:
     @property
     def signature(self) -> Event:
         """Return the settings that must be equal to load this training's checkpoints."""
-        return {
-            "task": self.task,
-            "model": self.model,
-            "spec": self.spec,
-            "seed": self.seed,
-            "steps": self.steps,
-            "batch": self.batch,
-            "lr": self.lr,
-            "skew": self.skew,
-            "bits": self.bits,
-            "precision": self.precision,
-            **asdict(self.enlarged),
-            "lowbit": self.lowbit,
-            "pipeline": None if self.pipeline is None else asdict(self.pipeline),
-            "activations": self.activations,
-            "sparsity": self.sparsity,
-        }
+        names = ("task", "model", "spec", "seed", "steps", "batch", *fixed(TrainingOptions))
+        pipeline = None if self.pipeline is None else asdict(self.pipeline)
+        return {name: getattr(self, name) for name in names} | {"pipeline": pipeline}
