@@ -278,7 +278,7 @@ def test_a_later_change_of_momentum_from_zero_stays_in_the_optimiser() -> None:
     assert everywhere(1, play) == [[True] * 3]
 
 
-@over(spec=("topk(density=0.05)", "sign()", "deft(density=0.05)", "stc(density=0.05)"))
+@over(spec=("topk(density=0.05)", "sign()", "oktopk(density=0.05)", "stc(density=0.05)"))
 def test_momentum_in_the_optimiser_leaves_plain_error_feedback(spec: str) -> None:
     """Bit for bit, and so does an SGD without momentum."""
     inner = "stc(density=0.05, momentum='optimizer')" if "stc" in spec else None
