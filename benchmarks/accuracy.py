@@ -11,8 +11,8 @@
     python -m benchmarks.accuracy --quick              a few steps of each, to see that it runs: a method on
                                                        one task, unless --task says which; keeps nothing
 
-A training whose file is in benchmarks/results/ is not done again. Every method is trained with one seed
-before the next seed. `make docs` writes docs/accuracy.md from the files; the pictures are drawn here.
+A training in benchmarks/results/accuracy.jsonl is not repeated. Every method is trained with one seed
+before the next seed. `make docs` writes docs/accuracy.md from them; the pictures are drawn here.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ QUICK = 12  # steps
 
 
 def race(chosen: list[Trial], console: Console, *, budget_s: float, quick: bool) -> int:
-    """Do what is not done yet, within the budget; how many failed. A failure leaves no file."""
+    """Do what is not done yet, within the budget; how many failed. A failure stores no row."""
     began, longest, failed = time.monotonic(), 0.0, 0
-    due = [trial for trial in chosen if quick or not trial.file.exists()]
+    due = [trial for trial in chosen if quick or not trial.done]
     for number, trial in enumerate(due, start=1):
         start = time.monotonic()
         if start - began + longest > budget_s:
@@ -103,7 +103,7 @@ def main() -> int:
         ]
         if options.quick and options.task is None:
             chosen = [trial for trial in chosen if trial.task == turn_of(trial)]
-        chosen = [*{trial.file: trial for trial in chosen}.values()]  # sets share dense trainings
+        chosen = [*{trial.key: trial for trial in chosen}.values()]  # sets share dense trainings
         failed = race(chosen, console, budget_s=60 * options.budget_minutes, quick=options.quick)
         if not options.quick:
             draw()
@@ -112,7 +112,7 @@ def main() -> int:
             if options.quick:
                 run = densities.train(experiment, quick=True, console=console)
                 console.print(f"{experiment.name}: {len(run.methods)} methods ran")
-            elif not experiment.file.exists():
+            elif experiment.read() is None:
                 densities.measure(experiment, console)
     return 1 if failed else 0
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint_sequential
 
 from benchmarks import activations_accuracy
+from benchmarks.files import Results
 from benchmarks.machine import machine
 from laconic import activations, kernels
 from laconic.tools.tasks.cifar10 import inputs, load, resnet20, small_cnn
@@ -255,7 +256,7 @@ def main() -> None:
     )
     options.add_argument("--steps", type=int, help="of accuracy [default: what four minutes allow]")
     options.add_argument(
-        "--folder", type=Path, default=activations_accuracy.FOLDER, help="of the files of accuracy"
+        "--out", type=Path, default=activations_accuracy.RUNS.file, help="the file of accuracy"
     )
     given = options.parse_args()
     if given.part == "one":
@@ -267,7 +268,7 @@ def main() -> None:
     elif given.part == "kept":
         keep("kept", [grown(net) for net in ("resnet20", "vgg")])
     else:
-        activations_accuracy.measure(given.net, given.seeds, given.steps, given.folder)
+        activations_accuracy.measure(given.net, given.seeds, given.steps, Results(given.out))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What coded activations do to accuracy: trainings on CIFAR-10 that differ in nothing else, a file each.
+"""What coded activations do to accuracy: trainings on CIFAR-10 that differ in nothing else.
 
     python -m benchmarks.activations accuracy --net resnet20          three seeds of three variants: 20 min
     python -m benchmarks.activations accuracy --net vgg --seeds 1
@@ -7,31 +7,29 @@ Variants of one seed begin with the same weights and see the same batches. `nudg
 first weights differ by a millionth, so it shows how far two trainings come apart by rounding alone. A
 training is as long as fits into four minutes of one core: for ResNet-20 and the VGG-like net 1,600 steps of
 32 images, which is one epoch, at a rate that falls to 0 as a cosine. Files are in
-results/activations/accuracy; a run whose file is there is not repeated.
+results/activations.jsonl; a stored run is not repeated.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from benchmarks.files import Results, Row
 from benchmarks.machine import machine
 from laconic import activations
 from laconic.tools.report.ledger import slug
 from laconic.tools.tasks.cifar10 import inputs
 
-FOLDER = Path(__file__).parent / "results" / "activations" / "accuracy"
+RUNS = Results(Path(__file__).parent / "results" / "activations.jsonl")
 SEEDS, LAST = 3, 50  # steps at the end whose mean loss is kept
 NUDGED, NUDGE = "nudged", 1e-6
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -51,9 +49,8 @@ PLANS = {
 }
 
 
-def file_of(net: str, variant: str, seed: int, plan: Plan, folder: Path) -> Path:
-    """Where a run is kept."""
-    return folder / f"{net}-{slug(variant)}-{plan.steps}x{plan.batch}-seed{seed}.json"
+def key_of(net: str, variant: str, seed: int, plan: Plan) -> str:
+    return f"accuracy/{net}-{slug(variant)}-{plan.steps}x{plan.batch}-seed{seed}"
 
 
 def runs(net: str, seeds: int) -> Iterator[tuple[str, int]]:
@@ -63,17 +60,16 @@ def runs(net: str, seeds: int) -> Iterator[tuple[str, int]]:
             yield variant, seed
 
 
-def measure(net: str, seeds: int = SEEDS, steps: int | None = None, folder: Path = FOLDER) -> None:
-    """Do the runs that have no file yet. `steps`: other than planned, for a trial."""
+def measure(net: str, seeds: int = SEEDS, steps: int | None = None, stored: Results = RUNS) -> None:
+    """Do the runs that are not stored yet. `steps`: other than planned, for a trial."""
     torch.set_num_threads(1)
     plan = PLANS[net] if steps is None else replace(PLANS[net], steps=steps)
     for variant, seed in runs(net, seeds):
-        file = file_of(net, variant, seed, plan, folder)
-        if file.exists():
+        key = key_of(net, variant, seed, plan)
+        if key in stored:
             continue
         row = trained(net, variant, seed, plan)
-        folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(row | {"machine": machine()}, indent=1) + "\n")
+        stored.put(key, row | {"machine": machine()})
         told = f"{net:9} {variant:18} seed {seed}  {100 * row['accuracy']:.2f} %  loss {row['loss']:.4f}"
         print(f"{told}  kept {row['ratio']:.1f} x smaller  {row['cpu_s']:.0f} s of a core", flush=True)
 
@@ -109,8 +105,3 @@ def trained(net: str, variant: str, seed: int, plan: Plan) -> Row:
     return told | {
         "accuracy": hits / len(y), "loss": loss, "ratio": round(ratio, 2), "cpu_s": round(spent, 1)
     }  # fmt: skip
-
-
-def rows(folder: Path | None = None) -> list[Row]:
-    """What is there."""
-    return [json.loads(file.read_text()) for file in sorted((folder or FOLDER).glob("*.json"))]

@@ -5,16 +5,15 @@
     python -m benchmarks.admm --width 400  some of them with a wider model, to see the same
     python -m benchmarks.admm --quick      30 steps of each in a scratch folder, to see that all works
 
-Each run is a file in benchmarks/results/admm/, or in a folder there for another length or width, so a stopped
-benchmark goes on where it stopped; `make docs` writes page and picture. All runs of a seed see the same
-batches, and the same learning rates but where `RATES` has another, for equal steps.
+Runs are in benchmarks/results/admm.jsonl; keys begin with another length or width. A stopped benchmark goes
+on where it stopped; `make docs` writes page and picture. All runs of a seed see the same batches, and the
+same learning rates but where `RATES` has another, for equal steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-import json
 import tempfile
 import time
 from dataclasses import asdict
@@ -24,12 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.files import Results
 from benchmarks.machine import machine
 from laconic.lowbit import admm, straight_through
 from laconic.tools.tasks.shakespeare import LSTM, inputs, load
 from laconic.tools.tasks.task import Recipe, cross_entropy
 
-RUNS = Path(__file__).parent / "results" / "admm"
+RUNS = Results(Path(__file__).parent / "results" / "admm.jsonl")
 WIDTH, BATCH, STEPS, SEEDS, TESTS = 200, 16, 3000, (0, 1, 2), 15
 PART = 400  # windows of the test set for the curve; the last figure is of all
 EXTRA = "admm, ternary, extra-gradient"
@@ -134,27 +134,23 @@ def stored(model: nn.Module) -> int:
     return file.tell()
 
 
-def path_of(folder: Path, variant: str, seed: int) -> Path:
-    """The file of a run."""
-    return folder / f"{variant.replace(', ', '-').replace(' ', '-')}-{seed}.json"
+def key_of(group: str, variant: str, seed: int) -> str:
+    name = f"{variant.replace(', ', '-').replace(' ', '-')}-{seed}"
+    return f"{group}/{name}" if group else name
 
 
-def run_all(folder: Path, steps: int, width: int, seeds: tuple[int, ...], variants: list[str]) -> None:
-    """Every run that has no file yet: first all of one seed, then the next."""
-    folder.mkdir(parents=True, exist_ok=True)
+def run_all(
+    runs: Results, group: str, steps: int, width: int, seeds: tuple[int, ...], variants: list[str]
+) -> None:
+    """Every run that is not stored yet: first all of one seed, then the next."""
     for seed in seeds:
         for variant in variants:
-            path = path_of(folder, variant, seed)
-            if path.exists() and json.loads(path.read_text())["steps"] == steps:
+            key = key_of(group, variant, seed)
+            if (before := runs.get(key)) is not None and before["steps"] == steps:
                 continue
             row = train(variant, seed, steps, width)
-            path.write_text(json.dumps(row, indent=1) + "\n")
+            runs.put(key, row)
             print(variant, seed, round(row["float"], 4), row.get("quantised"), row["cpu_s"], flush=True)
-
-
-def read(folder: Path = RUNS) -> list[dict[str, Any]]:
-    """All runs that are there."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*-[0-9].json"))]
 
 
 def main() -> None:
@@ -170,10 +166,9 @@ def main() -> None:
     variants = given.only or list(SOME if other else VARIANTS)
     if given.quick:
         with tempfile.TemporaryDirectory() as folder:
-            run_all(Path(folder), 30, WIDTH, SEEDS[:1], variants)
+            run_all(Results(Path(folder) / "results.jsonl"), "", 30, WIDTH, SEEDS[:1], variants)
         return
-    folder = RUNS / "-".join(other)
-    run_all(folder, given.times * STEPS, given.width, SEEDS[: given.seeds], variants)
+    run_all(RUNS, "-".join(other), given.times * STEPS, given.width, SEEDS[: given.seeds], variants)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Batch augmentation at equal updates: four copies of each example beside one.
 
-    python -m benchmarks.augmentation            every run that is not there yet, one JSON each
+    python -m benchmarks.augmentation            every run that is not stored yet
     python -m benchmarks.augmentation --quick    two short runs, which write nothing
 
 CIFAR-10 and the small CNN of `laconic train`, 64 examples a step, cropped, mirrored and with a patch cut out.
@@ -13,7 +13,6 @@ reads are counted.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,14 +24,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.files import keep
+from benchmarks.files import Results
 from benchmarks.large_batch import tested
 from benchmarks.machine import machine
 from laconic.data import batch_augmentation
 from laconic.recipes import Copies, large_batch
 from laconic.tools.tasks.cifar10 import inputs, load, small_cnn
 
-FOLDER = Path(__file__).parent / "results" / "augmentation"
+RUNS = Results(Path(__file__).parent / "results" / "augmentation.jsonl")
 BATCH, STEPS, SEEDS, TESTS = 64, 1_200, 3, 6
 RATE = 0.05
 QUICK = 40
@@ -79,13 +78,13 @@ def augment(example: tuple[Tensor, int], rng: torch.Generator) -> tuple[Tensor, 
     return x, example[1]
 
 
-def trials() -> Iterator[tuple[Variant, int, Path]]:
-    """All of them with their files; the pair that matters first."""
+def trials() -> Iterator[tuple[Variant, int, str]]:
+    """All of them with their keys; the pair that matters first."""
     for part in (VARIANTS[:2], VARIANTS[2:]):
         for seed in range(SEEDS):
             for variant in part:
                 name = "".join(letter if letter.isalnum() else "_" for letter in variant.name)
-                yield variant, seed, FOLDER / f"{name}-{seed}.json"
+                yield variant, seed, f"{name}-{seed}"
 
 
 def train(variant: Variant, seed: int, steps: int = STEPS) -> dict[str, Any]:
@@ -138,10 +137,11 @@ def main() -> None:
             found = train(variant, 0, QUICK)
             print({name: found[name] for name in ("variant", "accuracy", "inputs", "read", "cpu_s")})
         return
-    for variant, seed, file in trials():
-        if not file.exists():
-            keep(file, train(variant, seed))
-            print(variant.name, seed, json.loads(file.read_text())["accuracy"], flush=True)
+    for variant, seed, key in trials():
+        if key not in RUNS:
+            row = train(variant, seed)
+            RUNS.put(key, row)
+            print(variant.name, seed, row["accuracy"], flush=True)
 
 
 if __name__ == "__main__":

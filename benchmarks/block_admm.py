@@ -4,8 +4,9 @@
     python -m benchmarks.block_admm --quick      40 steps of each in a scratch folder, to see that all works
 
 An MLP of 784-256-256-10 in three blocks, one a process, over gloo; or with signs or a DeepFacto layer between
-blocks. All runs of a seed see the same batches, and the rate rises and falls alike. Each run is a file in
-benchmarks/results/block_admm/, so a stopped benchmark goes on where it stopped; `make docs` writes the page.
+blocks. All runs of a seed see the same batches, and the rate rises and falls alike. Runs are in
+benchmarks/results/block_admm.jsonl; a stopped benchmark goes on where it stopped; `make docs` writes the
+page.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from benchmarks.files import Results
 from benchmarks.machine import machine
 from laconic.admm import BlockTrainer, DeepFacto, Proximal
 from laconic.tools.report.side_by_side import SHOWN, BlockSeries
@@ -32,7 +34,7 @@ from laconic.tools.tasks.mnist import inputs, load
 from laconic.tools.tasks.shard import Shard
 from laconic.tools.tasks.task import Recipe, cross_entropy, right_answers
 
-RUNS = Path(__file__).parent / "results" / "block_admm"
+RUNS = Results(Path(__file__).parent / "results" / "block_admm.jsonl")
 BAR = 4.0  # % of the test set, that blocks have to stay below
 SEEDS, PASSES, BATCH, BLOCKS = (0, 1, 2), 3, 64, 3
 WIDTH, RANK = 256, 32
@@ -237,30 +239,19 @@ def parts_of(model: nn.Module, images: Tensor) -> dict[str, Any]:
     }
 
 
-def path_of(folder: Path, name: str, seed: int) -> Path:
-    """The file of a run."""
-    return folder / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}.json"
-
-
-def run_all(folder: Path, steps: int | None, seeds: tuple[int, ...], names: list[str]) -> None:
-    """Every run that has no file yet: first all of one seed, then the next."""
-    folder.mkdir(parents=True, exist_ok=True)
+def run_all(runs: Results, steps: int | None, seeds: tuple[int, ...], names: list[str]) -> None:
+    """Every run that is not stored yet: first all of one seed, then the next."""
     torch.set_num_threads(1)
     for seed in seeds:
         for name in names:
-            path, variant = path_of(folder, name, seed), VARIANTS[name]
-            if path.exists():
+            key, variant = f"{name.replace(', ', '-').replace(' ', '-')}-{seed}", VARIANTS[name]
+            if key in runs:
                 continue
             train = by_back_propagation if variant.spec is None else by_blocks
             about = {"name": name, "spec": variant.spec, "seed": seed, "batch": variant.batch}
             row = about | train(variant, seed, steps) | {"shown": SHOWN, "machine": machine()}
-            path.write_text(json.dumps(row) + "\n")
+            runs.put(key, row)
             print(f"{name}, seed {seed}: {row['error']:.2f} %, {row['cpu_s']} s of processors", flush=True)
-
-
-def read(folder: Path = RUNS) -> list[dict[str, Any]]:
-    """All runs that are there."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*-[0-9].json"))]
 
 
 def main() -> None:
@@ -273,7 +264,7 @@ def main() -> None:
     names = given.only or list(VARIANTS)
     if given.quick:
         with tempfile.TemporaryDirectory() as folder:
-            run_all(Path(folder), 40, SEEDS[:1], names)
+            run_all(Results(Path(folder) / "results.jsonl"), 40, SEEDS[:1], names)
         return
     run_all(RUNS, None, SEEDS[: given.seeds], names)
 

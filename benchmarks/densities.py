@@ -1,12 +1,11 @@
 """DGC at two densities against dense: 2,000 steps, 4 workers, 3 seeds.
 
-Each experiment is a run of `laconic train` in runs/. From the finished run come its JSON in
-benchmarks/results/ (figures, curves, machine, versions) and its picture in docs/.
+Each experiment is a run of `laconic train` in runs/. From the finished run come its row in
+benchmarks/results/accuracy.jsonl (figures, curves, machine, versions) and its picture in docs/.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from benchmarks.machine import machine
 from benchmarks.thinned import curves
+from benchmarks.trials import RUNS
 from laconic.tools.cli.interrupts import Interrupts
 from laconic.tools.cli.session import Session
 from laconic.tools.cli.settings import Options, Settings
@@ -22,7 +22,6 @@ from laconic.tools.report.picture import picture
 from laconic.tools.report.series import Run, read_run
 from laconic.tools.report.summary import Row, summarise
 
-RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
 
 
@@ -41,10 +40,9 @@ class Experiment:
         """What is compared with `dense()`."""
         return tuple(f"dgc(density={density}, warmup_steps={self.warmup})" for density in DENSITIES)
 
-    @property
-    def file(self) -> Path:
-        """What is kept of it; where the file is, it is done."""
-        return RESULTS / f"accuracy-{self.name}.json"
+    def read(self) -> dict[str, Any] | None:
+        """Return the stored row, or None."""
+        return RUNS.get(f"densities/{self.name}")
 
 
 EXPERIMENTS = (
@@ -58,7 +56,7 @@ BOUNDS = {0.01: (0.5, 0.01), 0.001: (1.5, 0.03)}  # density: points of accuracy,
 def measure(experiment: Experiment, console: Console) -> None:
     """Train what is not there yet, and keep figures and picture."""
     run = train(experiment, quick=False, console=console)
-    experiment.file.write_text(json.dumps(result(experiment, run), indent=1))
+    RUNS.put(f"densities/{experiment.name}", result(experiment, run))
     (ROOT / "docs" / f"accuracy-{experiment.name}.svg").write_text(picture(run))
 
 
@@ -86,7 +84,7 @@ def train(experiment: Experiment, *, quick: bool, console: Console) -> Run:
 
 
 def result(experiment: Experiment, run: Run) -> dict[str, Any]:
-    """What benchmarks/results/ keeps of a run."""
+    """Return the row of a run."""
     return {
         "experiment": asdict(experiment),
         "config": {key: value for key, value in run.config.items() if key != "started"},

@@ -7,14 +7,13 @@
     python -m benchmarks.federated --quick              a few rounds of each; keeps nothing
 
 Needs LACONIC_DATA. All methods do equal local steps from the same first model, which clients make themselves.
-A training whose file is in benchmarks/results/federated/ is not done again; every method is trained with one
-seed before the next seed. `make docs` writes docs/federated_accuracy.md from the files.
+A training in benchmarks/results/federated.jsonl is not repeated; every method is trained with one
+seed before the next seed. `make docs` writes docs/federated_accuracy.md from them.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -23,13 +22,14 @@ from typing import Any
 
 import torch
 
+from benchmarks.files import Results
 from benchmarks.machine import machine
 from laconic.tools.report.ledger import slug
 from laconic.tools.tasks import find
 from laconic.tools.tasks.federation import Federation, federate
 from laconic.tools.tasks.task import Tensors
 
-FOLDER = Path(__file__).parent / "results" / "federated"
+RUNS = Results(Path(__file__).parent / "results" / "federated.jsonl")
 SEEDS, QUICK = 3, 2
 SCHEMES = (
     "fedavg()",
@@ -61,9 +61,9 @@ PLAN = Federation(
 )
 
 
-def folder_of(task: str, rounds: int) -> Path:
-    """Where trainings of so many rounds are."""
-    return FOLDER / (task if rounds == ROUNDS else f"{task}-{rounds}")
+def group_of(task: str, rounds: int) -> str:
+    """Return the first part of the keys of trainings of so many rounds."""
+    return task if rounds == ROUNDS else f"{task}-{rounds}"
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,8 @@ class Trial:
     rounds: int = ROUNDS
 
     @property
-    def file(self) -> Path:
-        """What is kept of it."""
-        return folder_of(self.task, self.rounds) / f"{slug(self.spec)}-{self.seed}.json"
+    def key(self) -> str:
+        return f"{group_of(self.task, self.rounds)}/{slug(self.spec)}-{self.seed}"
 
     @property
     def plan(self) -> Federation:
@@ -133,7 +132,7 @@ def main() -> None:
     data = {task: find(task).load(None) for task in tasks}
     end, longest = time.monotonic() + 60 * asked.budget_minutes, 0.0
     for trial in trials(tasks, seeds, asked.longer):
-        if trial.file.exists() and not asked.quick:
+        if trial.key in RUNS and not asked.quick:
             continue
         start = time.monotonic()
         if start + longest > end:
@@ -148,8 +147,7 @@ def main() -> None:
             flush=True,
         )
         if not asked.quick:
-            trial.file.parent.mkdir(parents=True, exist_ok=True)
-            trial.file.write_text(json.dumps(found))
+            RUNS.put(trial.key, found)
 
 
 if __name__ == "__main__":

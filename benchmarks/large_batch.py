@@ -1,6 +1,6 @@
 """Large batches at equal examples: LARS, LAMB and plain SGD beside the small batch, and the noise scale.
 
-    python -m benchmarks.large_batch            every run that is not there yet, one JSON each
+    python -m benchmarks.large_batch            every run that is not stored yet
     python -m benchmarks.large_batch --quick    two short runs, which write nothing
 
 CIFAR-10 and the small CNN of `laconic train`. The small batch is 64; a batch `times` as large takes that much
@@ -13,9 +13,8 @@ predicts: progress per example at batch B is that at the small batch B0 times (B
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.files import keep
+from benchmarks.files import Results
 from benchmarks.machine import machine
 from laconic.core.turn import mix
 from laconic.data.draws import order
@@ -32,7 +31,7 @@ from laconic.recipes import Accumulation, large_batch
 from laconic.recipes.large_batch import Kind
 from laconic.tools.tasks.cifar10 import inputs, load, small_cnn
 
-FOLDER = Path(__file__).parent / "results" / "large_batch"
+RUNS = Results(Path(__file__).parent / "results" / "large_batch.jsonl")
 BASE, EXAMPLES, SEEDS = 64, 327_680, 3
 MICRO = 64
 RATES: dict[str, float] = {"sgd": 0.05, "lars": 0.1, "lamb": 8e-3}  # at the base batch
@@ -49,9 +48,8 @@ class Trial:
     seed: int
 
     @property
-    def file(self) -> Path:
-        """Where its figures are."""
-        return FOLDER / f"{self.kind}-x{self.times}-{self.seed}.json"
+    def key(self) -> str:
+        return f"{self.kind}-x{self.times}-{self.seed}"
 
 
 def trials() -> Iterator[Trial]:
@@ -132,11 +130,6 @@ def tested(model: nn.Module, data: dict[str, Tensor]) -> float:
     return right / len(data["test_y"])
 
 
-def kept(files: Sequence[Path]) -> list[dict[str, Any]]:
-    """What is there of these."""
-    return [json.loads(file.read_text()) for file in files if file.exists()]
-
-
 def main() -> None:
     """Train what is not there yet."""
     options = argparse.ArgumentParser(prog="benchmarks.large_batch")
@@ -149,9 +142,10 @@ def main() -> None:
             print({name: found[name] for name in ("kind", "times", "accuracy", "train_loss", "cpu_s")})
         return
     for trial in trials():
-        if not trial.file.exists() and (given.only is None or trial.file.name.startswith(f"{given.only}-")):
-            keep(trial.file, train(trial))
-            print(trial, json.loads(trial.file.read_text())["accuracy"], flush=True)
+        if trial.key not in RUNS and (given.only is None or trial.key.startswith(f"{given.only}-")):
+            row = train(trial)
+            RUNS.put(trial.key, row)
+            print(trial, row["accuracy"], flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Accuracy of nets that train with few bits, beside float32, and of their packed forms.
 
-    python -m benchmarks.lowbit mnist      an MLP of 3 x 1024, each training that has no file yet
+    python -m benchmarks.lowbit mnist      an MLP of 3 x 1024, each training that is not stored yet
     python -m benchmarks.lowbit cifar10    a small convolutional net
     python -m benchmarks.lowbit mnist --seeds 1    of this seed alone; another process can do the others
     meanwhile
@@ -23,12 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.files import Results
 from benchmarks.machine import machine
 from laconic.lowbit import binarise, pack, quantise, save_packed
 from laconic.tools.tasks import find
 from laconic.tools.tasks.task import Tensors, cross_entropy, right_answers
 
-FOLDER = Path(__file__).parent / "results" / "lowbit"
+RUNS = Results(Path(__file__).parent / "results" / "lowbit.jsonl")
 SEEDS, BATCH, LR, LAST = 3, 100, 3e-3, 0.003  # the rate falls exponentially to LAST of the first
 EPOCHS = {"mnist": 10, "cifar10": 4}
 TEST_BATCH = 500
@@ -50,10 +51,9 @@ class Trial:
     seed: int
 
     @property
-    def file(self) -> str:
-        """Where its result is, in the folder of results."""
+    def key(self) -> str:
         plain = "".join(letter if letter.isalnum() else "_" for letter in self.method).strip("_")
-        return f"{self.task}-{plain}-{self.seed}.json"
+        return f"{self.task}-{plain}-{self.seed}"
 
 
 def trials(task: str, seeds: Sequence[int]) -> Iterator[Trial]:
@@ -158,7 +158,7 @@ def packed(model: nn.Module, task: Any, tensors: Tensors, logits: Tensor, tested
 
 
 def main() -> None:
-    """Train what has no file yet."""
+    """Train what is not stored yet."""
     options = argparse.ArgumentParser(prog="benchmarks.lowbit")
     options.add_argument("task", choices=tuple(NETS))
     options.add_argument("--quick", action="store_true", help="a few steps of each, in a temporary folder")
@@ -169,15 +169,11 @@ def main() -> None:
     if given.quick:
         examples, epochs, tested = 300, 1, 500
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) if given.quick else FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
+        runs = Results(Path(scratch) / "results.jsonl") if given.quick else RUNS
         for trial in trials(given.task, given.seeds):
-            path = folder / trial.file
-            if not path.exists():
+            if trial.key not in runs:
                 row = train(trial, tensors, epochs, examples, tested)
-                temporary = path.with_suffix(".new")
-                temporary.write_text(json.dumps(row, indent=1) + "\n")
-                temporary.replace(path)
+                runs.put(trial.key, row)
                 print(
                     json.dumps({name: row[name] for name in row if name not in ("machine", "curve")}),
                     flush=True,

@@ -5,14 +5,13 @@
     python -m benchmarks.meta --budget-minutes 30  starts no training that would end later
     python -m benchmarks.meta --quick              two rounds of each, to see that it runs; keeps nothing
 
-A training whose file is in benchmarks/results/meta/ is not done again; everything is trained with one seed
-before the next seed. `make docs` writes docs/meta_learning.md from the files.
+A training in benchmarks/results/meta.jsonl is not repeated; everything is trained with one seed
+before the next seed. `make docs` writes docs/meta_learning.md from them.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.files import Results
 from benchmarks.machine import machine
 from laconic.federated.meta import (
     PSGA,
@@ -41,7 +41,7 @@ from laconic.federated.meta.learner import cross_entropy
 from laconic.federated.meta.trained import Work
 from laconic.tools.report.summary import plain
 
-FOLDER = Path(__file__).parent / "results" / "meta"
+RUNS = Results(Path(__file__).parent / "results" / "meta.jsonl")
 SEEDS, AGENTS, ROUNDS = 3, 50, 50
 OWN_MODELS: dict[Any, tuple[Tensor, int]] = {}
 Method = PSGA | Averaging | MetaGradient
@@ -136,10 +136,9 @@ class Trial:
     seed: int
 
     @property
-    def file(self) -> Path:
-        """What is kept of it."""
+    def key(self) -> str:
         short = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in self.name.lower())
-        return FOLDER / self.task / f"{short.replace('__', '_')}-{self.seed}.json"
+        return f"{self.task}/{short.replace('__', '_')}-{self.seed}"
 
     @property
     def method(self) -> Method:
@@ -226,7 +225,7 @@ def main() -> None:
     seeds = [0] if asked.quick else [asked.seed] if asked.seed is not None else [*range(SEEDS)]
     end, longest = time.monotonic() + 60 * asked.budget_minutes, 0.0
     for trial in trials(tasks, seeds):
-        if trial.file.exists() and not asked.quick:
+        if trial.key in RUNS and not asked.quick:
             continue
         if (asked.only or "") not in trial.name or (asked.but is not None and asked.but in trial.name):
             continue
@@ -245,8 +244,7 @@ def main() -> None:
             flush=True,
         )
         if not asked.quick:
-            trial.file.parent.mkdir(parents=True, exist_ok=True)
-            trial.file.write_text(json.dumps(plain(found), indent=1) + "\n")
+            RUNS.put(trial.key, plain(found))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m benchmarks.meta_reasons            three seeds; goes on where it stopped
     python -m benchmarks.meta_reasons --quick    a few steps, to see that it runs; keeps nothing
 
-A seed whose file is in benchmarks/results/meta/reasons/ is not measured again. `make docs` writes a part of
+A seed in benchmarks/results/meta.jsonl is not measured again. `make docs` writes a part of
 docs/meta_learning.md from the files.
 """
 
@@ -19,14 +19,14 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from benchmarks.machine import machine
-from benchmarks.meta import AGENTS, CLIMB, FOLDER, PROBLEMS, SEEDS
+from benchmarks.meta import AGENTS, CLIMB, PROBLEMS, RUNS, SEEDS
 from laconic.federated.meta import PSGA, Learner, Sinusoids, few_step
 from laconic.federated.meta.learner import clipped
 from laconic.federated.meta.psga import projected
 from laconic.federated.meta.trained import Work
 from laconic.tools.report.summary import plain
 
-RESULTS = FOLDER / "reasons"
+GROUP = "reasons"  # of the keys in RUNS
 DRAWS, LARGE = 20, 1000  # batches of ascent's size to average over; examples of a batch almost without noise
 LATER = 1_000_000  # a step whose batches no training has drawn
 SIGNS = {"ascent": 1.0, "projection alone": 0.0, "descent": -1.0}
@@ -116,15 +116,14 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     for seed in [0] if asked.quick else range(SEEDS):
-        file = RESULTS / f"{seed}.json"
-        if file.exists() and not asked.quick:
+        key = f"{GROUP}/{seed}"
+        if key in RUNS and not asked.quick:
             continue
         short = replace(CLIMB, rounds=2, local=replace(CLIMB.local, steps=5))
         found = measured(seed, short if asked.quick else CLIMB)
         print(json.dumps({name: found[name] for name in found if name != "machine"}), flush=True)
         if not asked.quick:
-            RESULTS.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(plain(found), indent=1) + "\n")
+            RUNS.put(key, plain(found))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ chooses among three learning rates, for dense too: by loss for dense, by steps t
 Bytes are those that a worker puts on the wire, packet headers included, as `laconic.comm.metered` counts them
 (docs/index.md compares it with the interface's own counters); they do not depend on the link.
 
-One file a run, benchmarks/results/outer/<contender>-<rate>-<seed>.json: every LOOK steps the test loss and
+Results by <contender>-<rate>-<seed> are in benchmarks/results/outer.jsonl: every LOOK steps the test loss and
 the megabytes so far. docs/outer.md is made of them.
 """
 
@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
-from benchmarks.files import Row, keep, kept
+from benchmarks.files import Results, Row
 from benchmarks.machine import machine
 from benchmarks.small_net import load_windows
 from benchmarks.workers import in_turn
@@ -42,7 +42,7 @@ from laconic.strategies.several import as_one
 from laconic.strategies.strategy import BoundStrategy, Strategy, Update
 from laconic.tools.tasks.shakespeare import GPT
 
-FOLDER = Path(__file__).parent / "results" / "outer"
+RUNS = Results(Path(__file__).parent / "results" / "outer.jsonl")
 WORKERS, BATCH, STEPS, LOOK, WARMUP = 4, 8, 600, 20, 50
 PATIENCE = 2.5
 FEWER = 100  # bar: times fewer bytes than dense to its loss, for sparseloco and streaming
@@ -80,13 +80,12 @@ class Run:
     seed: int
 
     @property
-    def file(self) -> Path:
-        """What is kept of it; where the file is, it is done."""
-        return FOLDER / f"{self.contender.name}-{self.rate:g}-{self.seed}.json"
+    def key(self) -> str:
+        return f"{self.contender.name}-{self.rate:g}-{self.seed}"
 
     def read(self, target: float) -> Row | None:
-        """What is kept of it on its way to this loss, or None."""
-        found = kept(self.file)
+        """Return the stored row of a training to this loss, or None."""
+        found = RUNS.get(self.key)
         return found if found is not None and found["target"] == target else None
 
 
@@ -173,7 +172,7 @@ def do(run: Run, data: dict[str, Tensor], target: float = 0.0, steps: int | None
     taken = {"workers": WORKERS, "batch": BATCH, "target": target, "machine": machine()}
     row: Row = about | taken | made | {"cpu_s": round(time.process_time() - began, 1)}
     if steps is None:
-        keep(run.file, row)
+        RUNS.put(run.key, row)
     step, loss, sent = row["curve"][-1]
     print(
         f"{run.contender.name:10} rate {run.rate:g} seed {run.seed}: loss {loss:.4f} after {step} steps,"

@@ -10,8 +10,8 @@ best, until both neighbours of the best are worse in test loss; the other seeds 
 training of each family looks for its rate in the same way. `auto()` is not among them: it chooses by the
 link, and threads have none.
 
-One file a run, benchmarks/results/own_rates/<task>/<method>-<rate>-<seed>.json; docs/own_rates.md is made of
-them.
+Results by <task>/<method>-<rate>-<seed> are in benchmarks/results/own_rates.jsonl; `make docs` writes
+docs/own_rates.md from them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.files import Row, keep, kept
+from benchmarks.files import Results, Row
 from benchmarks.machine import machine
 from benchmarks.small_net import BY_SIGNS, SMALL_GPT, SMALL_NET, WITHOUT_MOMENTUM, load_windows
 from benchmarks.workers import Data, Problem, train
@@ -33,7 +33,7 @@ from laconic.core.errors import NonFiniteError
 from laconic.tools.report.ledger import slug
 from laconic.tools.tasks.cifar10 import load
 
-FOLDER = Path(__file__).parent / "results" / "own_rates"
+RUNS = Results(Path(__file__).parent / "results" / "own_rates.jsonl")
 SEEDS = (0, 1, 2)
 DIVERGED = "diverged"
 
@@ -148,13 +148,12 @@ class Run:
     seed: int
 
     @property
-    def file(self) -> Path:
-        """What is kept of it; where the file is, it is done."""
-        return FOLDER / self.family.folder / f"{slug(self.spec)}-{self.rate:g}-{self.seed}.json"
+    def key(self) -> str:
+        return f"{self.family.folder}/{slug(self.spec)}-{self.rate:g}-{self.seed}"
 
     def read(self) -> Row | None:
-        """What is kept of it, or None."""
-        return kept(self.file)
+        """Return the stored row, or None."""
+        return RUNS.get(self.key)
 
 
 def loss_of(row: Row) -> float:
@@ -250,7 +249,7 @@ def main() -> None:
                     do(Run(family, spec, family.usual, SEEDS[0]), data[family.task], steps=20)
         return
     for run in due(given.only):
-        keep(run.file, do(run, data[run.family.task]) | {"machine": machine()})
+        RUNS.put(run.key, do(run, data[run.family.task]) | {"machine": machine()})
 
 
 if __name__ == "__main__":

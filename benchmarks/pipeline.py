@@ -1,11 +1,11 @@
 """Pipelines over slow links: seconds of a step, and loss against steps and seconds.
 
-    python -m benchmarks.pipeline                 all parts; one file a run in results/pipeline, goes on there
+    python -m benchmarks.pipeline                 all parts; goes on where it stopped
     python -m benchmarks.pipeline --part speed    step times: 20 min
     python -m benchmarks.pipeline --part loss     trainings: 6 ways x 3 seeds, 1 to 4 minutes each
     python -m benchmarks.pipeline --part loss --only "AC-SGD 4/8" --seeds 1
     python -m benchmarks.pipeline --quick         a few steps of each part; keeps nothing
-    python -m benchmarks.pipeline --folder DIR    keep the files in another folder
+    python -m benchmarks.pipeline --out FILE      store the rows in another file
 
 Each stage is a process with one thread on a host of `laconic.tools.lab`, so each has its own link. Speed:
 the GPT of 10.8 million parameters (`pipeline_workloads.py` says how workers may be faster than this machine),
@@ -13,7 +13,7 @@ whose samples have all been visited. `dense()` is torch's own pipeline; `direct(
 sends the same floats by our stages, which post receives first, and so is the fair baseline. A round's figure
 is the mean step between two barriers, and the result the median over rounds. `forecast_s` is the time line of
 `laconic.tools.plan.pipeline`, for what the stages of that row compute and the bytes in the forecast.
-A file of fewer rounds than asked for is measured again. Loss: a smaller GPT in two stages, over a fixed set
+A case of fewer rounds than asked for is measured again. Loss: a smaller GPT in two stages, over a fixed set
 of windows for several epochs, on links of 10 Mbit/s; seconds are those of its own steps.
 Needs what `laconic lab` needs.
 """
@@ -21,15 +21,14 @@ Needs what `laconic lab` needs.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from benchmarks import pipeline_loss
+from benchmarks.files import Results, Row
 from benchmarks.machine import machine
 from benchmarks.pipeline_workloads import AC48, BETWEEN, CROSSINGS, DENSE, OURS, WIDTH, WINDOW, WORKLOADS
 from benchmarks.steps import Ranks
@@ -41,10 +40,9 @@ from laconic.tools.plan.network import Network
 from laconic.tools.plan.pipeline import StageWork, pipeline_step
 from laconic.tools.report.ledger import slug
 
-FOLDER = Path(__file__).parent / "results" / "pipeline"
+RUNS = Results(Path(__file__).parent / "results" / "pipeline.jsonl")
 LINKS = ("100mbit", "500mbit")
 ROUNDS, LONG_S, MOST, LEAST = 3, 8.0, 20, 2
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -66,15 +64,14 @@ class Case:
 
     @classmethod
     def of(cls, row: Row) -> Case:
-        """The case of a file."""
+        """The case of a row."""
         return cls(**{each.name: row[each.name] for each in fields(cls)})
 
     @property
-    def file(self) -> Path:
-        """Where it is kept in the folder of results; see `done`."""
+    def key(self) -> str:
         replicas = "" if self.replicas == 1 else f"-{self.replicas}-{slug(self.between)}"
-        name = f"{self.workload}-{self.stages}{replicas}-{self.schedule}-{self.link}-{slug(self.spec)}.json"
-        return Path("speed") / name
+        case = f"{self.workload}-{self.stages}{replicas}-{self.schedule}-{self.link}"
+        return f"speed/{case}-{slug(self.spec)}"
 
 
 def cases(quick: bool) -> list[Case]:
@@ -96,15 +93,15 @@ def cases(quick: bool) -> list[Case]:
 
 
 def main() -> None:
-    """Measure, print a line a figure, keep a file a run."""
+    """Measure, print a line a figure, store a row a run."""
     given = options()
     if reason := missing():
         print(f"skipped: {reason}")
         return
     if given.part in (None, "speed"):
-        speed(given.folder, given.quick, given.rounds)
+        speed(Results(given.out), given.quick, given.rounds)
     if given.part in (None, "loss"):
-        pipeline_loss.measure(given.folder, given.quick, given.only, given.seeds)
+        pipeline_loss.measure(Results(given.out), given.quick, given.only, given.seeds)
 
 
 def options() -> argparse.Namespace:
@@ -119,28 +116,26 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--seeds", type=int, default=pipeline_loss.SEEDS, help="of loss [default: %(default)s]"
     )
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="of the files")
+    parser.add_argument("--out", type=Path, default=RUNS.file, help="the file of the results")
     given = parser.parse_args()
     given.rounds = given.rounds or (1 if given.quick else ROUNDS)
     return given
 
 
-def speed(folder: Path, quick: bool, rounds: int) -> None:
+def speed(runs: Results, quick: bool, rounds: int) -> None:
     """Step times of all cases that are not kept yet, a lab for each number of hosts."""
-    due = [case for case in cases(quick) if quick or not done(folder / case.file, rounds)]
+    due = [case for case in cases(quick) if quick or not done(runs.get(case.key), rounds)]
     for workload, hosts in dict.fromkeys((case.workload, case.hosts) for case in due):
         group = [case for case in due if (case.workload, case.hosts) == (workload, hosts)]
         with Lab(hosts) as lab, Ranks(lab, workload, "benchmarks.pipeline_rank") as ranks:
             for case, row in measured(group, ranks, rounds, LEAST if quick else MOST):
                 if not quick:
-                    file = folder / case.file
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    file.write_text(json.dumps(row, indent=1) + "\n")
+                    runs.put(case.key, row)
 
 
-def done(file: Path, rounds: int) -> bool:
+def done(row: Row | None, rounds: int) -> bool:
     """Whether a case has been measured in so many rounds."""
-    return file.exists() and len(json.loads(file.read_text())["steps_s"]) >= rounds
+    return row is not None and len(row["steps_s"]) >= rounds
 
 
 def measured(group: list[Case], ranks: Ranks, rounds: int, most: int) -> Iterator[tuple[Case, Row]]:

@@ -1,7 +1,7 @@
 """The part `loss` of `benchmarks.pipeline`: a small GPT in two stages, over and over a fixed set.
 
 Each training is `laconic train shakespeare --stages 2` with one method and one seed, on two hosts of a lab.
-Its learning curve by steps and by seconds, its test loss and its bytes are kept as a file.
+Its learning curve by steps and by seconds, its test loss and its bytes are stored as a row.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Collection
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
+from benchmarks.files import Results, Row
 from benchmarks.machine import machine
 from benchmarks.pipeline_workloads import CROSSINGS, OURS
 from laconic.tools.report.ledger import EVENTS, slug
@@ -26,19 +26,18 @@ MODEL, STAGES, EXAMPLES, BATCH, EPOCHS, SEEDS = "gpt", 2, 256, 16, 12, 3
 STEPS = EXAMPLES // BATCH * EPOCHS  # 192: dense sends 1 MB a step, so some 3 minutes on a quiet machine
 WAYS = {name: spec for name, spec in CROSSINGS.items() if spec != OURS}  # which trains as dense, bit for bit
 POINTS = 50
-Row = dict[str, Any]
 
 
-def measure(folder: Path, quick: bool, only: Collection[str] = (), seeds: int = SEEDS) -> None:
+def measure(runs: Results, quick: bool, only: Collection[str] = (), seeds: int = SEEDS) -> None:
     """All trainings that are not kept yet; every way with one seed before the next seed."""
     for seed in range(1 if quick else seeds):
         for name, spec in WAYS.items():
             if only and name not in only:
                 continue
-            file = folder / "loss" / f"{slug(spec)}-{seed}.json"
+            key = f"loss/{slug(spec)}-{seed}"
             if quick and name not in ("dense", "AC-SGD 4/8"):
                 continue
-            if file.exists() and not quick:
+            if key in runs and not quick:
                 continue
             row = train(spec, seed, steps=4 if quick else STEPS)
             print(
@@ -47,8 +46,7 @@ def measure(folder: Path, quick: bool, only: Collection[str] = (), seeds: int = 
                 flush=True,
             )
             if not quick:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(json.dumps(row) + "\n")
+                runs.put(key, row)
 
 
 def train(spec: str, seed: int, steps: int) -> Row:

@@ -3,9 +3,9 @@
     python -m benchmarks.precision              all cells, 3 seeds; goes on where it stopped
     python -m benchmarks.precision --quick      20 steps, one seed, not kept
 
-One file a run, benchmarks/results/precision/<precision>-<method>-<seed>.json: loss over the last steps, test
-loss and accuracy, bytes on the wire, steps that were skipped. Two workers on this machine train the mlp of
-the task digits; they are started once and train all cells one after the other.
+Results by <precision>-<method>-<seed> are in benchmarks/results/precision.jsonl: loss over the last steps,
+test loss and accuracy, bytes on the wire, skipped steps. Two workers on this machine train the mlp of the
+task digits; they are started once and train all cells one after the other.
 
 Precisions: `fp32`; `bf16` and `fp16` are autocast, with parameters in float32; `*-params` are models whose
 parameters are 16 bits wide, alone, with master weights, or rounded at random.
@@ -14,7 +14,6 @@ parameters are 16 bits wide, alone, with master weights, or rounded at random.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import time
@@ -30,7 +29,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.files import keep
+from benchmarks.files import Results
 from benchmarks.machine import machine
 from laconic.optim import master_weights
 from laconic.strategies.distribute import distribute, strategy_or_method
@@ -39,7 +38,7 @@ from laconic.tools.report.ledger import slug
 from laconic.tools.tasks.digits import DIGITS
 from laconic.tools.tasks.shard import Shard
 
-FOLDER = Path(__file__).parent / "results" / "precision"
+RUNS = Results(Path(__file__).parent / "results" / "precision.jsonl")
 TASK, MODEL, BATCH, STEPS, WORKERS, SEEDS = DIGITS, "mlp", 16, 100, 2, (0, 1, 2)
 TAIL = 20  # steps whose losses are averaged
 FIRST_SCALE = 2.0**20  # sixteen times torch's, so that there is an overflow to find
@@ -89,9 +88,8 @@ class Cell:
     seed: int
 
     @property
-    def file(self) -> Path:
-        """What is kept of it; where the file is, it is done."""
-        return FOLDER / f"{self.precision}-{slug(self.method)}-{self.seed}.json"
+    def key(self) -> str:
+        return f"{self.precision}-{slug(self.method)}-{self.seed}"
 
 
 def cells(seeds: tuple[int, ...] = SEEDS) -> Iterator[Cell]:
@@ -190,14 +188,14 @@ def work(rank: int, port: int, wanted: list[Cell], steps: int, kept: bool) -> No
             told = ("train_loss", "test_loss", "accuracy", "wire_kb", "skipped", "cpu_s")
             print(cell, {name: round(figures[name], 4) for name in told}, flush=True)
         if rank == 0 and kept:
-            keep(cell.file, figures)
+            RUNS.put(cell.key, figures)
         dist.barrier()
     os._exit(0)
 
 
 def results() -> list[dict[str, Any]]:
     """All runs that are done, in the order of `cells`."""
-    return [json.loads(cell.file.read_text()) for cell in cells() if cell.file.exists()]
+    return [row for cell in cells() if (row := RUNS.get(cell.key)) is not None]
 
 
 def main() -> None:
@@ -205,8 +203,7 @@ def main() -> None:
     options = argparse.ArgumentParser(prog="benchmarks.precision")
     options.add_argument("--quick", action="store_true", help="20 steps, one seed; nothing is kept")
     quick = options.parse_args().quick
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    wanted = [cell for cell in cells((0,) if quick else SEEDS) if quick or not cell.file.exists()]
+    wanted = [cell for cell in cells((0,) if quick else SEEDS) if quick or cell.key not in RUNS]
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     forkserver.set_forkserver_preload(["benchmarks.precision", "torch._dynamo"])
     context = multiprocessing.get_context("forkserver")

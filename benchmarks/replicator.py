@@ -1,6 +1,6 @@
 """One slow worker under each deployment of a Replicator: seconds to so many gradients, and their staleness.
 
-    python -m benchmarks.replicator            writes benchmarks/results/replicator/*.json: about 10 min
+    python -m benchmarks.replicator            writes benchmarks/results/replicator.jsonl: about 10 min
     python -m benchmarks.replicator --quick    two small runs; writes only with --out
 
 4 workers on this machine, beside a server where the deployment has one, all over gloo's loopback. The last
@@ -8,7 +8,7 @@ worker sleeps 300 ms before half of its steps, chosen at random; in a second run
 ends when so many gradients have been applied, each of one worker's batch: `sync` applies 4 at every update,
 so that both sides have seen equally many examples. All workers begin together.
 
-Each run is a file, and a run whose file exists is not repeated.
+A stored run is not repeated.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from benchmarks.files import Results, Row
 from benchmarks.machine import machine
 
-FOLDER = Path(__file__).parent / "results" / "replicator"
+RUNS = Results(Path(__file__).parent / "results" / "replicator.jsonl")
 ROOT = Path(__file__).parent.parent
 WORKERS = 4
 SYNC, ASYNC, GROUPS = "sync", "async(staleness=64)", "groups(size=2, staleness=64)"
@@ -34,7 +34,6 @@ DEPLOYMENTS = (SYNC, ASYNC, GROUPS)
 SLEEP_S, SHARE = 0.3, 0.5
 TWICE = 2  # bar: times faster than sync beside a sleeping worker
 LIMIT_S = 300  # for one run
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,8 @@ class Case:
     share: float = SHARE
 
     @property
-    def name(self) -> str:
-        """Of its file."""
-        return f"{self.spec.partition('(')[0]}-{'asleep' if self.sleep_s else 'awake'}-{self.repeat}.json"
+    def key(self) -> str:
+        return f"{self.spec.partition('(')[0]}-{'asleep' if self.sleep_s else 'awake'}-{self.repeat}"
 
 
 def cases(repeats: int = 3) -> Iterator[Case]:
@@ -94,13 +92,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.replicator")
     parser.add_argument("--quick", action="store_true", help="two small runs; writes only with --out")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="the folder of the files")
+    parser.add_argument("--out", type=Path, help="the file of the results")
     given = parser.parse_args()
     quick = [Case(spec, SLEEP_S, gradients=24, width=32) for spec in (SYNC, ASYNC)]
-    folder = given.out or (None if given.quick else FOLDER)
+    runs = Results(given.out) if given.out else None if given.quick else RUNS
     for case in quick if given.quick else cases(given.repeats):
-        file = None if folder is None else folder / case.name
-        if file is not None and file.exists():
+        if runs is not None and case.key in runs:
             continue
         row = measured(case)
         print(
@@ -108,9 +105,8 @@ def main() -> None:
             f" steps {row['steps']}, refused {row['refused']}, staleness {row['staleness']}",
             flush=True,
         )
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(row, indent=1) + "\n")
+        if runs is not None:
+            runs.put(case.key, row)
 
 
 if __name__ == "__main__":

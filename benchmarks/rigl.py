@@ -9,7 +9,7 @@
 
 A ResNet of three blocks at 16, 32 and 64 channels whose first convolution has stride 2: 75 thousand weights.
 All runs have the same batches, the same number of steps and the same schedule of the rate, one process and
-one thread each. Results are in benchmarks/results/rigl/, or in a folder there for another width or length.
+one thread each. Results are in benchmarks/results/rigl.jsonl; keys begin with another width or length.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from benchmarks.files import Results
 from benchmarks.machine import machine
 from laconic import compress
 from laconic.sparsity import export, nbytes, sparsify
@@ -37,7 +38,7 @@ from laconic.tools.tasks.cifar10 import Block, inputs, load, resnet20
 from laconic.tools.tasks.shard import Shard
 from laconic.tools.tasks.task import Recipe, cross_entropy, right_answers
 
-RESULTS = Path(__file__).parent / "results" / "rigl"
+RUNS = Results(Path(__file__).parent / "results" / "rigl.jsonl")
 DENSITIES = (0.2, 0.1)
 SPARSIFIERS = ("rigl", "static_masks", "sparse_evolution", "gradual_pruning")
 SEEDS = (0, 1, 2)
@@ -77,11 +78,11 @@ def specs() -> list[str]:
     return found
 
 
-def path_of(spec: str, seed: int, width: int = 1, times: int = 1) -> Path:
-    """Where a run is written. One of `width` and `times` is 1."""
-    folder = f"width{width}" if width > 1 else f"times{times}" if times > 1 else ""
+def key_of(spec: str, seed: int, width: int = 1, times: int = 1) -> str:
+    """Return the key of a run. One of `width` and `times` is 1."""
+    group = f"width{width}/" if width > 1 else f"times{times}/" if times > 1 else ""
     name = spec.translate(str.maketrans({c: "-" for c in "(=, )"})).strip("-")
-    return RESULTS / folder / f"{name}-seed{seed}.json"
+    return f"{group}{name}-seed{seed}"
 
 
 def train(
@@ -141,13 +142,12 @@ def train_all(seeds: Sequence[int], quick: bool, width: int, times: int) -> None
     data = load()
     for seed in seeds[:1] if quick else seeds:
         for spec in specs() if width == times == 1 else AGAIN:
-            path = path_of(spec, seed, width, times)
+            key = key_of(spec, seed, width, times)
             if quick:
                 print(train(spec, seed, data, 4, width)["train_loss"], spec)
-            elif not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
+            elif key not in RUNS:
                 result = train(spec, seed, data, times * STEPS, width)
-                path.write_text(json.dumps(result, indent=1) + "\n")
+                RUNS.put(key, result)
                 print(
                     f"{spec}, seed {seed}: {100 * result['accuracy']:.2f} %, {result['cpu_s']:.0f} s",
                     flush=True,
@@ -182,7 +182,7 @@ def forward(quick: bool) -> None:
             rows.append(found | {"dense_ms": 1000 * seconds[0], "csr_ms": 1000 * seconds[1]})
             print(rows[-1], flush=True)
     if not quick:
-        write("forward", {"machine": machine(), "rows": rows})
+        RUNS.put("forward", {"machine": machine(), "rows": rows})
 
 
 def best(call: Callable[[], object], quick: bool) -> float:
@@ -203,7 +203,7 @@ def traffic(quick: bool) -> None:
         found = json.loads((Path(folder) / "found.json").read_text())
     print(json.dumps(found, indent=1))
     if not quick:
-        write("traffic", found | {"machine": machine()})
+        RUNS.put("traffic", found | {"machine": machine()})
 
 
 def traffic_rank(rank: int, folder: Path, steps: int) -> None:
@@ -247,12 +247,6 @@ def traffic_rank(rank: int, folder: Path, steps: int) -> None:
         (folder / "found.json").write_text(json.dumps({"workers": WORKERS, "steps": steps, "rows": rows}))
     dist.barrier()
     dist.destroy_process_group()
-
-
-def write(name: str, found: dict[str, Any]) -> None:
-    """Write one result that is no training."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ Bytes are those that rank 0 puts on the wire, packet headers included, as `lacon
 Dense goes through the same counted collectives, every element in float32. Tests gather parameters, too: these
 bytes are left out.
 
-One file a run, benchmarks/results/sharded/<contender>-<seed>.json. docs/sharded.md is filled from them.
+Results by <contender>-<seed> are in benchmarks/results/sharded.jsonl; `make docs` fills docs/sharded.md.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
 
 import laconic
-from benchmarks.files import Row, keep, kept
+from benchmarks.files import Results, Row
 from benchmarks.machine import machine
 from laconic.fsdp.handle import ShardedHandle
 from laconic.tools.tasks.shakespeare import gpt_10m, load
 
-FOLDER = Path(__file__).parent / "results" / "sharded"
+RUNS = Results(Path(__file__).parent / "results" / "sharded.jsonl")
 WORKERS, BATCH, STEPS, LOOK, WARMUP, TESTED = 4, 1, 500, 100, 50, 128
 RATE, SEEDS, WITHIN = 0.0005, (0, 1, 2), 0.01
 
@@ -53,13 +53,9 @@ class Contender:
     parameters: str
     bar: float = 1.0
 
-    def file(self, seed: int) -> Path:
-        """What is kept of a run; where the file is, it is done."""
-        return FOLDER / f"{self.name}-{seed}.json"
-
     def read(self, seed: int) -> Row | None:
-        """What is kept of a run, or None."""
-        return kept(self.file(seed))
+        """Return the stored row, or None."""
+        return RUNS.get(f"{self.name}-{seed}")
 
 
 DENSE = Contender("dense", "scatter_reduce(dense())", "dense()")
@@ -155,7 +151,7 @@ def do(contender: Contender, seed: int, steps: int | None = None) -> Row:
     taken = {"seed": seed, "workers": WORKERS, "batch": BATCH, "rate": RATE, "machine": machine()}
     row: Row = about | taken | made
     if steps is None:
-        keep(contender.file(seed), row)
+        RUNS.put(f"{contender.name}-{seed}", row)
     step, loss = row["curve"][-1]
     print(
         f"{contender.name:10} seed {seed}: loss {loss:.4f} after {step} steps, all-gather"

@@ -6,8 +6,8 @@
 As benchmarks.sparse_steps, at its density DENSITY and STEPS steps, with one thing changed at a time. Without
 momentum the rate is ten times as high, which moves as far in the long run as momentum 0.9 does.
 
-One file a run, benchmarks/results/sparse_reasons/<try>-<seed>.json; a part of docs/sparse_steps.md is made of
-them.
+Results by <try>-<seed> are in benchmarks/results/sparse_reasons.jsonl; they fill a part of
+docs/sparse_steps.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from benchmarks.files import Row, keep, kept
+from benchmarks.files import Results, Row
 from benchmarks.machine import machine
 from benchmarks.small_net import SMALL_NET
 from benchmarks.sparse_steps import LR, SEEDS
@@ -32,7 +32,7 @@ from laconic.strategies.strategy import Strategy
 from laconic.tools.report.ledger import slug
 from laconic.tools.tasks.cifar10 import load
 
-FOLDER = Path(__file__).parent / "results" / "sparse_reasons"
+RUNS = Results(Path(__file__).parent / "results" / "sparse_reasons.jsonl")
 DENSITY, STEPS = 0.01, 2000
 
 
@@ -67,13 +67,12 @@ class Run:
     seed: int
 
     @property
-    def file(self) -> Path:
-        """What is kept of it; where the file is, it is done."""
-        return FOLDER / f"{slug(self.name)}-{self.seed}.json"
+    def key(self) -> str:
+        return f"{slug(self.name)}-{self.seed}"
 
     def read(self) -> Row | None:
-        """What is kept of it, or None."""
-        return kept(self.file)
+        """Return the stored row, or None."""
+        return RUNS.get(self.key)
 
 
 def runs() -> Iterator[Run]:
@@ -82,13 +81,13 @@ def runs() -> Iterator[Run]:
 
 
 def do(run: Run, data: dict[str, Tensor], steps: int = STEPS, *, lasting: bool = True) -> Row:
-    """Train, and write the file."""
+    """Train, and store the row if `lasting`."""
     asked = TRIES[run.name]
     problem = SMALL_NET if asked.momentum else replace(SMALL_NET, optimizer=without_momentum)
     row: Row = {"name": run.name, "momentum": 0.9 if asked.momentum else 0.0}
     row |= train(problem, asked.spec, asked.rate * LR, steps, run.seed, data) | {"machine": machine()}
     if lasting:
-        keep(run.file, row)
+        RUNS.put(run.key, row)
     print(f"{run.name:30} seed {run.seed}: accuracy {100 * row['accuracy']:.2f} %", flush=True)
     return row
 

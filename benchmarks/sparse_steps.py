@@ -11,9 +11,9 @@ CIFAR-10 (LACONIC_DATA names the folder) by SGD with momentum 0.9, at a rate tha
 whatever the length. Dense training of the same length and seed begins with the same weights and sees the same
 batches.
 
-One file a run, benchmarks/results/sparse_steps/<method>-<steps>-<seed>.json: test accuracy and loss after
-the last step, the training loss by step, and the megabytes that a worker puts on the wire.
-docs/sparse_steps.md is made of them.
+Results by <method>-<density>-<steps>-<seed> are in benchmarks/results/sparse_steps.jsonl: test accuracy and
+loss after the last step, the training loss by step, and the megabytes that a worker puts on the wire.
+`make docs` writes docs/sparse_steps.md from them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.files import Row, keep, kept
+from benchmarks.files import Results, Row
 from benchmarks.machine import machine
 from benchmarks.small_net import SMALL_NET
 from benchmarks.workers import train
 from laconic.tools.report.ledger import slug
 from laconic.tools.tasks.cifar10 import load
 
-FOLDER = Path(__file__).parent / "results" / "sparse_steps"
+RUNS = Results(Path(__file__).parent / "results" / "sparse_steps.jsonl")
 LR = 0.05
 SEEDS = (0, 1, 2)
 LENGTHS = {0.01: (250, 500, 1000, 2000, 4000), 0.001: (2500, 5000, 10000, 20000)}  # steps, by density
@@ -62,9 +62,8 @@ class Run:
         return METHODS[self.method].format(density=self.density, tenth=self.steps // 10)
 
     @property
-    def file(self) -> Path:
-        """What is kept of it; where the file is, it is done."""
-        return FOLDER / f"{slug(f'{self.method}-{self.density:g}')}-{self.steps}-{self.seed}.json"
+    def key(self) -> str:
+        return f"{slug(f'{self.method}-{self.density:g}')}-{self.steps}-{self.seed}"
 
     @property
     def dense(self) -> Run:
@@ -72,8 +71,8 @@ class Run:
         return Run("dense", 1, self.steps, self.seed)
 
     def read(self) -> Row | None:
-        """What is kept of it, or None."""
-        return kept(self.file)
+        """Return the stored row, or None."""
+        return RUNS.get(self.key)
 
 
 def runs(densities: Iterable[float] = LENGTHS) -> Iterator[Run]:
@@ -86,11 +85,11 @@ def runs(densities: Iterable[float] = LENGTHS) -> Iterator[Run]:
 
 
 def do(run: Run, data: dict[str, Tensor], *, lasting: bool = True) -> Row:
-    """Train, and write the file."""
+    """Train, and store the row if `lasting`."""
     made = train(SMALL_NET, run.spec, LR, run.steps, run.seed, data)
     row: Row = {"method": run.method, "density": run.density} | made | {"machine": machine()}
     if lasting:
-        keep(run.file, row)
+        RUNS.put(run.key, row)
     print(
         f"{run.spec:42} {run.steps:6,} steps, seed {run.seed}: accuracy {100 * row['accuracy']:.2f} %,"
         f" loss {row['test_loss']:.4f}, {row['sent_mb']:.4g} MB a worker, {row['cpu_s']:.0f} CPU-s",

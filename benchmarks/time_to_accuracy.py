@@ -9,8 +9,8 @@ that falls to 0 as a cosine, with a test every LOOK steps. LACONIC_DATA names th
 training is a command of its own, and all methods of a seed are done before the next seed. Cores are shared,
 so a step's compute takes longer than on machines of its own, and compression gains less here than there.
 
-One file a training, benchmarks/results/time_to_accuracy/<task>-<link>/<method>-<seed>.json: seconds to the
-target, accuracy by seconds, bytes and seconds of a step. docs/time_to_accuracy.md is made of them.
+Results by <task>-<link>/<method>-<seed> are in benchmarks/results/time_to_accuracy.jsonl: seconds to the
+target, accuracy by seconds, bytes and seconds of a step. `make docs` writes docs/time_to_accuracy.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.files import Row, keep, kept
+from benchmarks.files import Results, Row
 from benchmarks.machine import machine
 from benchmarks.steps_contenders import AUTO
 from laconic.tools.report.ledger import slug
@@ -33,7 +33,7 @@ from laconic.tools.report.reaching import accuracy_by_second
 from laconic.tools.report.series import read_run
 from laconic.tools.report.summary import plain, summarise
 
-FOLDER = Path(__file__).parent / "results" / "time_to_accuracy"
+RUNS = Results(Path(__file__).parent / "results" / "time_to_accuracy.jsonl")
 WORKERS, STEPS, LOOK, LIMIT_S = 4, 1500, 25, 3600
 SEEDS, LINKS = (0, 1, 2), ("100mbit", "1gbit")
 METHODS = (
@@ -73,13 +73,12 @@ class Run:
     seed: int
 
     @property
-    def file(self) -> Path:
-        """What is kept of it; where the file is, it is done."""
-        return FOLDER / f"{self.goal.task}-{self.link}" / f"{slug(self.spec)}-{self.seed}.json"
+    def key(self) -> str:
+        return f"{self.goal.task}-{self.link}/{slug(self.spec)}-{self.seed}"
 
     def read(self) -> Row | None:
-        """What is kept of it, or None."""
-        return kept(self.file)
+        """Return the stored row, or None."""
+        return RUNS.get(self.key)
 
 
 def runs() -> Iterator[Run]:
@@ -164,7 +163,7 @@ def main() -> None:
             continue
         row = measured(run, 2 * LOOK if given.quick else STEPS)
         if not given.quick:
-            keep(run.file, row)
+            RUNS.put(run.key, row)
         told = "not reached" if row["reach_s"] is None else f"{row['reach_s']:.0f} s"
         print(
             f"{run.goal.task:11} {run.link:7} {run.spec:36} seed {run.seed}: {told} to {run.goal.target:g} %,"

@@ -1,4 +1,4 @@
-"""One training of one method with one seed: kept as a file of figures and curves, never repeated."""
+"""One training of one method with one seed: stored as a row of figures and curves, never repeated."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import files
 from benchmarks.contenders import CONTENDERS, MODELS, SEEDS, STEPS, WORKERS, Contender
+from benchmarks.files import Results, Row
 from benchmarks.machine import machine
 from benchmarks.thinned import curves
 from laconic.tools.cli.settings import Options, Settings
@@ -22,7 +22,7 @@ from laconic.tools.tasks.launcher import WorkerFailed, launch
 from laconic.tools.tasks.loading import prepare
 from laconic.tools.tasks.settings import Event, TrainingSettings
 
-FOLDER = Path(__file__).parent / "results" / "accuracy"
+RUNS = Results(Path(__file__).parent / "results" / "accuracy.jsonl")
 SCRATCH = Path(__file__).parents[1] / "runs" / "accuracy"
 CURVE = 40  # points
 ABOUT = ("spec", "task", "model", "seed", "workers", "steps", "batch", "lr", "skew", "bits")
@@ -37,11 +37,14 @@ class Trial:
     seed: int
 
     @property
-    def file(self) -> Path:
-        """What is kept of it; where the file is, it is done."""
+    def key(self) -> str:
         crowd = "" if self.contender.workers == WORKERS else f"-{self.contender.workers}-workers"
         skew = "" if self.contender.skew is None else f"-skew-{self.contender.skew:g}"
-        return FOLDER / f"{self.task}{crowd}{skew}" / f"{slug(self.contender.spec)}-{self.seed}.json"
+        return f"{self.task}{crowd}{skew}/{slug(self.contender.spec)}-{self.seed}"
+
+    @property
+    def done(self) -> bool:
+        return self.key in RUNS
 
     def __str__(self) -> str:
         skew = "" if self.contender.skew is None else f", skew {self.contender.skew:g}"
@@ -130,12 +133,12 @@ def plan_of(trial: Trial, steps: int) -> TrainingSettings:
     )
 
 
-def keep(trial: Trial, found: dict[str, Any]) -> None:
-    """Write the file, whole or not at all: one figure or curve a line."""
-    files.keep(trial.file, {name: plain(value) for name, value in found.items()})
+def keep(trial: Trial, found: Row) -> None:
+    """Store the row of a training."""
+    RUNS.put(trial.key, {name: plain(value) for name, value in found.items()})
 
 
-def kept(contender: Contender, task: str) -> list[dict[str, Any]]:
-    """What is there of one method on one task, by seed."""
-    found = (files.kept(Trial(contender, task, seed).file) for seed in range(SEEDS))
+def kept(contender: Contender, task: str) -> list[Row]:
+    """Return the stored rows of one method on one task, by seed."""
+    found = (RUNS.get(Trial(contender, task, seed).key) for seed in range(SEEDS))
     return [row for row in found if row is not None]

@@ -1,6 +1,6 @@
 """ZeroFL's three uplink masks on CIFAR-10: accuracy and uplink bytes, beside plain SWAT and dense FedAvg.
 
-    python -m benchmarks.zerofl                 every run that has no file yet, all of one seed first
+    python -m benchmarks.zerofl                 every run that is not stored yet, one seed first
     python -m benchmarks.zerofl --splits iid    only these; another process can do the others meanwhile
     python -m benchmarks.zerofl --quick         one round of each, in a temporary folder
 
@@ -11,7 +11,6 @@ examples and their batches do not depend on the mask.
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.files import keep
+from benchmarks.files import Results
 from benchmarks.machine import machine
 from laconic.core.layout import Layout
 from laconic.core.turn import mix
@@ -32,7 +31,7 @@ from laconic.sparsity import swat
 from laconic.tools.tasks import find
 from laconic.tools.tasks.task import Tensors, cross_entropy, right_answers
 
-FOLDER = Path(__file__).parent / "results" / "zerofl"
+RUNS = Results(Path(__file__).parent / "results" / "zerofl.jsonl")
 CLIENTS, PER_ROUND, ROUNDS = 100, 10, 20
 BATCH, LOCAL_BATCHES = 25, 10
 LR_FIRST, LR_LAST = 0.2, 0.02  # eta_t = first (last / first)^(t / T)
@@ -59,9 +58,8 @@ class Trial:
         return MASKS[letter](SPARSITY, float(ratio)) if ratio else None
 
     @property
-    def file(self) -> str:
-        """Where its result is, in the folder of results."""
-        return f"{self.split}-{self.name}-{self.seed}.json"
+    def key(self) -> str:
+        return f"{self.split}-{self.name}-{self.seed}"
 
 
 def trials() -> Iterator[Trial]:
@@ -193,16 +191,16 @@ def main() -> None:
     options = arguments.parse_args()
     torch.set_num_threads(1)
     tensors = find("cifar10").load(None)
-    folder = Path(tempfile.mkdtemp()) if options.quick else FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
     for trial in trials():
-        file = folder / trial.file
         left_out = options.names is not None and trial.name not in options.names
-        if left_out or trial.split not in options.splits or trial.seed not in options.seeds or file.exists():
+        if left_out or trial.split not in options.splits or trial.seed not in options.seeds:
+            continue
+        if not options.quick and trial.key in RUNS:
             continue
         found = train(trial, tensors, *((1, 500) if options.quick else (ROUNDS,)))
-        keep(file, found)
-        print(f"{file.stem}: {100 * found['accuracy']:.2f} %, {found['uplink_bytes']:,.0f} bytes", flush=True)
+        if not options.quick:
+            RUNS.put(trial.key, found)
+        print(f"{trial.key}: {100 * found['accuracy']:.2f} %, {found['uplink_bytes']:,.0f} bytes", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import groupby
 from typing import Any
 
@@ -74,8 +73,8 @@ def page() -> str:
                 lines += ["", heading(what, task, model), "", *strategies(found)]
     lines += ["", APART]
     for experiment in EXPERIMENTS:
-        if experiment.file.exists():
-            lines += ["", *densities(json.loads(experiment.file.read_text()))]
+        if (row := experiment.read()) is not None:
+            lines += ["", *densities(row)]
     return "\n".join([*lines, "", WHY]) + "\n"
 
 

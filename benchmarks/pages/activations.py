@@ -79,7 +79,7 @@ def page() -> str:
     """The whole page."""
     found: dict[str, Any] = json.loads(RESULTS.read_text())
     lines = [HEAD]
-    found["accuracy"] = activations_accuracy.rows()
+    found["accuracy"] = activations_accuracy.RUNS.rows("accuracy")
     for part, write in (("memory", _memory), ("kept", _kept), ("accuracy", _accuracy), ("codec", _codec)):
         if found.get(part):
             lines += ["", *write(found[part], found["machine"])]

@@ -1,10 +1,9 @@
-"""docs/admm.md and docs/admm.svg: models in 1 to 3 bits, from the files in benchmarks/results/admm/."""
+"""docs/admm.md and docs/admm.svg: models in 1 to 3 bits, from benchmarks/results/admm.jsonl."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.admm import (
@@ -22,7 +21,6 @@ from benchmarks.admm import (
     STEPS,
     VARIANTS,
     WIDTH,
-    read,
 )
 from benchmarks.pages.tables import table
 
@@ -138,10 +136,10 @@ def page() -> str:
     return "\n".join([*lines, ""])
 
 
-def grouped(folder: Path = RUNS) -> Runs:
-    """The runs of a folder by variant and seed."""
+def grouped(group: str = "") -> Runs:
+    """The runs of a length and width, the usual ones by default, by variant and seed."""
     found: Runs = {}
-    for run in read(folder):
+    for run in RUNS.rows(group):
         found.setdefault(run["variant"], {})[run["seed"]] = run
     return found
 
@@ -205,7 +203,7 @@ def claims(runs: Runs) -> Iterator[str]:
 
 def elsewhere() -> Iterator[str]:
     """The section of other lengths and widths, as far as they were run."""
-    found = {folder.name: grouped(folder) for folder in sorted(RUNS.iterdir()) if folder.is_dir()}
+    found = {group: grouped(group) for group in RUNS.groups()}
     if not any(found.values()):
         return
     yield "## Where the gap comes from"
@@ -234,9 +232,9 @@ def gap(name: str, runs: Runs) -> Sequence[str]:
     return (name, f"{mean:.3f}", *("-" if each is None else f"{each:.1f}" for each in above), str(len(seeds)))
 
 
-def named(folder: str) -> str:
-    """A folder of runs in words: times4, width400 or both."""
-    sizes = {"times": 1, "width": WIDTH} | {part[:5]: int(part[5:]) for part in folder.split("-")}
+def named(group: str) -> str:
+    """A group of runs in words: times4, width400 or both."""
+    sizes = {"times": 1, "width": WIDTH} | {part[:5]: int(part[5:]) for part in group.split("-")}
     return f"{sizes['times'] * STEPS:,} steps, {sizes['width']} units"
 
 

@@ -1,4 +1,4 @@
-"""docs/block_admm.md and its pictures: blocks side by side, from the files in results/block_admm/."""
+"""docs/block_admm.md and its pictures: blocks side by side, from results/block_admm.jsonl."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.block_admm import BAR, BATCH, PASSES, RANK, SEEDS, VARIANTS, WIDTH, read
+from benchmarks.block_admm import BAR, BATCH, PASSES, RANK, RUNS, SEEDS, VARIANTS, WIDTH
 from benchmarks.pages.tables import table
 from laconic.tools.report.side_by_side import words
 from laconic.tools.report.time_line import time_line
@@ -96,7 +96,7 @@ all processes. `python -m benchmarks.block_admm` starts the missing runs: {{foun
 
 def page() -> str:
     """The whole page."""
-    return written(read())
+    return written(RUNS.rows())
 
 
 def written(runs: list[dict[str, Any]]) -> str:
@@ -111,10 +111,10 @@ def written(runs: list[dict[str, Any]]) -> str:
 def pictures(docs: Path) -> dict[Path, Callable[[], str]]:
     """The pictures that the runs allow."""
     found: dict[Path, Callable[[], str]] = {}
-    if _named(read(), "time line"):
-        found[docs / TIME] = lambda: time_line(_named(read(), "time line")[0]["spans"]) + "\n"
-    if _named(read(), "deep_facto"):
-        found[docs / PARTS] = lambda: mosaic(_named(read(), "deep_facto")[0]["parts"])
+    if _named(RUNS.rows(), "time line"):
+        found[docs / TIME] = lambda: time_line(_named(RUNS.rows(), "time line")[0]["spans"]) + "\n"
+    if _named(RUNS.rows(), "deep_facto"):
+        found[docs / PARTS] = lambda: mosaic(_named(RUNS.rows(), "deep_facto")[0]["parts"])
     return found
 
 

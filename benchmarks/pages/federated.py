@@ -1,8 +1,7 @@
-"""docs/federated_accuracy.md and its pictures: from the files in benchmarks/results/federated/."""
+"""docs/federated_accuracy.md and its pictures: from benchmarks/results/federated.jsonl."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from benchmarks.federated import FOLDER as FOLDER
-from benchmarks.federated import LONGER, PLAN, RATES, ROUNDS, SCHEMES, SEEDS, folder_of
+from benchmarks.federated import LONGER, PLAN, RATES, ROUNDS, RUNS, SCHEMES, SEEDS, group_of
 from benchmarks.pages.tables import table
 from laconic.tools.report.curves import Curve
 from laconic.tools.report.legend import LIGHT, WIDTH
@@ -39,8 +37,7 @@ Trainings = dict[str, list[dict[str, Any]]]  # by scheme, one of each seed
 def trainings(task: str, rounds: int = ROUNDS) -> Trainings:
     """What is there of a task, in the order of SCHEMES, then of seeds."""
     found: Trainings = {}
-    for file in sorted(folder_of(task, rounds).glob("*.json")):
-        one = json.loads(file.read_text())
+    for one in RUNS.rows(group_of(task, rounds)):
         found.setdefault(one["spec"], []).append(one)
     return {spec: found[spec] for spec in SCHEMES if spec in found}
 

@@ -1,4 +1,4 @@
-"""The blocks of docs/large_batches.md: from benchmarks/results/large_batch/ and augmentation/."""
+"""The blocks of docs/large_batches.md: from the runs of both benchmarks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks import augmentation, large_batch
 from benchmarks.augmentation import BATCH, STEPS, VARIANTS
-from benchmarks.augmentation import trials as augmentation_trials
-from benchmarks.large_batch import BASE, EXAMPLES, RATES, kept, trials
+from benchmarks.files import Results
+from benchmarks.large_batch import BASE, EXAMPLES, RATES
 from benchmarks.pages.tables import spread, table
 
 NAMES = {"sgd": "SGD, linear scaling", "lars": "LARS", "lamb": "LAMB"}
@@ -17,14 +18,18 @@ TARGET = 1.5  # points that a recipe may lose at 8 times the batch
 
 def large() -> str:
     """The block on batch sizes."""
-    files = [trial.file for trial in trials()]
-    return large_of(kept(files), len(files))
+    return large_of(*_done(large_batch.RUNS, [trial.key for trial in large_batch.trials()]))
 
 
 def copies() -> str:
     """The block on batch augmentation."""
-    files = [file for _, _, file in augmentation_trials()]
-    return copies_of(kept(files), len(files))
+    return copies_of(*_done(augmentation.RUNS, [key for _, _, key in augmentation.trials()]))
+
+
+def _done(runs: Results, planned: list[str]) -> tuple[list[dict[str, Any]], int]:
+    """The rows that are stored, and how many are planned."""
+    found = (runs.get(key) for key in planned)
+    return [row for row in found if row is not None], len(planned)
 
 
 def large_of(runs: Sequence[dict[str, Any]], planned: int) -> str:

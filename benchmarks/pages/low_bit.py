@@ -1,4 +1,4 @@
-"""docs/low_bit.md: signs and few bits, with figures of benchmarks/results/xnor.json and lowbit/."""
+"""docs/low_bit.md: signs and few bits, with figures of results/xnor.json and results/lowbit.jsonl."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lowbit import RUNS
 from benchmarks.pages.tables import table
 
 FOLDER = Path(__file__).parents[1] / "results"
@@ -142,7 +143,7 @@ def _product(row: dict[str, Any]) -> list[str]:
 
 
 def _accuracy() -> Iterator[str]:
-    rows = [json.loads(path.read_text()) for path in sorted((FOLDER / "lowbit").glob("*.json"))]
+    rows = RUNS.rows()
     if not rows:
         return
     yield "## Accuracy"

@@ -1,8 +1,7 @@
-"""docs/meta_learning.md and its picture: from the files in benchmarks/results/meta/."""
+"""docs/meta_learning.md and its picture: from benchmarks/results/meta.jsonl."""
 
 from __future__ import annotations
 
-import json
 import math
 from statistics import mean, stdev
 from typing import Any
@@ -10,7 +9,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from benchmarks.meta import AGENTS, FOLDER, METHODS, ROUNDS
+from benchmarks.meta import AGENTS, METHODS, ROUNDS, RUNS
 from benchmarks.pages import meta_reasons as reasons
 from benchmarks.pages.tables import table
 from laconic.tools.report.curves import Curve
@@ -74,10 +73,7 @@ def page() -> str:
 
 def kept() -> dict[str, Rows]:
     """What has been measured, by task."""
-    return {
-        task: [json.loads(file.read_text()) for file in sorted((FOLDER / task).glob("*.json"))]
-        for task in METHODS
-    }
+    return {task: RUNS.rows(task) for task in METHODS}
 
 
 def written(found: dict[str, Rows], why: Rows) -> str:

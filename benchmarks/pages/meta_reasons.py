@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from statistics import mean
 from typing import Any
 
-from benchmarks.meta_reasons import RESULTS, SIGNS
+from benchmarks.meta_reasons import GROUP, RUNS, SIGNS
 from benchmarks.pages.tables import table
 
 Found = list[dict[str, Any]]
@@ -14,7 +13,7 @@ Found = list[dict[str, Any]]
 
 def kept() -> Found:
     """The seeds that have been measured."""
-    return [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))]
+    return RUNS.rows(GROUP)
 
 
 def section(found: Found) -> list[str]:

@@ -1,4 +1,4 @@
-"""docs/outer.md: bytes to dense data parallelism's loss, with figures of benchmarks/results/outer/."""
+"""docs/outer.md: bytes to dense data parallelism's loss, with figures of benchmarks/results/outer.jsonl."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""docs/pipelines_measured.md and its picture, from the files in benchmarks/results/pipeline."""
+"""docs/pipelines_measured.md and its picture, from benchmarks/results/pipeline.jsonl."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ from benchmarks.pipeline_workloads import BETWEEN, CROSSINGS, DENSE, OURS
 from laconic.tools.report.curves import Curve
 from laconic.tools.report.picture import framed, panel
 
-FOLDER = Path(__file__).parents[1] / "results" / "pipeline"
 NAMES = {spec.replace(" ", ""): name for name, spec in CROSSINGS.items()}
 Row = dict[str, Any]
 HEAD = """# Pipelines, measured
@@ -37,8 +34,8 @@ def page() -> str:
 
 
 def rows(part: str) -> list[Row]:
-    """The files of a part."""
-    return [json.loads(file.read_text()) for file in sorted((FOLDER / part).glob("*.json"))]
+    """The rows of a part."""
+    return pipeline.RUNS.rows(part)
 
 
 def name_of(spec: str) -> str:

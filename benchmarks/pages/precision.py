@@ -1,4 +1,4 @@
-"""docs/precision.md: precision and compression, with figures of benchmarks/results/precision/."""
+"""docs/precision.md: precision and compression, with figures of benchmarks/results/precision.jsonl."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.pages.tables import table
-from benchmarks.precision import FIRST_SCALE, FOLDER, METHODS, PRECISIONS, SEEDS, STEPS, WORKERS, results
-
-__all__ = ["FOLDER", "page"]
+from benchmarks.precision import FIRST_SCALE, METHODS, PRECISIONS, SEEDS, STEPS, WORKERS, results
 
 HEAD = """# Precision and compression
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections import Counter
@@ -12,7 +11,7 @@ from typing import Any
 
 from benchmarks.pages.straggler import aim
 from benchmarks.pages.tables import table
-from benchmarks.replicator import ASYNC, DEPLOYMENTS, FOLDER, SLEEP_S, SYNC, TWICE, WORKERS
+from benchmarks.replicator import ASYNC, DEPLOYMENTS, RUNS, SLEEP_S, SYNC, TWICE, WORKERS
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "replicator.py"
 BANDS = ((0, 0), (1, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64))  # of staleness
@@ -27,8 +26,7 @@ def script() -> str:
 
 def block() -> str:
     """The table, the histogram and the goal; or how to measure them."""
-    rows = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
-    return written(rows)
+    return written(RUNS.rows())
 
 
 def written(rows: Sequence[Row]) -> str:

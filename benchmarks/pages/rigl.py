@@ -1,16 +1,14 @@
-"""docs/rigl.md: accuracy, bytes, size and speed of sparse training, from benchmarks/results/rigl."""
+"""docs/rigl.md: accuracy, bytes, size and speed of sparse training, from benchmarks/results/rigl.jsonl."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from benchmarks.pages.tables import table
+from benchmarks.rigl import RUNS
 
-FOLDER = Path(__file__).parents[1] / "results" / "rigl"
 HEAD = """# Sparse training, measured
 
 `make docs` writes this page from the results of `python -m benchmarks.rigl` in `benchmarks/results/rigl`.
@@ -49,9 +47,9 @@ def page() -> str:
     return "\n".join([HEAD, *_accuracy(), *_traffic(), *_forward()]).rstrip("\n") + "\n"
 
 
-def runs(folder: Path = FOLDER) -> list[dict[str, Any]]:
-    """All trainings."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*-seed*.json"))]
+def runs(group: str = "") -> list[dict[str, Any]]:
+    """All trainings of a width or length, the usual ones by default."""
+    return [row for row in RUNS.rows(group) if "seed" in row]
 
 
 def _accuracy() -> Iterator[str]:
@@ -65,16 +63,17 @@ def _accuracy() -> Iterator[str]:
     yield ""
     yield from _aims(found)
     for option in OPTIONS:
-        for folder in sorted(FOLDER.glob(f"{option}*/")):
-            yield from _again(folder, option)
+        for group in RUNS.groups():
+            if group.startswith(option):
+                yield from _again(group, option)
 
 
-def _again(folder: Path, option: str) -> Iterator[str]:
+def _again(group: str, option: str) -> Iterator[str]:
     """The table and the aims of another width or length."""
-    found = runs(folder)
+    found = runs(group)
     dense = [run for run in found if run["spec"] == "dense"]
     if dense:
-        n, sizes = folder.name.removeprefix(option), {key: dense[0][key] for key in ("weights", "steps")}
+        n, sizes = group.removeprefix(option), {key: dense[0][key] for key in ("weights", "steps")}
         yield AGAIN.format(n=n, option=option, what=OPTIONS[option], **sizes)
         yield from _table(found)
         yield ""
@@ -133,10 +132,9 @@ def _spread(values: list[float]) -> str:
 
 
 def _traffic() -> Iterator[str]:
-    path = FOLDER / "traffic.json"
-    if not path.exists():
+    found = RUNS.get("traffic")
+    if found is None:
         return
-    found = json.loads(path.read_text())
     yield TRAFFIC.format(**found)
     rows = [
         [
@@ -158,10 +156,9 @@ def _traffic() -> Iterator[str]:
 
 
 def _forward() -> Iterator[str]:
-    path = FOLDER / "forward.json"
-    if not path.exists():
+    found = RUNS.get("forward")
+    if found is None:
         return
-    found = json.loads(path.read_text())
     yield FORWARD
     yield f"Measured on {found['machine']['processor']}, torch {found['machine']['torch']}.\n"
     rows = [

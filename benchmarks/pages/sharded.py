@@ -1,4 +1,4 @@
-"""The block of docs/sharded.md: bytes and loss, from benchmarks/results/sharded/."""
+"""The block of docs/sharded.md: bytes and loss, from benchmarks/results/sharded.jsonl."""
 
 from __future__ import annotations
 

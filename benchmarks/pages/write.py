@@ -47,6 +47,7 @@ from benchmarks.pages import time_to_accuracy as time_to_accuracy_page
 from benchmarks.pages import triton_kernels as triton_kernels_page
 from benchmarks.pages import zerofl as zerofl_page
 from benchmarks.pages.results import RESULTS, plus_minus, read
+from benchmarks.trials import RUNS
 
 ROOT = Path(__file__).parents[2]
 BLOCKED = (
@@ -71,8 +72,7 @@ def accuracy() -> str:
         "| task | method | test accuracy, % | test loss | smaller than dense |",
         "|---|---|---|---|---|",
     ]
-    for file in sorted(RESULTS.glob("accuracy-*.json")):
-        found = json.loads(file.read_text())
+    for found in RUNS.rows("densities"):
         task = f"{found['config']['task']}, {found['config']['model']}, {found['config']['steps']} steps"
         for row in found["rows"]:
             lines.append(
@@ -167,16 +167,16 @@ if outer_page.done(outer_page.DENSE):
     WHOLE[ROOT / "docs" / "outer.md"] = outer_page.page
 if own_rates_page.done():
     WHOLE[ROOT / "docs" / "own_rates.md"] = own_rates_page.page
-if precision_page.FOLDER.exists():
+if precision_page.results():
     WHOLE[ROOT / "docs" / "precision.md"] = precision_page.page
-if rigl_page.FOLDER.exists():
+if rigl_page.runs():
     WHOLE[ROOT / "docs" / "rigl.md"] = rigl_page.page
 if sparse_steps_page.done():
     WHOLE[ROOT / "docs" / "sparse_steps.md"] = sparse_steps_page.page
     WHOLE[ROOT / "docs" / sparse_steps_page.PICTURE] = sparse_steps_page.picture
 if straggler_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "straggler.md"] = straggler_page.page
-if federated_page.FOLDER.exists():
+if federated_page.RUNS.rows():
     WHOLE[ROOT / "docs" / "federated_accuracy.md"] = federated_page.page
     WHOLE.update(federated_page.pictures(ROOT / "docs"))
 if pipelines_page.rows("speed"):
@@ -186,7 +186,7 @@ if pipelines_page.rows("loss"):
 if time_to_accuracy_page.done():
     WHOLE[ROOT / "docs" / "time_to_accuracy.md"] = time_to_accuracy_page.page
     WHOLE.update(time_to_accuracy_page.pictures(ROOT / "docs"))
-if zerofl_page.FOLDER.exists():
+if zerofl_page.RUNS.rows():
     WHOLE[ROOT / "docs" / "zerofl.md"] = zerofl_page.page
 if steps_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "steps.md"] = steps_page.page

@@ -1,8 +1,7 @@
-"""docs/zerofl.md: from the files in benchmarks/results/zerofl/."""
+"""docs/zerofl.md: from benchmarks/results/zerofl.jsonl."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,6 @@ from benchmarks.zerofl import (
     ALPHAS,
     BATCH,
     CLIENTS,
-    FOLDER,
     LOCAL_BATCHES,
     LR_FIRST,
     LR_LAST,
@@ -20,6 +18,7 @@ from benchmarks.zerofl import (
     PER_ROUND,
     RATIOS,
     ROUNDS,
+    RUNS,
     SEEDS,
     SPARSITY,
 )
@@ -49,7 +48,7 @@ Runs = dict[tuple[str, str], list[dict[str, Any]]]  # by split and name, one of 
 
 def page() -> str:
     """The whole page."""
-    return written([json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))])
+    return written(RUNS.rows())
 
 
 def written(found: Sequence[dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""The accuracy benchmark: what it trains next, what it says of the files that are there."""
+"""The accuracy benchmark: what it trains next, what it says of the stored rows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from benchmarks import accuracy, trials
 from benchmarks.contenders import CONTENDERS, MODELS, REDUCTIONS, SEEDS, SETS, SKEW, STRATEGIES, Contender
+from benchmarks.files import Results
 from benchmarks.pages import accuracy as accuracy_page
 from benchmarks.scatter import scatter
 from benchmarks.standings import standings
@@ -27,7 +28,7 @@ BY_SPEC = {contender.spec: contender for contender in CONTENDERS}
 
 @pytest.fixture(autouse=True)
 def empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(trials, "FOLDER", tmp_path / "results")
+    monkeypatch.setattr(trials, "RUNS", Results(tmp_path / "results.jsonl"))
     monkeypatch.setattr(trials, "SCRATCH", tmp_path / "scratch")
     return tmp_path
 
@@ -54,13 +55,13 @@ def test_every_contender_is_a_method_and_has_its_dense_baseline() -> None:
             assert all(type(route.feedback).__name__ == "NoFeedback" for route in lift(contender.spec).routes)
 
 
-def test_files_do_not_collide() -> None:
+def test_keys_do_not_collide() -> None:
     assert len({slug(spec) for spec in BY_SPEC}) == len(BY_SPEC)
     every = [trial for contenders in SETS.values() for trial in trials.trials(contenders)]
-    by_file = {trial.file: trial for trial in every}
-    assert all(by_file[trial.file] == trial for trial in every), "one file, one training"
+    by_key = {trial.key: trial for trial in every}
+    assert all(by_key[trial.key] == trial for trial in every), "one key, one training"
     shared = [trial for trial in every if trial.contender.text == "dense()" and trial.contender.workers == 8]
-    assert len(every) - len(by_file) == len(shared) / 3  # reductions and strategies share that on like shards
+    assert len(every) - len(by_key) == len(shared) / 3  # reductions and strategies share that on like shards
 
 
 def test_strategies_come_on_like_and_on_skewed_shards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,8 +74,7 @@ def test_strategies_come_on_like_and_on_skewed_shards(monkeypatch: pytest.Monkey
         plan = plan_of(Trial(contender, "shakespeare", 0), steps=1000)
         assert (plan.workers, plan.skew) == (8, contender.skew)
         assert plan.lr is None and plan.spec == contender.spec
-    file = Trial(skewed[1], "cifar10", 2).file
-    assert file.parts[-2:] == ("cifar10-8-workers-skew-0.1", "local_sgd-2.json")
+    assert Trial(skewed[1], "cifar10", 2).key == "cifar10-8-workers-skew-0.1/local_sgd-2"
     assert str(Trial(skewed[1], "cifar10", 2)) == "cifar10, skew 0.1, seed 2: local_sgd(every=8)"
 
 
@@ -121,7 +121,7 @@ def test_reductions_are_held_against_dense_on_as_many_workers(empty: Path) -> No
     assert "8 workers" in text and "| `cgx()` | 3 | 65.00 ± 0.00 | 5.00 ± 0.00 | outside |" in text
 
 
-def test_what_is_done_is_not_done_again_and_a_failure_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_done_is_not_done_again_and_a_failure_stores_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = [Trial(contender, "cifar10", 0) for contender in CONTENDERS[:3]]
     place(CONTENDERS[0].spec, [0.5])
     trained: list[str] = []
@@ -136,7 +136,7 @@ def test_what_is_done_is_not_done_again_and_a_failure_leaves_no_file(monkeypatch
     console = Console(quiet=True)
     assert accuracy.race(chosen, console, budget_s=math.inf, quick=False) == 1
     assert trained == [CONTENDERS[1].spec, CONTENDERS[2].spec]
-    assert [trial.file.exists() for trial in chosen] == [True, False, True]
+    assert [trial.done for trial in chosen] == [True, False, True]
     assert kept(CONTENDERS[0], "cifar10")[0]["accuracy"] == 0.5
     assert accuracy.race(chosen, console, budget_s=math.inf, quick=False) == 0
     assert trained[2:] == [CONTENDERS[1].spec]
@@ -150,7 +150,7 @@ def test_the_budget_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accuracy.time, "monotonic", lambda: float(next(clock)))
     chosen = [Trial(contender, "cifar10", 0) for contender in CONTENDERS]
     accuracy.race(chosen, Console(quiet=True), budget_s=900, quick=False)
-    done = [trial for trial in chosen if trial.file.exists()]
+    done = [trial for trial in chosen if trial.done]
     assert done == chosen[: len(done)] and 2 <= len(done) <= 7
 
 
@@ -211,7 +211,8 @@ def test_the_picture_takes_one_method_and_many() -> None:
 def test_a_kept_training_has_no_nan(empty: Path) -> None:
     trial = Trial(CONTENDERS[0], "shakespeare", 2)
     keep(trial, found(0.5, step_s=math.nan))
-    assert json.loads(trial.file.read_text(), parse_constant=lambda word: pytest.fail(word))["step_s"] is None
+    text = trials.RUNS.file.read_text()
+    assert json.loads(text, parse_constant=lambda word: pytest.fail(word))["step_s"] is None
 
 
 def test_plans_are_those_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from benchmarks import activations
 from benchmarks import activations_accuracy as accuracy
+from benchmarks.files import Results
 from benchmarks.pages import activations as page
 from torch import Tensor, nn
 
@@ -34,38 +34,43 @@ def row(net: str, variant: str, seed: int, plan: accuracy.Plan) -> dict[str, Any
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(accuracy, "FOLDER", tmp_path)
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
+    monkeypatch.setattr(accuracy, "RUNS", Results(tmp_path / "results.jsonl"))
     monkeypatch.setattr(accuracy, "trained", row)
-    return tmp_path
+    return accuracy.RUNS
 
 
-def test_a_run_with_a_file_is_not_repeated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    accuracy.measure("vgg", seeds=1, folder=folder)
+def test_a_stored_run_is_not_repeated(stored: Results, capsys: pytest.CaptureFixture[str]) -> None:
+    accuracy.measure("vgg", seeds=1, stored=stored)
     assert len(capsys.readouterr().out.splitlines()) == 3
-    accuracy.measure("vgg", seeds=2, folder=folder)
+    accuracy.measure("vgg", seeds=2, stored=stored)
     assert len(capsys.readouterr().out.splitlines()) == 3
-    assert len(accuracy.rows(folder)) == 6
+    assert len(stored.rows("accuracy")) == 6
 
 
-def test_the_page_compares_seeds_with_dense_of_the_same_seed(folder: Path) -> None:
+def test_the_page_compares_seeds_with_dense_of_the_same_seed(
+    stored: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "## Accuracy" not in page.page()
-    accuracy.measure("vgg", seeds=1, folder=folder)
+    accuracy.measure("vgg", seeds=1, stored=stored)
     assert "| vgg | 1600 of 32 | `comet()` | 50.50 | +0.50 | 8.0 | 1 |" in page.page()
-    accuracy.measure("vgg", seeds=2, folder=folder)
+    accuracy.measure("vgg", seeds=2, stored=stored)
     text = page.page()
     assert "| vgg | 1600 of 32 | `dense` | 51.00 ± 1.41 | - | 8.0 | 2 |" in text
     assert "| vgg | 1600 of 32 | `comet()` | 51.00 ± 0.71 | +0.00 ± 0.71 | 8.0 | 2 |" in text
-    accuracy.file_of("vgg", "dense", 1, accuracy.PLANS["vgg"], folder).unlink()
+    monkeypatch.setattr(accuracy, "RUNS", Results(stored.file.with_name("less.jsonl")))
+    for kept in stored.rows("accuracy"):
+        if (kept["variant"], kept["seed"]) != ("dense", 1):
+            accuracy.RUNS.put(f"accuracy/{kept['variant']}-{kept['seed']}", kept)
     assert "| vgg | 1600 of 32 | `comet()` | 51.00 ± 0.71 | +0.50 | 8.0 | 2 |" in page.page()
 
 
-def test_the_page_explains_what_is_there_alone(folder: Path) -> None:
-    accuracy.measure("cnn", seeds=1, folder=folder)
+def test_the_page_explains_what_is_there_alone(stored: Results) -> None:
+    accuracy.measure("cnn", seeds=1, stored=stored)
     text = page.page()
     assert "A training takes at most\nfour minutes of one core.\n" in text
     assert "VGG-like" not in text and "*nudged* is" not in text
-    accuracy.measure("vgg", seeds=1, folder=folder)
+    accuracy.measure("vgg", seeds=1, stored=stored)
     text = page.page()
     assert "one core: for the VGG-like net 1,600 steps" in text and "*nudged* is" in text
 
@@ -88,8 +93,7 @@ def test_nudged_training_begins_a_millionth_away(monkeypatch: pytest.MonkeyPatch
 
 
 def test_variants_of_a_net_train_equally_long() -> None:
-    for file in accuracy.FOLDER.glob("*.json"):
-        kept = json.loads(file.read_text())
+    for kept in accuracy.RUNS.rows("accuracy"):
         plan = accuracy.PLANS[kept["net"]]
         assert (kept["steps"], kept["batch"]) == (plan.steps, plan.batch)
         assert kept["variant"] in plan.variants

@@ -51,4 +51,4 @@ def test_the_best_rate_reaches_the_loss_soonest() -> None:
         "seeds have dense runs of their own"
     )
     runs = [Run(each, rate, seed) for each in (DENSE, *OTHERS) for rate in RATES for seed in SEEDS]
-    assert len({each.file for each in runs}) == len(runs)
+    assert len({each.key for each in runs}) == len(runs)

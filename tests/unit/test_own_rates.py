@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import own_rates
-from benchmarks.files import Row, keep
+from benchmarks.files import Results, Row
 from benchmarks.own_rates import DIVERGED, FAMILIES, SEEDS, Run, due, next_rate, own_rate
 from benchmarks.pages import own_rates as page
 
@@ -15,9 +15,9 @@ SGD = FAMILIES[0]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(own_rates, "FOLDER", tmp_path)
-    return tmp_path
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
+    monkeypatch.setattr(own_rates, "RUNS", Results(tmp_path / "results.jsonl"))
+    return own_rates.RUNS
 
 
 def row_of(run: Run, best: float = 0.2) -> Row:
@@ -33,7 +33,7 @@ def train(only: str | None = None, most: int = 10_000, best: float = 0.2) -> lis
     for run in due(only):
         if len(done) == most:
             break
-        keep(run.file, row_of(run, best))
+        own_rates.RUNS.put(run.key, row_of(run, best))
         done.append(run)
     return done
 
@@ -50,14 +50,14 @@ def test_each_method_finds_its_rate_and_trains_the_other_seeds_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for best in (0.05, 0.2, 0.0125):
-        monkeypatch.setattr(own_rates, "FOLDER", tmp_path / f"{best}")
+        monkeypatch.setattr(own_rates, "RUNS", Results(tmp_path / f"{best}.jsonl"))
         train("natural()", best=best)
         assert own_rate(SGD, "natural()") == best
         assert all(Run(SGD, "natural()", best, seed).read() is not None for seed in SEEDS)
         assert Run(SGD, "natural()", 4 * best, SEEDS[1]).read() is None
 
 
-def test_one_method_brings_its_baseline_and_goes_on_where_it_stopped(folder: Path) -> None:
+def test_one_method_brings_its_baseline_and_goes_on_where_it_stopped(stored: Results) -> None:
     first = train("natural()", most=3)
     rest = train("natural()")
     assert len(first) == 3 and not set(first) & set(rest)
@@ -65,10 +65,10 @@ def test_one_method_brings_its_baseline_and_goes_on_where_it_stopped(folder: Pat
     assert train("natural()") == []
 
 
-def test_a_method_is_compared_at_its_own_rate_and_at_denses(folder: Path) -> None:
+def test_a_method_is_compared_at_its_own_rate_and_at_denses(stored: Results) -> None:
     assert not page.done()
     for seed, rate in ((0, 0.025), (0, 0.05), (0, 0.1), (1, 0.05), (2, 0.05)):
-        keep((run := Run(SGD, "dense()", rate, seed)).file, row_of(run, 0.05))
+        stored.put((run := Run(SGD, "dense()", rate, seed)).key, row_of(run, 0.05))
     train("natural()", best=0.2)
     assert page.done()
     text = page.page()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks import pipeline
+from benchmarks.files import Results
 from benchmarks.pages import pipelines
 from benchmarks.pipeline_workloads import AC48, CROSSINGS, DENSE, OURS, WORKLOADS
 
@@ -22,21 +22,19 @@ def speed(case: pipeline.Case, step_s: float) -> dict[str, Any]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(pipelines, "FOLDER", tmp_path)
-    return tmp_path
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
+    monkeypatch.setattr(pipeline, "RUNS", Results(tmp_path / "results.jsonl"))
+    return pipeline.RUNS
 
 
-def keep(folder: Path, case: pipeline.Case, step_s: float) -> None:
-    file = folder / case.file
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(speed(case, step_s)))
+def keep(stored: Results, case: pipeline.Case, step_s: float) -> None:
+    stored.put(case.key, speed(case, step_s))
 
 
-def test_every_way_is_compared_with_dense_on_the_same_link(folder: Path) -> None:
+def test_every_way_is_compared_with_dense_on_the_same_link(stored: Results) -> None:
     for stages, link, dense_s, coded_s in ((2, "100mbit", 2.0, 0.5), (4, "500mbit", 1.2, 0.8)):
-        keep(folder, pipeline.Case("fast", stages, link, DENSE), dense_s)
-        keep(folder, pipeline.Case("fast", stages, link, AC48), coded_s)
+        keep(stored, pipeline.Case("fast", stages, link, DENSE), dense_s)
+        keep(stored, pipeline.Case("fast", stages, link, AC48), coded_s)
     text = pipelines.page()
     assert "| AC-SGD 4/8 | 6.0 | 0.50 (4.0 x) | 0.80 (1.5 x) |" in text
     assert "| dense | 6.0 | 2.00 | 1.20 |" in text
@@ -44,10 +42,10 @@ def test_every_way_is_compared_with_dense_on_the_same_link(folder: Path) -> None
     assert "median of 3 rounds" in text
 
 
-def test_what_compression_adds_is_against_float32_sent_the_same_way(folder: Path) -> None:
+def test_what_compression_adds_is_against_float32_sent_the_same_way(stored: Results) -> None:
     for spec, step_s in ((DENSE, 2.0), (OURS, 1.2), (AC48, 0.4)):
-        keep(folder, pipeline.Case("fast", 2, "100mbit", spec), step_s)
-        keep(folder, pipeline.Case("computed", 2, "100mbit", spec), 2 * step_s)
+        keep(stored, pipeline.Case("fast", 2, "100mbit", spec), step_s)
+        keep(stored, pipeline.Case("computed", 2, "100mbit", spec), 2 * step_s)
     text = pipelines.page()
     assert "| dense | 6.0 | 2.00 |" in text
     assert "| dense, receives first | 6.0 | 1.20 (1.7 x) |" in text
@@ -56,29 +54,28 @@ def test_what_compression_adds_is_against_float32_sent_the_same_way(folder: Path
     assert "| 100 Mbit/s | dense, receives first | 2.40 (1.7 x) |" in text
 
 
-def test_replicas_are_compared_with_dense_stages_and_dense_replicas(folder: Path) -> None:
-    keep(folder, pipeline.Case("fast", 2, "100mbit", DENSE, 2), 3.0)
-    keep(folder, pipeline.Case("fast", 2, "100mbit", AC48, 2, "cgx(bits=4)"), 0.6)
+def test_replicas_are_compared_with_dense_stages_and_dense_replicas(stored: Results) -> None:
+    keep(stored, pipeline.Case("fast", 2, "100mbit", DENSE, 2), 3.0)
+    keep(stored, pipeline.Case("fast", 2, "100mbit", AC48, 2, "cgx(bits=4)"), 0.6)
     assert "| AC-SGD 4/8 | cgx | 0.60 (5.0 x) |" in pipelines.page()
-    trained(folder, 0, 1.0, 6.0)
+    trained(stored, 0, 1.0, 6.0)
     assert pipelines.picture().count("<polyline") == 2, "a line for each way"
 
 
-def trained(folder: Path, seed: int, loss: float, seconds: float) -> None:
+def trained(stored: Results, seed: int, loss: float, seconds: float) -> None:
     row = {
         "spec": DENSE, "seed": seed, "steps": [32, 64], "seconds": [seconds / 2, seconds],
         "loss": [2.0, loss], "train_loss": loss, "test_loss": 2 * loss, "machine": MACHINE,
         "settings": {"model": "gpt", "examples": 512, "batch": 16, "stages": 2, "link": "10mbit"},
     }  # fmt: skip
-    (folder / "loss").mkdir(exist_ok=True)
-    (folder / "loss" / f"{seed}.json").write_text(json.dumps(row))
+    stored.put(f"loss/{seed}", row)
 
 
 def test_losses_are_means_over_seeds_and_seconds_medians(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    stored: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seed, (loss, seconds) in enumerate(((1.0, 6.0), (1.2, 6.0), (1.4, 60.0))):
-        trained(folder, seed, loss, seconds)
+        trained(stored, seed, loss, seconds)
     text = pipelines.page()
     assert "| dense | 1.2000 ± 0.2000 | 2.4000 ± 0.4000 | 6 | 3 |" in text
     assert "mean over seeds" in text and "median over seeds" in text
@@ -90,13 +87,12 @@ def test_losses_are_means_over_seeds_and_seconds_medians(
     assert [*by_second.x] == [3.0, 6.0]
 
 
-def test_cases_have_files_of_their_own_and_one_of_fewer_rounds_is_measured_again(tmp_path: Path) -> None:
+def test_cases_have_keys_of_their_own_and_one_of_fewer_rounds_is_measured_again() -> None:
     case = pipeline.Case("fast", 2, "100mbit", DENSE)
-    assert not pipeline.done(tmp_path / "none.json", 1)
-    keep(tmp_path, case, 1.0)
-    assert pipeline.done(tmp_path / case.file, 3) and not pipeline.done(tmp_path / case.file, 4)
+    assert not pipeline.done(None, 1)
+    assert pipeline.done(speed(case, 1.0), 3) and not pipeline.done(speed(case, 1.0), 4)
     cases = pipeline.cases(quick=False)
-    assert len({case.file for case in cases}) == len(cases) == len(set(cases))
+    assert len({case.key for case in cases}) == len(cases) == len(set(cases))
     assert {case.spec for case in cases} == set(CROSSINGS.values())
     for workload in WORKLOADS.values():
         size = sum(part.numel() for part in workload.recipe.build().parameters())

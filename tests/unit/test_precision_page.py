@@ -25,5 +25,5 @@ def test_a_cell_is_the_difference_from_float32_with_the_same_seeds() -> None:
 
 def test_every_precision_meets_every_method_with_every_seed() -> None:
     every = [*cells()]
-    assert len(every) == len({cell.file for cell in every}) == len(PRECISIONS) * len(METHODS) * 3
+    assert len(every) == len({cell.key for cell in every}) == len(PRECISIONS) * len(METHODS) * 3
     assert "## Measured" not in written([])

@@ -45,10 +45,10 @@ def test_the_histogram_has_all_gradients() -> None:
     assert bands[-1] == ("33 to 64", "37.5")
 
 
-def test_every_run_has_a_file_of_its_own() -> None:
-    names = [case.name for case in cases(repeats=3)]
-    assert len({*names}) == len(names) == 18
-    assert Case(ASYNC, 0.3, 2).name == "async-asleep-2.json"
+def test_every_run_has_a_key_of_its_own() -> None:
+    keys = [case.key for case in cases(repeats=3)]
+    assert len({*keys}) == len(keys) == 18
+    assert Case(ASYNC, 0.3, 2).key == "async-asleep-2"
     for name in ("single", "sync", "local", "asynchronous", "groups"):
         assert laconic.parse(name).name == name
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import sparse_reasons, sparse_steps
+from benchmarks.files import Results
 from benchmarks.pages import sparse_reasons as page
 from benchmarks.small_net import net
 from benchmarks.sparse_reasons import STEPS, TRIES, Run, do, runs, without_momentum
@@ -16,15 +17,13 @@ from benchmarks.sparse_steps import Run as Plain
 from laconic.core.spec import parse
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, module in (("reasons", sparse_reasons), ("steps", sparse_steps)):
-        (tmp_path / name).mkdir()
-        monkeypatch.setattr(module, "FOLDER", tmp_path / name)
-    return tmp_path
+        monkeypatch.setattr(module, "RUNS", Results(tmp_path / f"{name}.jsonl"))
 
 
-def test_a_try_is_done_as_it_says(folder: Path) -> None:
+def test_a_try_is_done_as_it_says() -> None:
     rng = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (64, 3, 32, 32), generator=rng).to(torch.uint8)
     data = {"train_x": x, "train_y": x[:, 0, 0, 0] % 10, "test_x": x, "test_y": x[:, 0, 0, 0] % 10}
@@ -36,12 +35,13 @@ def test_a_try_is_done_as_it_says(folder: Path) -> None:
     assert optimizer.param_groups[0]["momentum"] == 0
 
 
-def test_the_page_tells_of_what_is_done(folder: Path) -> None:
-    assert len({run.file for run in runs()}) == len(list(runs())) == 3 * len(TRIES)
+def test_the_page_tells_of_what_is_done() -> None:
+    assert len({run.key for run in runs()}) == len(list(runs())) == 3 * len(TRIES)
     assert page.section() == []
     dense, topk = Plain("dense", 1, STEPS, 0), Plain("topk", 0.01, STEPS, 0)
-    for run, accuracy in ((Run("topk, no momentum", 0), 0.58), (topk, 0.52), (dense, 0.56)):
-        run.file.write_text(json.dumps({"accuracy": accuracy, "momentum": 0.0}))
+    sparse_reasons.RUNS.put(Run("topk, no momentum", 0).key, {"accuracy": 0.58, "momentum": 0.0})
+    for run, accuracy in ((topk, 0.52), (dense, 0.56)):
+        sparse_steps.RUNS.put(run.key, {"accuracy": accuracy, "momentum": 0.0})
     told = page.section()
     assert "| topk, no momentum | 0.5 | 0 | 58.00 | 1 |" in told
     assert "| dense | 0.05 | 0.9 | 56.00 | 1 |" in told

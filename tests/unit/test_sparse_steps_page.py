@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from benchmarks import sparse_reasons, sparse_steps
+from benchmarks.files import Results
 from benchmarks.pages import sparse_steps as page
 from benchmarks.sparse_steps import LENGTHS, METHODS, SEEDS, Run, do, runs
 from torch import Tensor
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(sparse_steps, "FOLDER", tmp_path)
-    monkeypatch.setattr(sparse_reasons, "FOLDER", tmp_path / "reasons")
-    return tmp_path
+@pytest.fixture(autouse=True)
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (sparse_steps, sparse_reasons):
+        monkeypatch.setattr(module, "RUNS", Results(tmp_path / f"{module.__name__}.jsonl"))
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def data() -> dict[str, Tensor]:
 
 def write(run: Run, accuracy: float, sent_mb: float) -> None:
     row = {"accuracy": accuracy, "test_loss": 2 - accuracy, "sent_mb": sent_mb}
-    run.file.write_text(json.dumps(row))
+    sparse_steps.RUNS.put(run.key, row)
 
 
 def test_each_sparse_run_has_a_dense_one_of_its_length() -> None:
@@ -41,11 +40,11 @@ def test_each_sparse_run_has_a_dense_one_of_its_length() -> None:
     assert len(planned) == len(SEEDS) * sum(map(len, LENGTHS.values())) * (1 + len(METHODS))
 
 
-def test_a_training_is_reproducible(folder: Path, data: dict[str, Tensor]) -> None:
+def test_a_training_is_reproducible(data: dict[str, Tensor]) -> None:
     for method in ("dense", *METHODS):
         run = Run(method, 1 if method == "dense" else 0.1, 5, 0)
         once, again = (do(run, data, lasting=False) for _ in range(2))
-        assert not run.file.exists()
+        assert run.read() is None
         assert once["curve"] == again["curve"], method
         assert once["sent_mb"] == again["sent_mb"]
         assert len(once["curve"]) == 5
@@ -60,7 +59,7 @@ def test_workers_train_as_one_on_their_mean_gradient(data: dict[str, Tensor]) ->
     assert sparse["sent_mb"] / 5 < row["sent_mb"] / 12 / 10
 
 
-def test_the_page_compares_with_dense_of_the_same_length_and_seed(folder: Path) -> None:
+def test_the_page_compares_with_dense_of_the_same_length_and_seed() -> None:
     assert not page.done()
     for seed, accuracy in enumerate((0.50, 0.52)):
         write(Run("dense", 1, 1000, seed), accuracy + 0.01, 100)
@@ -73,7 +72,7 @@ def test_the_page_compares_with_dense_of_the_same_length_and_seed(folder: Path) 
     assert "2,000" not in page.page()
 
 
-def test_the_page_says_how_the_gap_falls(folder: Path) -> None:
+def test_the_page_says_how_the_gap_falls() -> None:
     for steps, lost in ((1000, 0.03), (2000, 0.01)):
         write(Run("dense", 1, steps, 0), 0.5, 100)
         write(Run("topk", 0.01, steps, 0), 0.5 - lost, 4)

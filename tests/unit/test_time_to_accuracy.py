@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import time_to_accuracy
-from benchmarks.files import keep
+from benchmarks.files import Results
 from benchmarks.pages import time_to_accuracy as page
 from benchmarks.time_to_accuracy import GOALS, LINKS, METHODS, SEEDS, Run, command, runs
 
@@ -14,26 +14,25 @@ from laconic.strategies.distribute import strategy_or_method
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(time_to_accuracy, "FOLDER", tmp_path)
-    return tmp_path
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
+    monkeypatch.setattr(time_to_accuracy, "RUNS", Results(tmp_path / "results.jsonl"))
+    return time_to_accuracy.RUNS
 
 
 def row(reach_s: float | None, accuracy: float = 0.6) -> dict[str, float | None]:
     return {"reach_s": reach_s, "accuracy": accuracy, "step_s": 0.1, "wire_mb": 1.5}
 
 
-def test_every_training_is_planned_once(folder: Path) -> None:
+def test_every_training_is_planned_once(stored: Results) -> None:
     planned = list(runs())
     assert len(set(planned)) == len(planned) == len(GOALS) * len(LINKS) * len(METHODS) * len(SEEDS)
-    assert len({run.file for run in planned}) == len(planned)
+    assert len({run.key for run in planned}) == len(planned)
     assert [run.seed for run in planned] == sorted(run.seed for run in planned)
     assert all(strategy_or_method(spec) for spec in METHODS)
     run = Run(GOALS[1], LINKS[1], "dense()", 0)
     assert run.read() is None
-    keep(run.file, row(1.0))
+    stored.put(run.key, row(1.0))
     assert run.read() == row(1.0)
-    assert [*run.file.parent.iterdir()] == [run.file]
 
 
 def test_the_command_names_the_link_and_the_target(tmp_path: Path) -> None:
@@ -45,13 +44,13 @@ def test_the_command_names_the_link_and_the_target(tmp_path: Path) -> None:
     assert given == {"link": "100mbit", "target": "60", "seed": "2", "with": spec, "against": spec}
 
 
-def test_the_page_compares_with_dense_of_the_same_seeds(folder: Path) -> None:
+def test_the_page_compares_with_dense_of_the_same_seeds(stored: Results) -> None:
     assert not page.done()
     goal, link = GOALS[0], LINKS[0]
     for seed, (dense, quick) in enumerate(((100.0, 20.0), (140.0, 28.0))):
-        keep(Run(goal, link, "dense()", seed).file, row(dense))
-        keep(Run(goal, link, "cgx(bits=4)", seed).file, row(quick))
-    keep(Run(goal, link, "auto()", 0).file, row(None, 0.5))
+        stored.put(Run(goal, link, "dense()", seed).key, row(dense))
+        stored.put(Run(goal, link, "cgx(bits=4)", seed).key, row(quick))
+    stored.put(Run(goal, link, "auto()", 0).key, row(None, 0.5))
     assert page.done()
     text = page.page()
     assert "## cifar10, `cnn`, to 60 %, 100mbit" in text
@@ -60,12 +59,12 @@ def test_the_page_compares_with_dense_of_the_same_seeds(folder: Path) -> None:
     assert "1gbit" not in text
 
 
-def test_the_picture_shows_means_over_seeds_and_only_links_with_trainings(folder: Path) -> None:
+def test_the_picture_shows_means_over_seeds_and_only_links_with_trainings(stored: Results) -> None:
     goal, link = GOALS[1], LINKS[0]
     for seed, (seconds, percent) in enumerate((([1.0, 3.0], [20.0, 40.0]), ([2.0, 5.0], [30.0, 50.0]))):
-        keep(Run(goal, link, "fp16()", seed).file, {"seconds": seconds, "percent": percent})
+        stored.put(Run(goal, link, "fp16()", seed).key, {"seconds": seconds, "percent": percent})
     mean = page.curve(page.of(goal, link, "fp16()"))
     assert (mean.x.tolist(), mean.y.tolist()) == ([1.5, 4.0], [25.0, 45.0])
     text = page.picture(goal)
     assert text.count("<polyline") == len(METHODS) and f"over {link}" in text and "over 1gbit" not in text
-    assert [*page.pictures(folder)] == [folder / "time_to_accuracy-shakespeare.svg"]
+    assert [*page.pictures(Path("docs"))] == [Path("docs/time_to_accuracy-shakespeare.svg")]
