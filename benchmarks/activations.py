@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint_sequential
 
 from benchmarks import activations_accuracy
-from benchmarks.files import Results
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results
 from laconic import activations, kernels
 from laconic.tools.tasks.cifar10 import inputs, load, resnet20, small_cnn
 

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.files import Results, Row
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results, Row
 from laconic import activations
 from laconic.tools.report.ledger import slug
 from laconic.tools.tasks.cifar10 import inputs

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.files import Results
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results
 from laconic.lowbit import admm, straight_through
 from laconic.tools.tasks.shakespeare import LSTM, inputs, load
 from laconic.tools.tasks.task import Recipe, cross_entropy

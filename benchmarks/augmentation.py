@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.files import Results
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results
 from benchmarks.large_batch import tested
-from benchmarks.machine import machine
 from laconic.data import batch_augmentation
 from laconic.recipes import Copies, large_batch
 from laconic.tools.tasks.cifar10 import inputs, load, small_cnn

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
 from benchmarks.steps import WARM_UP, Ranks, timed
 from benchmarks.steps_contenders import AUTO, SETTLE
 from laconic.reducers.autotune import CANDIDATES

@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.files import Results
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results
 from laconic.admm import BlockTrainer, DeepFacto, Proximal
 from laconic.tools.report.side_by_side import SHOWN, BlockSeries
 from laconic.tools.tasks.blockwise import at_work

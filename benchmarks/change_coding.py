@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
 from laconic.core.spec import parse
 from laconic.data.memory import InRam
 from laconic.pipeline.changes import Changes

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
 from benchmarks.thinned import curves
 from benchmarks.trials import RUNS
 from laconic.tools.cli.interrupts import Interrupts

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from benchmarks import gradient
-from benchmarks.machine import machine
-from benchmarks.resnet50 import SIZES
+from benchmarks.common.machine import machine
+from benchmarks.common.resnet50 import SIZES
 from laconic import kernels
 from laconic.codecs.qsgd import QSGD
 from laconic.codecs.qsgd.level_codings import CODINGS

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.files import Results
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results
 from laconic.tools.report.ledger import slug
 from laconic.tools.tasks import find
 from laconic.tools.tasks.federation import Federation, federate

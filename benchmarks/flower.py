@@ -19,7 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from tests.flower.conftest import IDENTITY
 from tests.flower.example_world import NODES, ROUNDS, STC, compared
 
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "flower.json"

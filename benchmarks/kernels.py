@@ -3,7 +3,7 @@
     python -m benchmarks.kernels            15 rounds; writes benchmarks/results/kernels.json
     python -m benchmarks.kernels --quick    4 rounds; writes nothing
 
-25 M elements at density 0.001; `benchmarks/timing.py` says how times are measured.
+25 M elements at density 0.001; `benchmarks/common/timing.py` says how times are measured.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.machine import machine
-from benchmarks.resnet50 import SIZES
-from benchmarks.timing import Call, Row, ratio, rounds, save, show
+from benchmarks.common.machine import machine
+from benchmarks.common.resnet50 import SIZES
+from benchmarks.common.timing import Call, Row, ratio, rounds, save, show
 from laconic import kernels
 from laconic.core.layout import Segments
 

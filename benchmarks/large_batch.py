@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.files import Results
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results
 from laconic.core.turn import mix
 from laconic.data.draws import order
 from laconic.recipes import Accumulation, large_batch

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.files import Results
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results
 from laconic.lowbit import binarise, pack, quantise, save_packed
 from laconic.tools.tasks import find
 from laconic.tools.tasks.task import Tensors, cross_entropy, right_answers

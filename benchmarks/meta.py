@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.files import Results
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results
 from laconic.federated.meta import (
     PSGA,
     Averaging,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
 from benchmarks.meta import AGENTS, CLIMB, PROBLEMS, RUNS, SEEDS
 from laconic.federated.meta import PSGA, Learner, Sinusoids, few_step
 from laconic.federated.meta.learner import clipped

@@ -30,10 +30,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
-from benchmarks.files import Results, Row
-from benchmarks.machine import machine
-from benchmarks.small_net import load_windows
-from benchmarks.workers import in_turn
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results, Row
+from benchmarks.common.small_net import load_windows
+from benchmarks.common.workers import in_turn
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.spec import parse

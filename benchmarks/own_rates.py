@@ -4,7 +4,7 @@
     python -m benchmarks.own_rates --only "sign()"    those of one method, after its baseline's
     python -m benchmarks.own_rates --quick    a few steps of each; nothing is kept
 
-Four workers train the net of small_net.py on CIFAR-10, and its GPT on Shakespeare (LACONIC_DATA names the
+Four workers train SMALL_NET on CIFAR-10, and SMALL_GPT on Shakespeare (LACONIC_DATA names the
 folder of both). With the first seed, a method tries its family's usual rate, then twice and half of what was
 best, until both neighbours of the best are worse in test loss; the other seeds train at that rate. Dense
 training of each family looks for its rate in the same way. `auto()` is not among them: it chooses by the
@@ -25,10 +25,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.files import Results, Row
-from benchmarks.machine import machine
-from benchmarks.small_net import BY_SIGNS, SMALL_GPT, SMALL_NET, WITHOUT_MOMENTUM, load_windows
-from benchmarks.workers import Data, Problem, train
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results, Row
+from benchmarks.common.small_net import BY_SIGNS, SMALL_GPT, SMALL_NET, WITHOUT_MOMENTUM, load_windows
+from benchmarks.common.workers import Data, Problem, train
 from laconic.core.errors import NonFiniteError
 from laconic.tools.report.ledger import slug
 from laconic.tools.tasks.cifar10 import load

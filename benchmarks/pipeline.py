@@ -28,8 +28,8 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks import pipeline_loss
-from benchmarks.files import Results, Row
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results, Row
 from benchmarks.pipeline_workloads import AC48, BETWEEN, CROSSINGS, DENSE, OURS, WIDTH, WINDOW, WORKLOADS
 from benchmarks.steps import Ranks
 from laconic.core.units import bits_a_second

@@ -16,8 +16,8 @@ from collections.abc import Collection
 from itertools import accumulate
 from pathlib import Path
 
-from benchmarks.files import Results, Row
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results, Row
 from benchmarks.pipeline_workloads import CROSSINGS, OURS
 from laconic.tools.report.ledger import EVENTS, slug
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
 from benchmarks.steps import RESULTS as STEPS
 from benchmarks.steps_contenders import AUTO, DENSE, DGC, OURS, WHOLE
 from laconic.core.layout import Layout

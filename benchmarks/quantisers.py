@@ -4,7 +4,7 @@
     python -m benchmarks.quantisers --quick    4 rounds; writes nothing
 
 One tensor of 25 M elements through the public codecs, `encode(x, key)` and `decode_add_(wire, out, alpha)`,
-and ResNet-50's 161 tensors in one message; `benchmarks/timing.py` says how times are measured.
+and ResNet-50's 161 tensors in one message; `benchmarks/common/timing.py` says how times are measured.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.machine import machine
-from benchmarks.resnet50 import SIZES
-from benchmarks.timing import Call, Row, ratio, rounds, save, show
+from benchmarks.common.machine import machine
+from benchmarks.common.resnet50 import SIZES
+from benchmarks.common.timing import Call, Row, ratio, rounds, save, show
 from laconic.core.codec import Codec
 from laconic.core.layout import Segments
 from laconic.core.spec import parse

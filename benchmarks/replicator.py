@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.files import Results, Row
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results, Row
 
 RUNS = Results(Path(__file__).parent / "results" / "replicator.jsonl")
 ROOT = Path(__file__).parent.parent

@@ -29,8 +29,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.files import Results
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results
 from laconic import compress
 from laconic.sparsity import export, nbytes, sparsify
 from laconic.sparsity.static_masks import StaticMasks

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
 from benchmarks.scaling_rank import MODEL, play
 from benchmarks.selecting import seconds_to_select
 from laconic.comm.loopback import Loopback

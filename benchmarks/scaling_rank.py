@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from benchmarks.resnet50 import SIZES
+from benchmarks.common.resnet50 import SIZES
 from laconic.comm.comm import Comm
 from laconic.comm.metered import Metered
 from laconic.comm.wire_model import PacketModel

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.resnet50 import SIZES
-from benchmarks.timing import Call, rounds
+from benchmarks.common.resnet50 import SIZES
+from benchmarks.common.timing import Call, rounds
 from laconic import kernels
 from laconic.codecs.minmax import MinMax
 from laconic.comm.entries import Entries

@@ -34,8 +34,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
 
 import laconic
-from benchmarks.files import Results, Row
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results, Row
 from laconic.fsdp.handle import ShardedHandle
 from laconic.tools.tasks.shakespeare import gpt_10m, load
 

@@ -87,7 +87,7 @@ def main() -> None:
         os.sched_setaffinity(0, {min(cores)})
         print(json.dumps({f"{spec}, {n} M": exchange_ms(spec, n) for n in MILLIONS for spec in SPECS}))
         return
-    from benchmarks.machine import machine
+    from benchmarks.common.machine import machine
 
     trees = {"before": options.before.absolute(), "after": ROOT}
     head = ["git", "rev-parse", "--short=10", "HEAD"]

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from benchmarks.files import Results, Row
-from benchmarks.machine import machine
-from benchmarks.small_net import SMALL_NET
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results, Row
+from benchmarks.common.small_net import SMALL_NET
+from benchmarks.common.workers import train
 from benchmarks.sparse_steps import LR, SEEDS
-from benchmarks.workers import train
 from laconic.exchange.method import Method
 from laconic.strategies.strategy import Strategy
 from laconic.tools.report.ledger import slug

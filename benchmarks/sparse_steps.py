@@ -6,7 +6,7 @@
     python -m benchmarks.sparse_steps --quick    a few steps of each; nothing is kept
 
 With density d, an entry of the gradient is sent about once in 1 / d steps, so a training has to be a multiple
-of that before its loss can be compared with dense training's. Four workers train the net of small_net.py on
+of that before its loss can be compared with dense training's. Four workers train SMALL_NET of common/ on
 CIFAR-10 (LACONIC_DATA names the folder) by SGD with momentum 0.9, at a rate that falls to 0 as a cosine,
 whatever the length. Dense training of the same length and seed begins with the same weights and sees the same
 batches.
@@ -27,10 +27,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.files import Results, Row
-from benchmarks.machine import machine
-from benchmarks.small_net import SMALL_NET
-from benchmarks.workers import train
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results, Row
+from benchmarks.common.small_net import SMALL_NET
+from benchmarks.common.workers import train
 from laconic.tools.report.ledger import slug
 from laconic.tools.tasks.cifar10 import load
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
 from benchmarks.peers import installed
 from benchmarks.steps_contenders import ALONE, AUTO, DENSE, DGC, FETCHED, OURS, PEERS, POWERSGD, SETTLE
 from benchmarks.steps_workloads import WORKLOADS, Workload

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
 from laconic.tools.lab import Lab, Link, missing
 
 RESULTS = Path(__file__).parent / "results" / "straggler.json"

@@ -22,7 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from benchmarks.activations import BOUNDS, layer_inputs
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
 from laconic import kernels
 
 RESULT = Path(__file__).parent / "results" / "sz3.json"

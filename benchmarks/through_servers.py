@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.machine import machine
-from benchmarks.resnet50 import SIZES
+from benchmarks.common.machine import machine
+from benchmarks.common.resnet50 import SIZES
 from laconic.comm.messages import add_messages_, encoded
 from laconic.comm.sent import SentMessage
 from laconic.comm.wire_model import all_reduce_bytes

@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.files import Results, Row
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results, Row
 from benchmarks.steps_contenders import AUTO
 from laconic.tools.report.ledger import slug
 from laconic.tools.report.reaching import accuracy_by_second

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results, Row
 from benchmarks.contenders import CONTENDERS, MODELS, SEEDS, STEPS, WORKERS, Contender
-from benchmarks.files import Results, Row
-from benchmarks.machine import machine
 from benchmarks.thinned import curves
 from laconic.tools.cli.settings import Options, Settings
 from laconic.tools.report.ledger import slug

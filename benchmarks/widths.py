@@ -22,9 +22,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.common.machine import machine
+from benchmarks.common.timing import Row, save, show
 from benchmarks.gradient import stored
-from benchmarks.machine import machine
-from benchmarks.timing import Row, save, show
 from laconic.codecs.minmax import MinMax
 from laconic.reducers.scatter_reduce.adaptive_bits import CHOICE
 from laconic.reducers.scatter_reduce.widths import cheapest

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
 from benchmarks.wire_rank import STEPS, Case
 from laconic.tools.lab import Lab, Link, missing
 from laconic.tools.lab.link import FREE

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
 from laconic import kernels
 
 FOLDER = Path(__file__).parent / "results"

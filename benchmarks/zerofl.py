@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.files import Results
-from benchmarks.machine import machine
+from benchmarks.common.machine import machine
+from benchmarks.common.results import Results
 from laconic.core.layout import Layout
 from laconic.core.turn import mix
 from laconic.data.partition.dirichlet import Dirichlet

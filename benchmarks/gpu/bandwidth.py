@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from benchmarks.common.resnet50 import SIZES
 from benchmarks.gpu import inputs
 from benchmarks.gpu.compare import Waits
 from benchmarks.gpu.job import Job, Row
 from benchmarks.gpu.kernel_table import counts_of
 from benchmarks.gpu.timing import busy_us, copy_us, gpu_us, host_us
-from benchmarks.resnet50 import SIZES
 from laconic import kernels
 from laconic.core.layout import Segments
 from laconic.core.spec import parse

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.resnet50 import SIZES
+from benchmarks.common.resnet50 import SIZES
 from laconic import kernels
 from laconic.core.layout import Segments
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages.tables import table
+from benchmarks.common.tables import table
 
 RESULTS = Path(__file__).parent / "results"
 BEFORE, RUN = RESULTS / "before.json", RESULTS / "run.json"

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from benchmarks.common.workers import ByMethod, ByStrategy, in_turn
 from benchmarks.gpu.job import Job, brief
 from benchmarks.gpu.resnet9 import Data, augmented, prepared, raw, resnet9
-from benchmarks.workers import ByMethod, ByStrategy, in_turn
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.exchange.method import Method

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import activations_accuracy
-from benchmarks.pages.tables import table
+from benchmarks.common.tables import table
 
 RESULTS = Path(__file__).parents[1] / "results" / "activations.json"
 SZ3 = RESULTS.with_name("sz3.json")

@@ -22,7 +22,7 @@ from benchmarks.admm import (
     VARIANTS,
     WIDTH,
 )
-from benchmarks.pages.tables import table
+from benchmarks.common.tables import table
 
 HEAD = """# Language models in 1 to 3 bits
 

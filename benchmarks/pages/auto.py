@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.auto import AUTO, FIXED, RESULTS, bars, named
-from benchmarks.pages.tables import table
+from benchmarks.common.tables import table
 from laconic.methods.auto import auto
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.block_admm import BAR, BATCH, PASSES, RANK, RUNS, SEEDS, VARIANTS, WIDTH
-from benchmarks.pages.tables import table
+from benchmarks.common.tables import table
 from laconic.tools.report.side_by_side import words
 from laconic.tools.report.time_line import time_line
 

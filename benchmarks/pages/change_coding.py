@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages.tables import table
+from benchmarks.common.tables import table
 
 RESULT = Path(__file__).parents[1] / "results" / "change_coding.json"
 SHOWN = (1, 2, 4, 8)  # epochs after the first

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages.tables import table
+from benchmarks.common.tables import table
 
 RESULT = Path(__file__).parents[1] / "results" / "entropy.json"
 SOURCES = {

@@ -9,8 +9,8 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
+from benchmarks.common.tables import table
 from benchmarks.federated import LONGER, PLAN, RATES, ROUNDS, RUNS, SCHEMES, SEEDS, group_of
-from benchmarks.pages.tables import table
 from laconic.tools.report.curves import Curve
 from laconic.tools.report.legend import LIGHT, WIDTH
 from laconic.tools.report.picture import HEIGHT, panel, style

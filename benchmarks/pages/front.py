@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from textwrap import fill
 
+from benchmarks.common.tables import table
 from benchmarks.pages.results import plus_minus, read
 from benchmarks.pages.situations import SITUATIONS
-from benchmarks.pages.tables import table
 from laconic.methods import catalogue
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy

@@ -8,9 +8,9 @@ from typing import Any
 
 from benchmarks import augmentation, large_batch
 from benchmarks.augmentation import BATCH, STEPS, VARIANTS
-from benchmarks.files import Results
+from benchmarks.common.results import Results
+from benchmarks.common.tables import spread, table
 from benchmarks.large_batch import BASE, EXAMPLES, RATES
-from benchmarks.pages.tables import spread, table
 
 NAMES = {"sgd": "SGD, linear scaling", "lars": "LARS", "lamb": "LAMB"}
 TARGET = 1.5  # points that a recipe may lose at 8 times the batch

@@ -9,8 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.tables import table
 from benchmarks.lowbit import RUNS
-from benchmarks.pages.tables import table
 
 FOLDER = Path(__file__).parents[1] / "results"
 HEAD = """# Signs and few bits

@@ -9,9 +9,9 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
+from benchmarks.common.tables import table
 from benchmarks.meta import AGENTS, METHODS, ROUNDS, RUNS
 from benchmarks.pages import meta_reasons as reasons
-from benchmarks.pages.tables import table
 from laconic.tools.report.curves import Curve
 from laconic.tools.report.legend import WIDTH
 from laconic.tools.report.picture import HEIGHT, legend, panel, style

@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
+from benchmarks.common.tables import table
 from benchmarks.meta_reasons import GROUP, RUNS, SIGNS
-from benchmarks.pages.tables import table
 
 Found = list[dict[str, Any]]
 

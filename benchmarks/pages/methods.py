@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from benchmarks.common.tables import table
 from benchmarks.pages.situations import sent_cells
-from benchmarks.pages.tables import table
 from laconic.tools.cli.entries import FEW, MANY, TITLES, CatalogueEntry, entries, measurements, pieces
 from laconic.tools.cli.methods import STATUS
 

@@ -14,12 +14,12 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
+from benchmarks.common.tables import table
 from benchmarks.contenders import MODELS, SETS
 from benchmarks.pages.accuracy import cells as accuracy_cells
 from benchmarks.pages.docstrings import markdown, words
 from benchmarks.pages.scaling import by_method, traffic_cells
 from benchmarks.pages.situations import SITUATIONS, anchor
-from benchmarks.pages.tables import table
 from benchmarks.scaling import RESULT
 from benchmarks.standings import Standing, standings
 from laconic.core.spec import find, names, signature_text

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.common.tables import table
 from benchmarks.outer import (
     BATCH,
     DENSE,
@@ -20,7 +21,6 @@ from benchmarks.outer import (
     Contender,
     done,
 )
-from benchmarks.pages.tables import table
 
 __all__ = ["DENSE", "done", "page"]
 

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Iterator, Sequence
 from textwrap import fill
 
+from benchmarks.common.small_net import SMALL_GPT, SMALL_NET
+from benchmarks.common.tables import spread, table
+from benchmarks.common.workers import WORKERS, Row
 from benchmarks.own_rates import DIVERGED, FAMILIES, SEEDS, Family, Run, own_rate
-from benchmarks.pages.tables import spread, table
-from benchmarks.small_net import SMALL_GPT, SMALL_NET
-from benchmarks.workers import WORKERS, Row
 
 HEAD = f"""# Each method at its own learning rate
 

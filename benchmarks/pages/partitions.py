@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import laconic
-from benchmarks.pages.tables import table
+from benchmarks.common.tables import table
 from laconic.data.partition import Deal
 from laconic.tools.cli.partition import spread
 from laconic.tools.report.partition_picture import picture

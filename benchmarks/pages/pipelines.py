@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import pipeline
-from benchmarks.pages.tables import table
+from benchmarks.common.tables import table
 from benchmarks.pipeline_workloads import BETWEEN, CROSSINGS, DENSE, OURS
 from laconic.tools.report.curves import Curve
 from laconic.tools.report.picture import framed, panel

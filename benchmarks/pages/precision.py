@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.pages.tables import table
+from benchmarks.common.tables import table
 from benchmarks.precision import FIRST_SCALE, METHODS, PRECISIONS, SEEDS, STEPS, WORKERS, results
 
 HEAD = """# Precision and compression

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.tables import table
 from benchmarks.pages.straggler import aim
-from benchmarks.pages.tables import table
 from benchmarks.replicator import ASYNC, DEPLOYMENTS, RUNS, SLEEP_S, SYNC, TWICE, WORKERS
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "replicator.py"

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.pages.tables import table
+from benchmarks.common.tables import table
 from benchmarks.rigl import RUNS
 
 HEAD = """# Sparse training, measured

@@ -10,8 +10,8 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
+from benchmarks.common.tables import table
 from benchmarks.pages import through_servers
-from benchmarks.pages.tables import table
 from benchmarks.scaling import FEW, LEAST, MANY, MOST, RESULT
 from laconic.tools.report.curves import Curve
 from laconic.tools.report.picture import HEIGHT, WIDTH, legend, panel, style

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from benchmarks.pages.tables import table
+from benchmarks.common.tables import table
 from benchmarks.sharded import DENSE, OTHERS, SEEDS, STEPS, WITHIN, WORKERS, Contender, Row, done
 
 PLANNED = (1 + len(OTHERS)) * len(SEEDS)

@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from benchmarks.common.tables import table
 from benchmarks.contenders import MODELS, SETS
 from benchmarks.pages import through_servers
 from benchmarks.pages.scaling import by_method, growth
-from benchmarks.pages.tables import table
 from benchmarks.scaling import FEW as FEWEST
 from benchmarks.scaling import MANY as MOST
 from benchmarks.scaling import RESULT

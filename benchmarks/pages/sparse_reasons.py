@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from benchmarks.pages.tables import spread, table
+from benchmarks.common.tables import spread, table
+from benchmarks.common.workers import Row
 from benchmarks.sparse_reasons import DENSITY, STEPS, TRIES, Run
 from benchmarks.sparse_steps import LR, SEEDS
 from benchmarks.sparse_steps import Run as Plain
-from benchmarks.workers import Row
 
 # of benchmarks.sparse_steps, by density
 PLAIN = {"dense": 1.0, "topk": DENSITY, "stc": DENSITY, "dgc": DENSITY}

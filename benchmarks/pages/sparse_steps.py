@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from benchmarks.common.small_net import SMALL_NET
+from benchmarks.common.tables import spread, table
+from benchmarks.common.workers import WORKERS, Row
 from benchmarks.pages.sparse_reasons import section
-from benchmarks.pages.tables import spread, table
-from benchmarks.small_net import SMALL_NET
 from benchmarks.sparse_steps import LENGTHS, LR, METHODS, SEEDS, Run
-from benchmarks.workers import WORKERS, Row
 from laconic.tools.report.curves import Curve
 from laconic.tools.report.picture import framed, panel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from benchmarks.pages.tables import table
+from benchmarks.common.tables import table
 from benchmarks.predictions import GOOD
 from benchmarks.predictions import RESULTS as PREDICTIONS
 from benchmarks.steps import AS_FAST, BEHIND, EFFICIENT, FASTER, OVERHEAD, RESULTS, SLOW, UNSHAPED

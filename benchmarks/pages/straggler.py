@@ -6,7 +6,7 @@ import json
 from itertools import groupby
 from typing import Any
 
-from benchmarks.pages.tables import table
+from benchmarks.common.tables import table
 from benchmarks.straggler import FEWER, RESULTS, TWICE
 
 

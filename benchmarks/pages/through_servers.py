@@ -7,7 +7,7 @@ from itertools import groupby
 from textwrap import wrap
 from typing import Any
 
-from benchmarks.pages.tables import table
+from benchmarks.common.tables import table
 from benchmarks.through_servers import RESULT, WORKERS
 
 WIDTH = 100  # of text

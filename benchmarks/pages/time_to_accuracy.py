@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.pages.tables import spread, table
+from benchmarks.common.tables import spread, table
 from benchmarks.time_to_accuracy import GOALS, LINKS, LOOK, METHODS, SEEDS, STEPS, WORKERS, Goal, Row, Run
 from laconic.tools.report.curves import Curve
 from laconic.tools.report.picture import framed, panel

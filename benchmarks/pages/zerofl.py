@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.pages.tables import table
+from benchmarks.common.tables import table
 from benchmarks.zerofl import (
     ALPHAS,
     BATCH,

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 from benchmarks import accuracy, trials
+from benchmarks.common.results import Results
 from benchmarks.contenders import CONTENDERS, MODELS, REDUCTIONS, SEEDS, SETS, SKEW, STRATEGIES, Contender
-from benchmarks.files import Results
 from benchmarks.pages import accuracy as accuracy_page
 from benchmarks.scatter import scatter
 from benchmarks.standings import standings

@@ -9,7 +9,7 @@ import pytest
 import torch
 from benchmarks import activations
 from benchmarks import activations_accuracy as accuracy
-from benchmarks.files import Results
+from benchmarks.common.results import Results
 from benchmarks.pages import activations as page
 from torch import Tensor, nn
 

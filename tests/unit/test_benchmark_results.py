@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from pathlib import Path
 
-from benchmarks.files import Results
+from benchmarks.common.results import Results
 
 ROWS = {"b-0": {"loss": 0.1 + 0.2, "curve": [[1, None]]}, "a/c-1": {"accuracy": 0.5}, "a/b-1": {"spec": "é"}}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import own_rates
-from benchmarks.files import Results, Row
+from benchmarks.common.results import Results, Row
 from benchmarks.own_rates import DIVERGED, FAMILIES, SEEDS, Run, due, next_rate, own_rate
 from benchmarks.pages import own_rates as page
 

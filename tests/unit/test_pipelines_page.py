@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from benchmarks import pipeline
-from benchmarks.files import Results
+from benchmarks.common.results import Results
 from benchmarks.pages import pipelines
 from benchmarks.pipeline_workloads import AC48, CROSSINGS, DENSE, OURS, WORKLOADS
 

@@ -17,7 +17,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import torch
 import torch.distributed as dist
-from benchmarks.pages import docstrings, situations, tables
+from benchmarks.common import tables
+from benchmarks.pages import docstrings, situations
 from benchmarks.pages import names as name_pages
 from tests.unit.shared import for_each
 from torch import nn

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import sparse_reasons, sparse_steps
-from benchmarks.files import Results
+from benchmarks.common.results import Results
+from benchmarks.common.small_net import net
 from benchmarks.pages import sparse_reasons as page
-from benchmarks.small_net import net
 from benchmarks.sparse_reasons import STEPS, TRIES, Run, do, runs, without_momentum
 from benchmarks.sparse_steps import Run as Plain
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import sparse_reasons, sparse_steps
-from benchmarks.files import Results
+from benchmarks.common.results import Results
 from benchmarks.pages import sparse_steps as page
 from benchmarks.sparse_steps import LENGTHS, METHODS, SEEDS, Run, do, runs
 from torch import Tensor

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import time_to_accuracy
-from benchmarks.files import Results
+from benchmarks.common.results import Results
 from benchmarks.pages import time_to_accuracy as page
 from benchmarks.time_to_accuracy import GOALS, LINKS, METHODS, SEEDS, Run, command, runs
 
