@@ -56,8 +56,8 @@ def page() -> str:
         "# Accuracy at equal steps",
         "",
         "Mean ± standard error over seeds. `make docs` writes this page from the",
+        "results of `python -m benchmarks.accuracy`.",
     ]
-    lines += ["results of `python -m benchmarks.accuracy` in `benchmarks/results/`."]
     for task, model in MODELS.items():
         if found := standings(task, CONTENDERS):
             lines += ["", heading("Every method", task, model), "", *methods(task, found)]

@@ -17,8 +17,7 @@ SZ3 = RESULTS.with_name("sz3.json")
 EPOCH = {"resnet20": "ResNet-20", "vgg": "the VGG-like net"}  # trained for an epoch
 HEAD = """# Less memory for activations
 
-`make docs` writes this page from the results of `python -m benchmarks.activations` in
-`benchmarks/results/activations.json`.
+`make docs` writes this page from the results of `python -m benchmarks.activations`.
 
 Backward needs the inputs of layers, and these take most of the memory of a training. `laconic.activations`
 stores them compressed, within an error bound derived from the gradients (COMET); values that must be exact

@@ -29,7 +29,7 @@ def written(found: dict[str, Any]) -> str:
         f"These figures are for `{AUTO}`, which may choose any candidate. `auto()` alone stops at the"
         " fourth: [time to accuracy](time_to_accuracy.md) has both.",
         "",
-        "`make docs` writes this page from `benchmarks/results/auto.json` (`python -m benchmarks.auto`),",
+        "`make docs` writes this page from the results of `python -m benchmarks.auto`,",
         f"on a [lab](lab.md) of two hosts on {found['machine']['cores']} cores.",
         "",
         *table(

@@ -17,8 +17,7 @@ SOURCES = {
 }
 HEAD = """# Entropy coding
 
-`make docs` writes this page from `benchmarks/results/entropy.json`, a result of
-`python -m benchmarks.entropy`.
+`make docs` writes this page from the results of `python -m benchmarks.entropy`.
 
 Bits are those of whole messages. *Entropy* is empirical: it treats symbols as independent, with the
 frequencies of each tensor, so a coding without further knowledge can hardly go below it. `fine_delta()`

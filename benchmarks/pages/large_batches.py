@@ -38,8 +38,7 @@ def large_of(runs: Sequence[dict[str, Any]], planned: int) -> str:
     lines = [
         f"CIFAR-10, the small CNN of `laconic train`, {EXAMPLES:,} examples in every run: a larger batch",
         f"takes fewer steps. Rates at the base batch of {BASE}: {rates}.",
-        f"Mean ± standard error over seeds. {len(runs)} of {planned} runs are in",
-        "`benchmarks/results/large_batch/`.",
+        f"Mean ± standard error over seeds. {len(runs)} of {planned} runs are done.",
     ]
     return "\n".join([*lines, "", *_large(runs)] if runs else lines)
 
@@ -48,7 +47,7 @@ def copies_of(runs: Sequence[dict[str, Any]], planned: int) -> str:
     """The block of these runs."""
     lines = [
         f"CIFAR-10, the same network, {STEPS:,} steps of {BATCH} examples at one rate, cropped, mirrored and",
-        f"with a patch cut out. {len(runs)} of {planned} runs are in `benchmarks/results/augmentation/`.",
+        f"with a patch cut out. {len(runs)} of {planned} runs are done.",
     ]
     return "\n".join([*lines, "", *_copied(runs)] if runs else lines)
 

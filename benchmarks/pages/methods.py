@@ -20,7 +20,7 @@ HEAD = """\
 `laconic methods --all` shows the same list, `laconic methods` one line a name, and `laconic methods NAME`
 all about one name.
 
-**Measured** on the gradient in `benchmarks/results/{gradient}` (`python -m benchmarks.gradient`): one
+**Measured** on a stored gradient (`python -m benchmarks.gradient`): one
 worker's batch after 100 training steps on handwritten digits, with a network of {parameters:,} parameters.
 
 - *N = 4, N = 16*: bits per parameter that a worker puts on the wire per step in a group of N: every copy of a

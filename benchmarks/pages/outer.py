@@ -27,7 +27,7 @@ __all__ = ["DENSE", "done", "page"]
 LINK = 100e6 / 8  # bytes a second
 HEAD = f"""# Bytes to the same loss
 
-`make docs` writes this page from the results of `python -m benchmarks.outer` in `benchmarks/results/outer/`.
+`make docs` writes this page from the results of `python -m benchmarks.outer`.
 
 {WORKERS} workers train a small GPT on Shakespeare, letter by letter, {BATCH} windows of 64 letters a step.
 Dense data parallelism with AdamW does {STEPS} steps; the others train until the mean of their workers has its

@@ -13,8 +13,7 @@ from benchmarks.own_rates import DIVERGED, FAMILIES, SEEDS, Family, Run, own_rat
 
 HEAD = f"""# Each method at its own learning rate
 
-`make docs` writes this page from the results of `python -m benchmarks.own_rates` in
-`benchmarks/results/own_rates/`.
+`make docs` writes this page from the results of `python -m benchmarks.own_rates`.
 
 Noise and delay call for a different learning rate. {WORKERS} workers train a small convolutional net
 on CIFAR-10, {SMALL_NET.batch} images per worker and step, and a small transformer on Shakespeare, letter by

@@ -18,9 +18,9 @@ NAMES = {spec.replace(" ", ""): name for name, spec in CROSSINGS.items()}
 Row = dict[str, Any]
 HEAD = """# Pipelines, measured
 
-`make docs` writes this page from the results of `python -m benchmarks.pipeline` in
-`benchmarks/results/pipeline`. It compares [AC-SGD between pipeline stages](pipelines.md) with float32, half
-precision, and the same bits without memory ("direct"). *4/8*: 4 bits per activation, 8 bits per gradient."""
+`make docs` writes this page from the results of `python -m benchmarks.pipeline`. It compares [AC-SGD between
+pipeline stages](pipelines.md) with float32, half precision, and the same bits without memory ("direct").
+*4/8*: 4 bits per activation, 8 bits per gradient."""
 
 
 def page() -> str:

@@ -12,8 +12,7 @@ from benchmarks.precision import FIRST_SCALE, METHODS, PRECISIONS, SEEDS, STEPS,
 
 HEAD = """# Precision and compression
 
-`make docs` writes this page from the results of `python -m benchmarks.precision` in
-`benchmarks/results/precision/`.
+`make docs` writes this page from the results of `python -m benchmarks.precision`.
 
 There are three ways to train in 16 bits; each works with every method:
 

@@ -11,7 +11,7 @@ from benchmarks.rigl import RUNS
 
 HEAD = """# Sparse training, measured
 
-`make docs` writes this page from the results of `python -m benchmarks.rigl` in `benchmarks/results/rigl`.
+`make docs` writes this page from the results of `python -m benchmarks.rigl`.
 [Sparse training](sparse_training.md) explains the names and their use.
 """
 ACCURACY = """## Accuracy

@@ -29,7 +29,7 @@ def page() -> str:
         f"{found['entries']:,} entries with ResNet-50's proportions, density {found['density']:g},",
         f"mean of {found['steps']} steps after the first {found['first']}, for the worker with the highest"
         " cost. `make docs` writes",
-        "this page from the results of `python -m benchmarks.scaling` in `benchmarks/results/scaling.json`.",
+        "this page from the results of `python -m benchmarks.scaling`.",
         "",
         "![traffic and selection by workers](scaling.svg)",
         "",

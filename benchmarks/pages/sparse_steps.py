@@ -18,8 +18,7 @@ from laconic.tools.report.picture import framed, panel
 PICTURE = "sparse_steps.svg"
 HEAD = f"""# How many steps a sparse method needs
 
-`make docs` writes this page from the results of `python -m benchmarks.sparse_steps` in
-`benchmarks/results/sparse_steps/`.
+`make docs` writes this page from the results of `python -m benchmarks.sparse_steps`.
 
 With density d, an entry of the gradient is sent about once in 1 / d steps. A training must be several times
 longer than 1 / d steps before it can match a dense one. How many times?

@@ -31,7 +31,7 @@ def written(
     lines = [
         "# A training step over slow links",
         "",
-        "`make docs` writes this page from `benchmarks/results/steps.json` (`python -m benchmarks.steps`).",
+        "`make docs` writes this page from the results of `python -m benchmarks.steps`.",
         f"Hosts of a [lab](lab.md) on {found['machine']['cores']} cores ({found['machine']['processor']}),"
         f" torch {found['machine']['torch']}, one thread per rank.",
         "A step is forward, backward, exchange and `optimizer.step()`, with SGD and momentum 0.9. Seconds are"

@@ -23,8 +23,8 @@ def written(found: dict[str, Any]) -> str:
         "",
         f"{found['hosts']} hosts of a [lab](lab.md) on {found['machine']['cores']} cores, a model of"
         f" {found['parameters'] / 1e6:.1f} million parameters.",
-        "`make docs` writes this page from the results of `python -m benchmarks.straggler` in",
-        "`benchmarks/results/straggler.json`. MB are those of a host's interface, including all headers.",
+        "`make docs` writes this page from the results of `python -m benchmarks.straggler`.",
+        "MB are those of a host's interface, including all headers.",
         "",
         "## One slow host",
         "",

@@ -40,7 +40,7 @@ def section() -> list[str]:
     how = (
         "kB that the busiest worker sends in a step, without packet headers, at the default densities."
         " `python -m benchmarks.through_servers` encodes all messages of one step of all ranks in one"
-        " process, and writes `benchmarks/results/through_servers.json`."
+        " process."
     )
     return [
         "## Through servers: `down=`",

@@ -16,8 +16,7 @@ from laconic.tools.report.picture import framed, panel
 DENSE = METHODS[0]
 HEAD = f"""# Time to accuracy
 
-`make docs` writes this page from the results of `python -m benchmarks.time_to_accuracy` in
-`benchmarks/results/time_to_accuracy/`.
+`make docs` writes this page from the results of `python -m benchmarks.time_to_accuracy`.
 
 {WORKERS} workers train for {STEPS:,} steps on [emulated hosts](lab.md) of one machine, each with a link of
 the rate in the heading, at a learning rate that falls to 0 as a cosine, the same for all methods. *Seconds*

@@ -34,7 +34,7 @@ sparsity by [SWAT](sparse_training.md), first and last layer dense; the rate fal
 {last:g} over the rounds. No model is trained to convergence: compare the rows with each other.
 
 `make docs` writes this page from the results of `python -m benchmarks.zerofl`:
-{found} of {planned} runs are in `benchmarks/results/zerofl/`.
+{found} of {planned} runs are done.
 
 A sends the largest weights, B the differences at the largest weights, C the largest differences; rho =
 {least:.1f} + r of each sparse layer, and unsent entries count as zero. Uplink: size of a client's message;

@@ -155,7 +155,7 @@ def test_a_table_has_points_lost_and_what_the_noise_predicts() -> None:
     assert "| 64 | 5,120 | SGD, linear scaling | 61.00 ± 1.00 | +0.00 | 100 |" in page
     assert "LAMB is within 1.5 points of the small batch: it loses 0.50" in page
     assert "4 of 36 runs are in" in page
-    assert copies_of([], 15).endswith("0 of 15 runs are in `benchmarks/results/augmentation/`.")
+    assert copies_of([], 15).endswith("0 of 15 runs are done.")
 
 
 def test_a_recipe_that_fails_is_said_to_fail() -> None:
