@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.pages.zerofl import names, written
+from benchmarks.zerofl.page import names, written
 
 
 def run(name: str, accuracy: float, *, split: str = "iid", seed: int = 0, uplink: float = 1e6) -> dict:
@@ -13,7 +13,7 @@ def run(name: str, accuracy: float, *, split: str = "iid", seed: int = 0, uplink
 def test_a_table_has_the_mean_of_seeds_and_the_real_bytes() -> None:
     found = [run("fedavg", 0.5), run("B-0.1", 0.4, uplink=2e5), run("B-0.1", 0.42, seed=1, uplink=3e5)]
     page = written(found)
-    assert "\n3 of 66 runs are in" in page
+    assert "\n3 of 66 runs are done." in page
     assert "| dense FedAvg | 1 | 50.00 | 1,000 | 1.0 times |  |" in page
     assert "| B, `DiffOnTopWeights`, r = 0.1 | 2 | 41.00 ± 1.00 | 250 | 4.0 times | 400 |" in page
     assert "Skewed" not in page and "Comparison with the paper" not in page
