@@ -5,7 +5,7 @@
     python -m benchmarks.admm --width 400  some of them with a wider model, to see the same
     python -m benchmarks.admm --quick      30 steps of each in a scratch folder, to see that all works
 
-Runs are in benchmarks/results/admm.jsonl; keys begin with another length or width. A stopped benchmark goes
+Runs are in benchmarks/admm/results.jsonl; keys begin with another length or width. A stopped benchmark goes
 on where it stopped; `make docs` writes page and picture. All runs of a seed see the same batches, and the
 same learning rates but where `RATES` has another, for equal steps.
 """
@@ -29,7 +29,7 @@ from laconic.lowbit import admm, straight_through
 from laconic.tools.tasks.shakespeare import LSTM, inputs, load
 from laconic.tools.tasks.task import Recipe, cross_entropy
 
-RUNS = Results(Path(__file__).parent / "results" / "admm.jsonl")
+RUNS = Results(Path(__file__).with_name("results.jsonl"))
 WIDTH, BATCH, STEPS, SEEDS, TESTS = 200, 16, 3000, (0, 1, 2), 15
 PART = 400  # windows of the test set for the curve; the last figure is of all
 EXTRA = "admm, ternary, extra-gradient"

@@ -1,4 +1,4 @@
-"""docs/admm.md and docs/admm.svg: models in 1 to 3 bits, from benchmarks/results/admm.jsonl."""
+"""docs/admm.md and docs/admm.svg: models in 1 to 3 bits, from benchmarks/admm/results.jsonl."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.admm import (
+from benchmarks.admm.__main__ import (
     BATCH,
     EVERY,
     EXTRA,

@@ -26,12 +26,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.common.machine import machine
 from benchmarks.common.results import Results
-from benchmarks.large_batch import tested
+from benchmarks.large_batch.__main__ import tested
 from laconic.data import batch_augmentation
 from laconic.recipes import Copies, large_batch
 from laconic.tools.tasks.cifar10 import inputs, load, small_cnn
 
-RUNS = Results(Path(__file__).parent / "results" / "augmentation.jsonl")
+RUNS = Results(Path(__file__).with_name("results.jsonl"))
 BATCH, STEPS, SEEDS, TESTS = 64, 1_200, 3, 6
 RATE = 0.05
 QUICK = 40

@@ -1,6 +1,6 @@
 """auto() beside each of its candidates alone: seconds of a step, a link that drops, and the loss at the end.
 
-    python -m benchmarks.auto             writes benchmarks/results/auto.json: an hour
+    python -m benchmarks.auto             writes benchmarks/auto/results.json: an hour
     python -m benchmarks.auto --part steps --part drop    some of it; the file keeps what it has of the rest
     python -m benchmarks.auto --quick     one link, one round; writes only with --out
 
@@ -35,7 +35,7 @@ from benchmarks.steps_contenders import AUTO, SETTLE
 from laconic.reducers.autotune import CANDIDATES
 from laconic.tools.lab import Lab, Link, missing
 
-RESULTS = Path(__file__).parent / "results" / "auto.json"
+RESULTS = Path(__file__).with_name("results.json")
 FIXED = tuple(map(repr, CANDIDATES))
 PARTS = ("steps", "drop", "loss", "alike")
 LINKS = ("1gbit", "100mbit", None)  # None: held back by nothing but the machine

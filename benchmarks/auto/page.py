@@ -1,4 +1,4 @@
-"""docs/auto.md: from benchmarks/results/auto.json, if it exists."""
+"""docs/auto.md: from benchmarks/auto/results.json, if it exists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from statistics import median
 from typing import Any
 
-from benchmarks.auto import AUTO, FIXED, RESULTS, bars, named
+from benchmarks.auto.__main__ import AUTO, FIXED, RESULTS, bars, named
 from benchmarks.common.tables import table
 from laconic.methods.auto import auto
 

@@ -1,4 +1,4 @@
-"""docs/block_admm.md and its pictures: blocks side by side, from results/block_admm.jsonl."""
+"""docs/block_admm.md and its pictures: blocks side by side, from block_admm/results.jsonl."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.block_admm import BAR, BATCH, PASSES, RANK, RUNS, SEEDS, VARIANTS, WIDTH
+from benchmarks.block_admm.__main__ import BAR, BATCH, PASSES, RANK, RUNS, SEEDS, VARIANTS, WIDTH
 from benchmarks.common.tables import table
 from laconic.tools.report.side_by_side import words
 from laconic.tools.report.time_line import time_line

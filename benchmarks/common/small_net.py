@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from benchmarks.common.workers import Data, Problem
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from benchmarks.common.workers import Data, Problem
 from laconic.exchange.method import Method
 from laconic.strategies.strategy import Strategy
 from laconic.tools.tasks.cifar10 import inputs

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from benchmarks.common.results import Row
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from benchmarks.common.results import Row
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.layout import Layout

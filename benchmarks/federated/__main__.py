@@ -7,7 +7,7 @@
     python -m benchmarks.federated --quick              a few rounds of each; keeps nothing
 
 Needs LACONIC_DATA. All methods do equal local steps from the same first model, which clients make themselves.
-A training in benchmarks/results/federated.jsonl is not repeated; every method is trained with one
+A training in benchmarks/federated/results.jsonl is not repeated; every method is trained with one
 seed before the next seed. `make docs` writes docs/federated_accuracy.md from them.
 """
 
@@ -29,7 +29,7 @@ from laconic.tools.tasks import find
 from laconic.tools.tasks.federation import Federation, federate
 from laconic.tools.tasks.task import Tensors
 
-RUNS = Results(Path(__file__).parent / "results" / "federated.jsonl")
+RUNS = Results(Path(__file__).with_name("results.jsonl"))
 SEEDS, QUICK = 3, 2
 SCHEMES = (
     "fedavg()",

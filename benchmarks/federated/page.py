@@ -1,4 +1,4 @@
-"""docs/federated_accuracy.md and its pictures: from benchmarks/results/federated.jsonl."""
+"""docs/federated_accuracy.md and its pictures: from benchmarks/federated/results.jsonl."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from benchmarks.common.tables import table
-from benchmarks.federated import LONGER, PLAN, RATES, ROUNDS, RUNS, SCHEMES, SEEDS, group_of
+from benchmarks.federated.__main__ import LONGER, PLAN, RATES, ROUNDS, RUNS, SCHEMES, SEEDS, group_of
 from laconic.tools.report.curves import Curve
 from laconic.tools.report.legend import LIGHT, WIDTH
 from laconic.tools.report.picture import HEIGHT, panel, style

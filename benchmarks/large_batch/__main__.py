@@ -31,7 +31,7 @@ from laconic.recipes import Accumulation, large_batch
 from laconic.recipes.large_batch import Kind
 from laconic.tools.tasks.cifar10 import inputs, load, small_cnn
 
-RUNS = Results(Path(__file__).parent / "results" / "large_batch.jsonl")
+RUNS = Results(Path(__file__).with_name("results.jsonl"))
 BASE, EXAMPLES, SEEDS = 64, 327_680, 3
 MICRO = 64
 RATES: dict[str, float] = {"sgd": 0.05, "lars": 0.1, "lamb": 8e-3}  # at the base batch

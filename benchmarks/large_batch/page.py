@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks import augmentation, large_batch
-from benchmarks.augmentation import BATCH, STEPS, VARIANTS
+from benchmarks.augmentation import __main__ as augmentation
+from benchmarks.augmentation.__main__ import BATCH, STEPS, VARIANTS
 from benchmarks.common.results import Results
 from benchmarks.common.tables import spread, table
-from benchmarks.large_batch import BASE, EXAMPLES, RATES
+from benchmarks.large_batch import __main__ as large_batch
+from benchmarks.large_batch.__main__ import BASE, EXAMPLES, RATES
 
 NAMES = {"sgd": "SGD, linear scaling", "lars": "LARS", "lamb": "LAMB"}
 TARGET = 1.5  # points that a recipe may lose at 8 times the batch

@@ -29,7 +29,7 @@ from laconic.lowbit import binarise, pack, quantise, save_packed
 from laconic.tools.tasks import find
 from laconic.tools.tasks.task import Tensors, cross_entropy, right_answers
 
-RUNS = Results(Path(__file__).parent / "results" / "lowbit.jsonl")
+RUNS = Results(Path(__file__).with_name("results.jsonl"))
 SEEDS, BATCH, LR, LAST = 3, 100, 3e-3, 0.003  # the rate falls exponentially to LAST of the first
 EPOCHS = {"mnist": 10, "cifar10": 4}
 TEST_BATCH = 500

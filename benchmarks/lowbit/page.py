@@ -1,4 +1,4 @@
-"""docs/low_bit.md: signs and few bits, with figures of results/xnor.json and results/lowbit.jsonl."""
+"""docs/low_bit.md: signs and few bits, with figures of results/xnor.json and lowbit/results.jsonl."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.tables import table
-from benchmarks.lowbit import RUNS
+from benchmarks.lowbit.__main__ import RUNS
 
 FOLDER = Path(__file__).parents[1] / "results"
 HEAD = """# Signs and few bits

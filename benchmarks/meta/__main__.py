@@ -5,7 +5,7 @@
     python -m benchmarks.meta --budget-minutes 30  starts no training that would end later
     python -m benchmarks.meta --quick              two rounds of each, to see that it runs; keeps nothing
 
-A training in benchmarks/results/meta.jsonl is not repeated; everything is trained with one seed
+A training in benchmarks/meta/results.jsonl is not repeated; everything is trained with one seed
 before the next seed. `make docs` writes docs/meta_learning.md from them.
 """
 
@@ -41,7 +41,7 @@ from laconic.federated.meta.learner import cross_entropy
 from laconic.federated.meta.trained import Work
 from laconic.tools.report.summary import plain
 
-RUNS = Results(Path(__file__).parent / "results" / "meta.jsonl")
+RUNS = Results(Path(__file__).with_name("results.jsonl"))
 SEEDS, AGENTS, ROUNDS = 3, 50, 50
 OWN_MODELS: dict[Any, tuple[Tensor, int]] = {}
 Method = PSGA | Averaging | MetaGradient

@@ -1,4 +1,4 @@
-"""docs/meta_learning.md and its picture: from benchmarks/results/meta.jsonl."""
+"""docs/meta_learning.md and its picture: from benchmarks/meta/results.jsonl."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from benchmarks.common.tables import table
-from benchmarks.meta import AGENTS, METHODS, ROUNDS, RUNS
-from benchmarks.pages import meta_reasons as reasons
+from benchmarks.meta.__main__ import AGENTS, METHODS, ROUNDS, RUNS
+from benchmarks.meta_reasons import page as reasons
 from laconic.tools.report.curves import Curve
 from laconic.tools.report.legend import WIDTH
 from laconic.tools.report.picture import HEIGHT, legend, panel, style

@@ -3,7 +3,7 @@
     python -m benchmarks.meta_reasons            three seeds; goes on where it stopped
     python -m benchmarks.meta_reasons --quick    a few steps, to see that it runs; keeps nothing
 
-A seed in benchmarks/results/meta.jsonl is not measured again. `make docs` writes a part of
+A seed in benchmarks/meta/results.jsonl is not measured again. `make docs` writes a part of
 docs/meta_learning.md from the files.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from benchmarks.common.machine import machine
-from benchmarks.meta import AGENTS, CLIMB, PROBLEMS, RUNS, SEEDS
+from benchmarks.meta.__main__ import AGENTS, CLIMB, PROBLEMS, RUNS, SEEDS
 from laconic.federated.meta import PSGA, Learner, Sinusoids, few_step
 from laconic.federated.meta.learner import clipped
 from laconic.federated.meta.psga import projected

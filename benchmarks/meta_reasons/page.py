@@ -6,7 +6,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.common.tables import table
-from benchmarks.meta_reasons import GROUP, RUNS, SIGNS
+from benchmarks.meta_reasons.__main__ import GROUP, RUNS, SIGNS
 
 Found = list[dict[str, Any]]
 

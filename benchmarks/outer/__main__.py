@@ -12,7 +12,7 @@ chooses among three learning rates, for dense too: by loss for dense, by steps t
 Bytes are those that a worker puts on the wire, packet headers included, as `laconic.comm.metered` counts them
 (docs/index.md compares it with the interface's own counters); they do not depend on the link.
 
-Results by <contender>-<rate>-<seed> are in benchmarks/results/outer.jsonl: every LOOK steps the test loss and
+Results by <contender>-<rate>-<seed> are in benchmarks/outer/results.jsonl: every LOOK steps the test loss and
 the megabytes so far. docs/outer.md is made of them.
 """
 
@@ -42,7 +42,7 @@ from laconic.strategies.several import as_one
 from laconic.strategies.strategy import BoundStrategy, Strategy, Update
 from laconic.tools.tasks.shakespeare import GPT
 
-RUNS = Results(Path(__file__).parent / "results" / "outer.jsonl")
+RUNS = Results(Path(__file__).with_name("results.jsonl"))
 WORKERS, BATCH, STEPS, LOOK, WARMUP = 4, 8, 600, 20, 50
 PATIENCE = 2.5
 FEWER = 100  # bar: times fewer bytes than dense to its loss, for sparseloco and streaming

@@ -1,4 +1,4 @@
-"""docs/outer.md: bytes to dense data parallelism's loss, with figures of benchmarks/results/outer.jsonl."""
+"""docs/outer.md: bytes to dense data parallelism's loss, with figures of benchmarks/outer/results.jsonl."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.common.tables import table
-from benchmarks.outer import (
+from benchmarks.outer.__main__ import (
     BATCH,
     DENSE,
     FEWER,

@@ -10,7 +10,7 @@ best, until both neighbours of the best are worse in test loss; the other seeds 
 training of each family looks for its rate in the same way. `auto()` is not among them: it chooses by the
 link, and threads have none.
 
-Results by <task>/<method>-<rate>-<seed> are in benchmarks/results/own_rates.jsonl; `make docs` writes
+Results by <task>/<method>-<rate>-<seed> are in benchmarks/own_rates/results.jsonl; `make docs` writes
 docs/own_rates.md from them.
 """
 
@@ -33,7 +33,7 @@ from laconic.core.errors import NonFiniteError
 from laconic.tools.report.ledger import slug
 from laconic.tools.tasks.cifar10 import load
 
-RUNS = Results(Path(__file__).parent / "results" / "own_rates.jsonl")
+RUNS = Results(Path(__file__).with_name("results.jsonl"))
 SEEDS = (0, 1, 2)
 DIVERGED = "diverged"
 

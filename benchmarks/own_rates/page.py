@@ -9,7 +9,7 @@ from textwrap import fill
 from benchmarks.common.small_net import SMALL_GPT, SMALL_NET
 from benchmarks.common.tables import spread, table
 from benchmarks.common.workers import WORKERS, Row
-from benchmarks.own_rates import DIVERGED, FAMILIES, SEEDS, Family, Run, own_rate
+from benchmarks.own_rates.__main__ import DIVERGED, FAMILIES, SEEDS, Family, Run, own_rate
 
 HEAD = f"""# Each method at its own learning rate
 

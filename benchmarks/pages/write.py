@@ -17,37 +17,37 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.admm import page as admm_page
+from benchmarks.auto import page as auto_page
+from benchmarks.block_admm import page as block_admm_page
+from benchmarks.federated import page as federated_page
 from benchmarks.gpu import page as gpu_page
+from benchmarks.large_batch import page as large_batches_page
+from benchmarks.lowbit import page as low_bit_page
+from benchmarks.meta import page as meta_page
+from benchmarks.outer import page as outer_page
+from benchmarks.own_rates import page as own_rates_page
 from benchmarks.pages import accuracy as accuracy_page
 from benchmarks.pages import activations as activations_page
-from benchmarks.pages import admm as admm_page
-from benchmarks.pages import auto as auto_page
-from benchmarks.pages import block_admm as block_admm_page
 from benchmarks.pages import change_coding as change_coding_page
 from benchmarks.pages import entropy as entropy_page
-from benchmarks.pages import federated as federated_page
 from benchmarks.pages import front, situations
-from benchmarks.pages import large_batches as large_batches_page
-from benchmarks.pages import low_bit as low_bit_page
-from benchmarks.pages import meta as meta_page
 from benchmarks.pages import methods as methods_page
-from benchmarks.pages import outer as outer_page
-from benchmarks.pages import own_rates as own_rates_page
 from benchmarks.pages import partitions as partitions_page
 from benchmarks.pages import pipelines as pipelines_page
-from benchmarks.pages import precision as precision_page
 from benchmarks.pages import replicator as replicator_page
-from benchmarks.pages import rigl as rigl_page
 from benchmarks.pages import scaling as scaling_page
-from benchmarks.pages import sharded as sharded_page
-from benchmarks.pages import sparse_steps as sparse_steps_page
 from benchmarks.pages import steps as steps_page
 from benchmarks.pages import straggler as straggler_page
-from benchmarks.pages import time_to_accuracy as time_to_accuracy_page
 from benchmarks.pages import triton_kernels as triton_kernels_page
-from benchmarks.pages import zerofl as zerofl_page
 from benchmarks.pages.results import RESULTS, plus_minus, read
+from benchmarks.precision import page as precision_page
+from benchmarks.rigl import page as rigl_page
+from benchmarks.sharded import page as sharded_page
+from benchmarks.sparse_steps import page as sparse_steps_page
+from benchmarks.time_to_accuracy import page as time_to_accuracy_page
 from benchmarks.trials import RUNS
+from benchmarks.zerofl import page as zerofl_page
 
 ROOT = Path(__file__).parents[2]
 BLOCKED = (

@@ -3,7 +3,7 @@
     python -m benchmarks.precision              all cells, 3 seeds; goes on where it stopped
     python -m benchmarks.precision --quick      20 steps, one seed, not kept
 
-Results by <precision>-<method>-<seed> are in benchmarks/results/precision.jsonl: loss over the last steps,
+Results by <precision>-<method>-<seed> are in benchmarks/precision/results.jsonl: loss over the last steps,
 test loss and accuracy, bytes on the wire, skipped steps. Two workers on this machine train the mlp of the
 task digits; they are started once and train all cells one after the other.
 
@@ -38,7 +38,7 @@ from laconic.tools.report.ledger import slug
 from laconic.tools.tasks.digits import DIGITS
 from laconic.tools.tasks.shard import Shard
 
-RUNS = Results(Path(__file__).parent / "results" / "precision.jsonl")
+RUNS = Results(Path(__file__).with_name("results.jsonl"))
 TASK, MODEL, BATCH, STEPS, WORKERS, SEEDS = DIGITS, "mlp", 16, 100, 2, (0, 1, 2)
 TAIL = 20  # steps whose losses are averaged
 FIRST_SCALE = 2.0**20  # sixteen times torch's, so that there is an overflow to find
@@ -205,7 +205,7 @@ def main() -> None:
     quick = options.parse_args().quick
     wanted = [cell for cell in cells((0,) if quick else SEEDS) if quick or cell.key not in RUNS]
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    forkserver.set_forkserver_preload(["benchmarks.precision", "torch._dynamo"])
+    forkserver.set_forkserver_preload(["benchmarks.precision.__main__", "torch._dynamo"])
     context = multiprocessing.get_context("forkserver")
     given = (store.port, wanted, 20 if quick else STEPS, not quick)
     workers = [context.Process(target=work, args=(rank, *given)) for rank in range(WORKERS)]
@@ -222,4 +222,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from benchmarks.precision import __main__ as module  # started processes find functions under this name
+
+    module.main()

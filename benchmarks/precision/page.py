@@ -1,4 +1,4 @@
-"""docs/precision.md: precision and compression, with figures of benchmarks/results/precision.jsonl."""
+"""docs/precision.md: precision and compression, with figures of benchmarks/precision/results.jsonl."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.common.tables import table
-from benchmarks.precision import FIRST_SCALE, METHODS, PRECISIONS, SEEDS, STEPS, WORKERS, results
+from benchmarks.precision.__main__ import FIRST_SCALE, METHODS, PRECISIONS, SEEDS, STEPS, WORKERS, results
 
 HEAD = """# Precision and compression
 

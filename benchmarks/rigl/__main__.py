@@ -9,7 +9,7 @@
 
 A ResNet of three blocks at 16, 32 and 64 channels whose first convolution has stride 2: 75 thousand weights.
 All runs have the same batches, the same number of steps and the same schedule of the rate, one process and
-one thread each. Results are in benchmarks/results/rigl.jsonl; keys begin with another width or length.
+one thread each. Results are in benchmarks/rigl/results.jsonl; keys begin with another width or length.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from laconic.tools.tasks.cifar10 import Block, inputs, load, resnet20
 from laconic.tools.tasks.shard import Shard
 from laconic.tools.tasks.task import Recipe, cross_entropy, right_answers
 
-RUNS = Results(Path(__file__).parent / "results" / "rigl.jsonl")
+RUNS = Results(Path(__file__).with_name("results.jsonl"))
 DENSITIES = (0.2, 0.1)
 SPARSIFIERS = ("rigl", "static_masks", "sparse_evolution", "gradual_pruning")
 SEEDS = (0, 1, 2)
@@ -270,4 +270,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from benchmarks.rigl import __main__ as module  # started processes find functions under this name
+
+    module.main()

@@ -1,4 +1,4 @@
-"""docs/rigl.md: accuracy, bytes, size and speed of sparse training, from benchmarks/results/rigl.jsonl."""
+"""docs/rigl.md: accuracy, bytes, size and speed of sparse training, from benchmarks/rigl/results.jsonl."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.common.tables import table
-from benchmarks.rigl import RUNS
+from benchmarks.rigl.__main__ import RUNS
 
 HEAD = """# Sparse training, measured
 

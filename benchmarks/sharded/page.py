@@ -1,4 +1,4 @@
-"""The block of docs/sharded.md: bytes and loss, from benchmarks/results/sharded.jsonl."""
+"""The block of docs/sharded.md: bytes and loss, from benchmarks/sharded/results.jsonl."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks.common.tables import table
-from benchmarks.sharded import DENSE, OTHERS, SEEDS, STEPS, WITHIN, WORKERS, Contender, Row, done
+from benchmarks.sharded.__main__ import DENSE, OTHERS, SEEDS, STEPS, WITHIN, WORKERS, Contender, Row, done
 
 PLANNED = (1 + len(OTHERS)) * len(SEEDS)
 

@@ -6,7 +6,7 @@
 As benchmarks.sparse_steps, at its density DENSITY and STEPS steps, with one thing changed at a time. Without
 momentum the rate is ten times as high, which moves as far in the long run as momentum 0.9 does.
 
-Results by <try>-<seed> are in benchmarks/results/sparse_reasons.jsonl; they fill a part of
+Results by <try>-<seed> are in benchmarks/sparse_reasons/results.jsonl; they fill a part of
 docs/sparse_steps.md.
 """
 
@@ -26,13 +26,13 @@ from benchmarks.common.machine import machine
 from benchmarks.common.results import Results, Row
 from benchmarks.common.small_net import SMALL_NET
 from benchmarks.common.workers import train
-from benchmarks.sparse_steps import LR, SEEDS
+from benchmarks.sparse_steps.__main__ import LR, SEEDS
 from laconic.exchange.method import Method
 from laconic.strategies.strategy import Strategy
 from laconic.tools.report.ledger import slug
 from laconic.tools.tasks.cifar10 import load
 
-RUNS = Results(Path(__file__).parent / "results" / "sparse_reasons.jsonl")
+RUNS = Results(Path(__file__).with_name("results.jsonl"))
 DENSITY, STEPS = 0.01, 2000
 
 

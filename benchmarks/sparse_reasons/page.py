@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from benchmarks.common.tables import spread, table
 from benchmarks.common.workers import Row
-from benchmarks.sparse_reasons import DENSITY, STEPS, TRIES, Run
-from benchmarks.sparse_steps import LR, SEEDS
-from benchmarks.sparse_steps import Run as Plain
+from benchmarks.sparse_reasons.__main__ import DENSITY, STEPS, TRIES, Run
+from benchmarks.sparse_steps.__main__ import LR, SEEDS
+from benchmarks.sparse_steps.__main__ import Run as Plain
 
 # of benchmarks.sparse_steps, by density
 PLAIN = {"dense": 1.0, "topk": DENSITY, "stc": DENSITY, "dgc": DENSITY}

@@ -11,7 +11,7 @@ CIFAR-10 (LACONIC_DATA names the folder) by SGD with momentum 0.9, at a rate tha
 whatever the length. Dense training of the same length and seed begins with the same weights and sees the same
 batches.
 
-Results by <method>-<density>-<steps>-<seed> are in benchmarks/results/sparse_steps.jsonl: test accuracy and
+Results by <method>-<density>-<steps>-<seed> are in benchmarks/sparse_steps/results.jsonl: test accuracy and
 loss after the last step, the training loss by step, and the megabytes that a worker puts on the wire.
 `make docs` writes docs/sparse_steps.md from them.
 """
@@ -34,7 +34,7 @@ from benchmarks.common.workers import train
 from laconic.tools.report.ledger import slug
 from laconic.tools.tasks.cifar10 import load
 
-RUNS = Results(Path(__file__).parent / "results" / "sparse_steps.jsonl")
+RUNS = Results(Path(__file__).with_name("results.jsonl"))
 LR = 0.05
 SEEDS = (0, 1, 2)
 LENGTHS = {0.01: (250, 500, 1000, 2000, 4000), 0.001: (2500, 5000, 10000, 20000)}  # steps, by density

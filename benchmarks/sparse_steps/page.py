@@ -10,8 +10,8 @@ import numpy as np
 from benchmarks.common.small_net import SMALL_NET
 from benchmarks.common.tables import spread, table
 from benchmarks.common.workers import WORKERS, Row
-from benchmarks.pages.sparse_reasons import section
-from benchmarks.sparse_steps import LENGTHS, LR, METHODS, SEEDS, Run
+from benchmarks.sparse_reasons.page import section
+from benchmarks.sparse_steps.__main__ import LENGTHS, LR, METHODS, SEEDS, Run
 from laconic.tools.report.curves import Curve
 from laconic.tools.report.picture import framed, panel
 

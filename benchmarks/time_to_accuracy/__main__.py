@@ -9,7 +9,7 @@ that falls to 0 as a cosine, with a test every LOOK steps. LACONIC_DATA names th
 training is a command of its own, and all methods of a seed are done before the next seed. Cores are shared,
 so a step's compute takes longer than on machines of its own, and compression gains less here than there.
 
-Results by <task>-<link>/<method>-<seed> are in benchmarks/results/time_to_accuracy.jsonl: seconds to the
+Results by <task>-<link>/<method>-<seed> are in benchmarks/time_to_accuracy/results.jsonl: seconds to the
 target, accuracy by seconds, bytes and seconds of a step. `make docs` writes docs/time_to_accuracy.md.
 """
 
@@ -33,7 +33,7 @@ from laconic.tools.report.reaching import accuracy_by_second
 from laconic.tools.report.series import read_run
 from laconic.tools.report.summary import plain, summarise
 
-RUNS = Results(Path(__file__).parent / "results" / "time_to_accuracy.jsonl")
+RUNS = Results(Path(__file__).with_name("results.jsonl"))
 WORKERS, STEPS, LOOK, LIMIT_S = 4, 1500, 25, 3600
 SEEDS, LINKS = (0, 1, 2), ("100mbit", "1gbit")
 METHODS = (

@@ -9,7 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common.tables import spread, table
-from benchmarks.time_to_accuracy import GOALS, LINKS, LOOK, METHODS, SEEDS, STEPS, WORKERS, Goal, Row, Run
+from benchmarks.time_to_accuracy.__main__ import (
+    GOALS,
+    LINKS,
+    LOOK,
+    METHODS,
+    SEEDS,
+    STEPS,
+    WORKERS,
+    Goal,
+    Row,
+    Run,
+)
 from laconic.tools.report.curves import Curve
 from laconic.tools.report.picture import framed, panel
 

@@ -31,7 +31,7 @@ from laconic.sparsity import swat
 from laconic.tools.tasks import find
 from laconic.tools.tasks.task import Tensors, cross_entropy, right_answers
 
-RUNS = Results(Path(__file__).parent / "results" / "zerofl.jsonl")
+RUNS = Results(Path(__file__).with_name("results.jsonl"))
 CLIENTS, PER_ROUND, ROUNDS = 100, 10, 20
 BATCH, LOCAL_BATCHES = 25, 10
 LR_FIRST, LR_LAST = 0.2, 0.02  # eta_t = first (last / first)^(t / T)

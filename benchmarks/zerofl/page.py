@@ -1,4 +1,4 @@
-"""docs/zerofl.md: from benchmarks/results/zerofl.jsonl."""
+"""docs/zerofl.md: from benchmarks/zerofl/results.jsonl."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.common.tables import table
-from benchmarks.zerofl import (
+from benchmarks.zerofl.__main__ import (
     ALPHAS,
     BATCH,
     CLIENTS,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.auto import AFTERWARDS, AUTO, FIXED, bars
-from benchmarks.pages.auto import written
+from benchmarks.auto.__main__ import AFTERWARDS, AUTO, FIXED, bars
+from benchmarks.auto.page import written
 
 SECONDS = {spec: [0.2 + 0.1 * i, 0.1 + 0.1 * i, 0.3 + 0.1 * i] for i, spec in enumerate(FIXED)}
 STEPS = {"link": None, "seconds": SECONDS | {AUTO: [0.25]}, "best": FIXED[0], "ratio": 1.25}

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.block_admm import SEEDS, VARIANTS
-from benchmarks.pages.block_admm import NAMES, mosaic, png, written
+from benchmarks.block_admm.__main__ import SEEDS, VARIANTS
+from benchmarks.block_admm.page import NAMES, mosaic, png, written
 from tests.unit.block_world import (
     ROWS,
     SAMPLES,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.large_batch import BASE, EXAMPLES, drawn, trials
-from benchmarks.pages.large_batches import copies_of, large_of, noise_scale
+from benchmarks.large_batch.__main__ import BASE, EXAMPLES, drawn, trials
+from benchmarks.large_batch.page import copies_of, large_of, noise_scale
 from benchmarks.pages.write import ROOT
 from tests.unit.shared import for_each, refuses, resumed, same
 from torch import nn

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from benchmarks.meta_reasons import walk
-from benchmarks.pages.meta import figure, losses, verdict, written
-from benchmarks.pages.meta_reasons import NUMBERS, section
+from benchmarks.meta.page import figure, losses, verdict, written
+from benchmarks.meta_reasons.__main__ import walk
+from benchmarks.meta_reasons.page import NUMBERS, section
 
 from laconic.federated.meta import PSGA, Learner, Local, Mlp, Sinusoids
 from laconic.federated.meta.trained import Work

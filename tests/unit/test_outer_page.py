@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from benchmarks.outer import DENSE, OTHERS, RATES, SEEDS, Run, best
-from benchmarks.pages.outer import fewer, written
+from benchmarks.outer.__main__ import DENSE, OTHERS, RATES, SEEDS, Run, best
+from benchmarks.outer.page import fewer, written
 
 
 def run(loss: float, sent: float, seed: int = 0, target: float = 1.5, step: int = 700) -> dict[str, Any]:

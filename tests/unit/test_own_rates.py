@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 
 import pytest
-from benchmarks import own_rates
 from benchmarks.common.results import Results, Row
-from benchmarks.own_rates import DIVERGED, FAMILIES, SEEDS, Run, due, next_rate, own_rate
-from benchmarks.pages import own_rates as page
+from benchmarks.own_rates import __main__ as own_rates
+from benchmarks.own_rates import page
+from benchmarks.own_rates.__main__ import DIVERGED, FAMILIES, SEEDS, Run, due, next_rate, own_rate
 
 SGD = FAMILIES[0]
 

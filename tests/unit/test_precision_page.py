@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.pages.precision import written
-from benchmarks.precision import METHODS, PRECISIONS, cells
+from benchmarks.precision.__main__ import METHODS, PRECISIONS, cells
+from benchmarks.precision.page import written
 
 
 def run(precision: str, method: str, seed: int, loss: float, skipped: int = 0) -> dict[str, object]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.pages.sharded import block_of
-from benchmarks.sharded import DENSE, OTHERS
+from benchmarks.sharded.__main__ import DENSE, OTHERS
+from benchmarks.sharded.page import block_of
 
 
 def row(seed: int, sent: float, loss: float) -> dict[str, Any]:

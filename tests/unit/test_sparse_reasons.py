@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import sparse_reasons, sparse_steps
 from benchmarks.common.results import Results
 from benchmarks.common.small_net import net
-from benchmarks.pages import sparse_reasons as page
-from benchmarks.sparse_reasons import STEPS, TRIES, Run, do, runs, without_momentum
-from benchmarks.sparse_steps import Run as Plain
+from benchmarks.sparse_reasons import __main__ as sparse_reasons
+from benchmarks.sparse_reasons import page
+from benchmarks.sparse_reasons.__main__ import STEPS, TRIES, Run, do, runs, without_momentum
+from benchmarks.sparse_steps import __main__ as sparse_steps
+from benchmarks.sparse_steps.__main__ import Run as Plain
 
 from laconic.core.spec import parse
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import sparse_reasons, sparse_steps
 from benchmarks.common.results import Results
-from benchmarks.pages import sparse_steps as page
-from benchmarks.sparse_steps import LENGTHS, METHODS, SEEDS, Run, do, runs
+from benchmarks.sparse_reasons import __main__ as sparse_reasons
+from benchmarks.sparse_steps import __main__ as sparse_steps
+from benchmarks.sparse_steps import page
+from benchmarks.sparse_steps.__main__ import LENGTHS, METHODS, SEEDS, Run, do, runs
 from torch import Tensor
 
 

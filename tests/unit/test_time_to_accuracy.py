@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks import time_to_accuracy
 from benchmarks.common.results import Results
-from benchmarks.pages import time_to_accuracy as page
-from benchmarks.time_to_accuracy import GOALS, LINKS, METHODS, SEEDS, Run, command, runs
+from benchmarks.time_to_accuracy import __main__ as time_to_accuracy
+from benchmarks.time_to_accuracy import page
+from benchmarks.time_to_accuracy.__main__ import GOALS, LINKS, METHODS, SEEDS, Run, command, runs
 
 from laconic.strategies.distribute import strategy_or_method
 
