@@ -154,7 +154,7 @@ def test_a_table_has_points_lost_and_what_the_noise_predicts() -> None:
     assert f"| 512 | 640 | LAMB | 60.50 | -0.50 | {left:.0f} |" in page
     assert "| 64 | 5,120 | SGD, linear scaling | 61.00 ± 1.00 | +0.00 | 100 |" in page
     assert "LAMB is within 1.5 points of the small batch: it loses 0.50" in page
-    assert "4 of 36 runs are in" in page
+    assert "4 of 36 runs are done." in page
     assert copies_of([], 15).endswith("0 of 15 runs are done.")
 
 

@@ -20,7 +20,7 @@ def test_a_table_has_the_mean_of_seeds_and_the_real_bytes() -> None:
 
 
 def test_the_paper_is_compared_over_the_seeds_that_both_have() -> None:
-    assert "\n0 of 66 runs are in" in written([])
+    assert "\n0 of 66 runs are done." in written([])
     found = [run(name, 0.4, split=split) for name in names() for split in ("iid", "dirichlet")]
     found += [run("A-0.2", 0.9, seed=1)]  # plain SWAT has no such seed yet
     assert written(found).count("| +0.00 | open: one seed |") == 4
