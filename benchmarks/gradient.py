@@ -1,6 +1,6 @@
 """The stored gradient for the table of methods: a real one, small enough for the repository.
 
-    python -m benchmarks.gradient    trains for some seconds; writes benchmarks/results/gradient.npz
+    python -m benchmarks.gradient    trains for some seconds; writes benchmarks/gradient.npz
 
 A network of 98 thousand parameters learns handwritten digits for 100 steps of 64 examples; then one worker's
 share, 16 examples, goes backward once. The file holds that gradient, tensor by tensor, float32, under the
@@ -24,7 +24,7 @@ from laconic.tools.tasks import find
 from laconic.tools.tasks.shard import Shard
 from laconic.tools.tasks.task import Recipe, cross_entropy
 
-FILE = Path(__file__).parent / "results" / "gradient.npz"
+FILE = Path(__file__).with_name("gradient.npz")
 STEPS, BATCH, WORKERS = 100, 64, 4
 
 

@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 
 import laconic.tools.plan
-from benchmarks.contenders import MODELS, SETS
-from benchmarks.standings import standings
+from benchmarks.accuracy.contenders import MODELS, SETS
+from benchmarks.accuracy.standings import standings
 from laconic.tools.cli.entries import figures
 from laconic.tools.plan.losses import FIGURES
 

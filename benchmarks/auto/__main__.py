@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common.machine import machine
-from benchmarks.steps import WARM_UP, Ranks, timed
-from benchmarks.steps_contenders import AUTO, SETTLE
+from benchmarks.steps.__main__ import WARM_UP, Ranks, timed
+from benchmarks.steps.contenders import AUTO, SETTLE
 from laconic.reducers.autotune import CANDIDATES
 from laconic.tools.lab import Lab, Link, missing
 

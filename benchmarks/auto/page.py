@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import json
 from statistics import median
 from typing import Any
 
-from benchmarks.auto.__main__ import AUTO, FIXED, RESULTS, bars, named
+from benchmarks.auto.__main__ import AUTO, FIXED, bars, named
+from benchmarks.common.results import read
 from benchmarks.common.tables import table
 from laconic.methods.auto import auto
 
 
 def page() -> str:
     """The whole page."""
-    return written(json.loads(RESULTS.read_text()))
+    return written(read("auto"))
 
 
 def written(found: dict[str, Any]) -> str:

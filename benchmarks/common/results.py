@@ -61,6 +61,12 @@ def _parsed(file: Path, *version: int) -> dict[str, str]:
     return {json.loads(line)["key"]: line for line in file.read_text().splitlines()}
 
 
+def read(benchmark: str) -> Row:
+    """Return the results of a benchmark that writes them as one object, in its results.json."""
+    found: Row = json.loads((Path(__file__).parents[1] / benchmark / "results.json").read_text())
+    return found
+
+
 def _group(key: str) -> str:
     return key.rpartition("/")[0]
 

@@ -28,3 +28,9 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     """
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return f"{statistics.mean(values):.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+
+
+def plus_minus(figure: dict[str, float | None], scale: float = 1.0, digits: int = 2) -> str:
+    """`mean ± standard error` of a figure; one seed has no error."""
+    error = "" if figure["error"] is None else f" ± {scale * figure['error']:.{digits}f}"
+    return f"{scale * (figure['mean'] or 0.0):.{digits}f}{error}"

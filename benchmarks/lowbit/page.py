@@ -1,18 +1,16 @@
-"""docs/low_bit.md: signs and few bits, with figures of results/xnor.json and lowbit/results.jsonl."""
+"""docs/low_bit.md: signs and few bits, from the results of lowbit and xnor."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from benchmarks.common.tables import table
 from benchmarks.lowbit.__main__ import RUNS
+from benchmarks.xnor import __main__ as xnor
 
-FOLDER = Path(__file__).parents[1] / "results"
 HEAD = """# Signs and few bits
 
 `laconic.lowbit` trains models whose layers compute with the signs of their weights and inputs, or with a
@@ -94,7 +92,8 @@ def page() -> str:
 
 
 def _speed() -> Iterator[str]:
-    found = json.loads((FOLDER / "xnor.json").read_text())
+    found = xnor.RUNS.get("avx512")
+    assert found is not None
     yield "## Speed"
     yield ""
     yield (
@@ -108,9 +107,9 @@ def _speed() -> Iterator[str]:
     yield ""
     yield from table(PRODUCTS, map(_product, found["rows"]))
     yield ""
-    narrower = FOLDER / "xnor-avx2.json"
-    if narrower.exists():
-        rows = json.loads(narrower.read_text())["rows"]
+    narrower = xnor.RUNS.get("avx2")
+    if narrower is not None:
+        rows = narrower["rows"]
         yield (
             "The same on a machine where AVX2 is the widest there is, and where torch has no fast int8"
             f" product, as it has above. {_aims(rows)}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from textwrap import fill
 
-from benchmarks.common.tables import table
-from benchmarks.pages.results import plus_minus, read
+from benchmarks.common.results import read
+from benchmarks.common.tables import plus_minus, table
 from benchmarks.pages.situations import SITUATIONS
 from laconic.methods import catalogue
 from laconic.strategies.distribute import strategy_or_method

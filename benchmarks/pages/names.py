@@ -6,7 +6,6 @@ The site's build makes them from docstrings, the registry and result files; they
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import sys
 from dataclasses import dataclass
@@ -14,14 +13,14 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
+from benchmarks.accuracy.contenders import MODELS, SETS
+from benchmarks.accuracy.page import cells as accuracy_cells
+from benchmarks.accuracy.standings import Standing, standings
+from benchmarks.common.results import read
 from benchmarks.common.tables import table
-from benchmarks.contenders import MODELS, SETS
-from benchmarks.pages.accuracy import cells as accuracy_cells
 from benchmarks.pages.docstrings import markdown, words
-from benchmarks.pages.scaling import by_method, traffic_cells
 from benchmarks.pages.situations import SITUATIONS, anchor
-from benchmarks.scaling import RESULT
-from benchmarks.standings import Standing, standings
+from benchmarks.scaling.page import by_method, traffic_cells
 from laconic.core.spec import find, names, signature_text
 from laconic.exchange.method import Paper
 from laconic.tools.cli.entries import PIECES, CatalogueEntry, entries, headline
@@ -249,7 +248,7 @@ def _standings() -> tuple[tuple[str, Standing], ...]:
 
 
 def _grown(name: Name) -> list[str]:
-    traffic = json.loads(RESULT.read_text())["traffic"]
+    traffic = read("scaling")["traffic"]
     sizes = sorted({row["workers"] for row in traffic})
     rows = [
         traffic_cells(rows, sizes)

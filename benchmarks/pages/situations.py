@@ -5,20 +5,19 @@ The words are here; figures come from `measured.json`, the trainings and the sca
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from benchmarks.accuracy.contenders import MODELS, SETS
+from benchmarks.accuracy.standings import Standing, standings
+from benchmarks.common.results import read
 from benchmarks.common.tables import table
-from benchmarks.contenders import MODELS, SETS
-from benchmarks.pages import through_servers
-from benchmarks.pages.scaling import by_method, growth
-from benchmarks.scaling import FEW as FEWEST
-from benchmarks.scaling import MANY as MOST
-from benchmarks.scaling import RESULT
-from benchmarks.standings import Standing, standings
+from benchmarks.scaling.__main__ import FEW as FEWEST
+from benchmarks.scaling.__main__ import MANY as MOST
+from benchmarks.scaling.page import by_method, growth
+from benchmarks.through_servers import page as through_servers
 from laconic.strategies.distribute import strategy_or_method
 from laconic.tools.cli.entries import FEW, MANY, Measured, figures
 from laconic.tools.cli.methods import times
@@ -286,7 +285,7 @@ def _trained() -> dict[tuple[str, str], Standing]:
 @lru_cache(maxsize=1)
 def _growth() -> dict[str, str]:
     """Bytes that a worker sends among 64 relative to 4: as measured at 64, else by the formula."""
-    found = {rows[0]["spec"]: growth(rows) for rows in by_method(json.loads(RESULT.read_text())["traffic"])}
+    found = {rows[0]["spec"]: growth(rows) for rows in by_method(read("scaling")["traffic"])}
     formulas = {spec: each.growth.at(MOST) / each.growth.at(FEWEST) for spec, each in figures().items()}
     counted = {repr(strategy_or_method(spec)): grown for spec, grown in found.items() if grown is not None}
     return {spec: f"{grown:.2f}" for spec, grown in (formulas | counted).items()}

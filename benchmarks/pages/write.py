@@ -17,36 +17,37 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.accuracy import page as accuracy_page
+from benchmarks.accuracy.trials import RUNS
+from benchmarks.activations import page as activations_page
 from benchmarks.admm import page as admm_page
 from benchmarks.auto import page as auto_page
 from benchmarks.block_admm import page as block_admm_page
+from benchmarks.change_coding import page as change_coding_page
+from benchmarks.common.results import read
+from benchmarks.common.tables import plus_minus
+from benchmarks.entropy import page as entropy_page
 from benchmarks.federated import page as federated_page
 from benchmarks.gpu import page as gpu_page
 from benchmarks.large_batch import page as large_batches_page
 from benchmarks.lowbit import page as low_bit_page
 from benchmarks.meta import page as meta_page
+from benchmarks.methods import page as methods_page
 from benchmarks.outer import page as outer_page
 from benchmarks.own_rates import page as own_rates_page
-from benchmarks.pages import accuracy as accuracy_page
-from benchmarks.pages import activations as activations_page
-from benchmarks.pages import change_coding as change_coding_page
-from benchmarks.pages import entropy as entropy_page
 from benchmarks.pages import front, situations
-from benchmarks.pages import methods as methods_page
 from benchmarks.pages import partitions as partitions_page
-from benchmarks.pages import pipelines as pipelines_page
-from benchmarks.pages import replicator as replicator_page
-from benchmarks.pages import scaling as scaling_page
-from benchmarks.pages import steps as steps_page
-from benchmarks.pages import straggler as straggler_page
 from benchmarks.pages import triton_kernels as triton_kernels_page
-from benchmarks.pages.results import RESULTS, plus_minus, read
+from benchmarks.pipeline import page as pipelines_page
 from benchmarks.precision import page as precision_page
+from benchmarks.replicator import page as replicator_page
 from benchmarks.rigl import page as rigl_page
+from benchmarks.scaling import page as scaling_page
 from benchmarks.sharded import page as sharded_page
 from benchmarks.sparse_steps import page as sparse_steps_page
+from benchmarks.steps import page as steps_page
+from benchmarks.straggler import page as straggler_page
 from benchmarks.time_to_accuracy import page as time_to_accuracy_page
-from benchmarks.trials import RUNS
 from benchmarks.zerofl import page as zerofl_page
 
 ROOT = Path(__file__).parents[2]
@@ -142,54 +143,39 @@ BLOCKS: dict[str, Callable[[], str]] = {
     **gpu_page.BLOCKS,
 }
 
+DOCS = ROOT / "docs"
 WHOLE: dict[Path, Callable[[], str]] = {
-    ROOT / "docs" / "methods.md": methods_page.page,
-    ROOT / "docs" / "accuracy.md": accuracy_page.page,
-    ROOT / "docs" / "admm.md": admm_page.page,
-    ROOT / "docs" / "block_admm.md": block_admm_page.page,
-    ROOT / "docs" / "entropy.md": entropy_page.page,
-    ROOT / "docs" / "low_bit.md": low_bit_page.page,
-    ROOT / "docs" / "scaling.md": scaling_page.page,
-    ROOT / "docs" / "scaling.svg": scaling_page.picture,
-    **partitions_page.pictures(ROOT / "docs"),
-    **block_admm_page.pictures(ROOT / "docs"),
+    DOCS / "accuracy.md": accuracy_page.page,
+    DOCS / "activations.md": activations_page.page,
+    DOCS / "admm.md": admm_page.page,
+    DOCS / "admm.svg": admm_page.picture,
+    DOCS / "auto.md": auto_page.page,
+    DOCS / "block_admm.md": block_admm_page.page,
+    DOCS / "entropy.md": entropy_page.page,
+    DOCS / "federated_accuracy.md": federated_page.page,
+    DOCS / "low_bit.md": low_bit_page.page,
+    DOCS / "meta_learning.md": meta_page.page,
+    DOCS / "meta_learning.svg": meta_page.picture,
+    DOCS / "methods.md": methods_page.page,
+    DOCS / "outer.md": outer_page.page,
+    DOCS / "own_rates.md": own_rates_page.page,
+    DOCS / "pipelines.svg": pipelines_page.picture,
+    DOCS / "pipelines_measured.md": pipelines_page.page,
+    DOCS / "precision.md": precision_page.page,
+    DOCS / "rigl.md": rigl_page.page,
+    DOCS / "scaling.md": scaling_page.page,
+    DOCS / "scaling.svg": scaling_page.picture,
+    DOCS / "sparse_steps.md": sparse_steps_page.page,
+    DOCS / sparse_steps_page.PICTURE: sparse_steps_page.picture,
+    DOCS / "steps.md": steps_page.page,
+    DOCS / "straggler.md": straggler_page.page,
+    DOCS / "time_to_accuracy.md": time_to_accuracy_page.page,
+    DOCS / "zerofl.md": zerofl_page.page,
+    **block_admm_page.pictures(DOCS),
+    **federated_page.pictures(DOCS),
+    **partitions_page.pictures(DOCS),
+    **time_to_accuracy_page.pictures(DOCS),
 }
-if admm_page.grouped():
-    WHOLE[ROOT / "docs" / "admm.svg"] = admm_page.picture
-if activations_page.RESULTS.exists():
-    WHOLE[ROOT / "docs" / "activations.md"] = activations_page.page
-if auto_page.RESULTS.exists():
-    WHOLE[ROOT / "docs" / "auto.md"] = auto_page.page
-if meta_page.kept()["sinusoids"]:
-    WHOLE[ROOT / "docs" / "meta_learning.md"] = meta_page.page
-    WHOLE[ROOT / "docs" / "meta_learning.svg"] = meta_page.picture
-if outer_page.done(outer_page.DENSE):
-    WHOLE[ROOT / "docs" / "outer.md"] = outer_page.page
-if own_rates_page.done():
-    WHOLE[ROOT / "docs" / "own_rates.md"] = own_rates_page.page
-if precision_page.results():
-    WHOLE[ROOT / "docs" / "precision.md"] = precision_page.page
-if rigl_page.runs():
-    WHOLE[ROOT / "docs" / "rigl.md"] = rigl_page.page
-if sparse_steps_page.done():
-    WHOLE[ROOT / "docs" / "sparse_steps.md"] = sparse_steps_page.page
-    WHOLE[ROOT / "docs" / sparse_steps_page.PICTURE] = sparse_steps_page.picture
-if straggler_page.RESULTS.exists():
-    WHOLE[ROOT / "docs" / "straggler.md"] = straggler_page.page
-if federated_page.RUNS.rows():
-    WHOLE[ROOT / "docs" / "federated_accuracy.md"] = federated_page.page
-    WHOLE.update(federated_page.pictures(ROOT / "docs"))
-if pipelines_page.rows("speed"):
-    WHOLE[ROOT / "docs" / "pipelines_measured.md"] = pipelines_page.page
-if pipelines_page.rows("loss"):
-    WHOLE[ROOT / "docs" / "pipelines.svg"] = pipelines_page.picture
-if time_to_accuracy_page.done():
-    WHOLE[ROOT / "docs" / "time_to_accuracy.md"] = time_to_accuracy_page.page
-    WHOLE.update(time_to_accuracy_page.pictures(ROOT / "docs"))
-if zerofl_page.RUNS.rows():
-    WHOLE[ROOT / "docs" / "zerofl.md"] = zerofl_page.page
-if steps_page.RESULTS.exists():
-    WHOLE[ROOT / "docs" / "steps.md"] = steps_page.page
 
 
 def stale() -> dict[Path, str]:
@@ -215,7 +201,7 @@ def take_demo() -> None:
     if not kept["complete"]:
         raise SystemExit("the last demo did not finish: run `make demo` again")
     kept["config"].pop("started", None)
-    (RESULTS / "demo.json").write_text(json.dumps(kept, indent=1) + "\n")
+    (ROOT / "benchmarks" / "demo" / "results.json").write_text(json.dumps(kept, indent=1) + "\n")
     shutil.copy(run / "loss.svg", ROOT / "docs" / "demo.svg")
 
 

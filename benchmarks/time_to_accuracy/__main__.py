@@ -27,7 +27,7 @@ from pathlib import Path
 
 from benchmarks.common.machine import machine
 from benchmarks.common.results import Results, Row
-from benchmarks.steps_contenders import AUTO
+from benchmarks.steps.contenders import AUTO
 from laconic.tools.report.ledger import slug
 from laconic.tools.report.reaching import accuracy_by_second
 from laconic.tools.report.series import read_run

@@ -6,8 +6,8 @@ But for acknowledgements: a receiver that is late sends fewer of them than every
 from __future__ import annotations
 
 import pytest
-from benchmarks.pipeline_workloads import AC48, DENSE, WINDOW, WORKLOADS
-from benchmarks.steps import Ranks
+from benchmarks.pipeline.workloads import AC48, DENSE, WINDOW, WORKLOADS
+from benchmarks.steps.__main__ import Ranks
 
 from laconic.comm.wire_model import HEADERS, PREAMBLE
 from laconic.pipeline.crossing import crossing
@@ -25,7 +25,7 @@ def test_the_forecast_of_bytes_equals_the_counters() -> None:
         pytest.skip(reason)
     workload = WORKLOADS["fast"]
     micro = workload.micro_batches
-    with Lab(2) as lab, Ranks(lab, "fast", "benchmarks.pipeline_rank") as ranks:
+    with Lab(2) as lab, Ranks(lab, "fast", "benchmarks.pipeline.rank") as ranks:
         for spec in (DENSE, AC48):
             visits = rehearse_crossing(crossing(spec), (workload.batch // micro, WINDOW, 384))
             ranks.over(

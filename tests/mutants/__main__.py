@@ -4,7 +4,7 @@
     python -m tests.mutants --part 2/4                        the second quarter of them
     python -m tests.mutants --suite old --tree ../before      with the sources and tests of another tree
     python -m tests.mutants --only cli-patience --again       one mutant, though it has a result
-    python -m tests.mutants --report --out benchmarks/results/mutants.json      the table of stored results
+    python -m tests.mutants --report --out tests/mutants/results.json      the table of stored results
 
 For each mutant, tests related to its module run first, and the whole suite only if these pass: at most ten
 minutes in all. A result is stored at once, and a mutant that has one of the same commit is not run again. The

@@ -1,7 +1,7 @@
 """Compile a Triton kernel for a GPU that is not there, and read its registers and instructions.
 
 Triton's wheel contains ptxas, cuobjdump and nvdisasm. A test file lists its kernels as `KERNELS` and calls
-`check(kernel, target)`; `python -m tests.triton.offline` writes those of all to benchmarks/results.
+`check(kernel, target)`; `python -m tests.triton.offline` writes those of all to kernels.json.
 """
 
 from __future__ import annotations
@@ -139,4 +139,4 @@ def write(path: Path, targets: Sequence[str] = ("sm_80", "sm_90", "gfx942")) -> 
 
 
 if __name__ == "__main__":
-    write(Path("benchmarks/results/triton_kernels.json"))
+    write(Path(__file__).with_name("kernels.json"))

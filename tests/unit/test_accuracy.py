@@ -8,13 +8,23 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from benchmarks import accuracy, trials
+from benchmarks.accuracy import __main__ as accuracy
+from benchmarks.accuracy import page as accuracy_page
+from benchmarks.accuracy import trials
+from benchmarks.accuracy.contenders import (
+    CONTENDERS,
+    MODELS,
+    REDUCTIONS,
+    SEEDS,
+    SETS,
+    SKEW,
+    STRATEGIES,
+    Contender,
+)
+from benchmarks.accuracy.scatter import scatter
+from benchmarks.accuracy.standings import standings
+from benchmarks.accuracy.trials import Trial, keep, kept, plan_of
 from benchmarks.common.results import Results
-from benchmarks.contenders import CONTENDERS, MODELS, REDUCTIONS, SEEDS, SETS, SKEW, STRATEGIES, Contender
-from benchmarks.pages import accuracy as accuracy_page
-from benchmarks.scatter import scatter
-from benchmarks.standings import standings
-from benchmarks.trials import Trial, keep, kept, plan_of
 from rich.console import Console
 from tests.unit.shared import for_each
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import activations
-from benchmarks import activations_accuracy as accuracy
+from benchmarks.activations import __main__ as activations
+from benchmarks.activations import accuracy, page
 from benchmarks.common.results import Results
-from benchmarks.pages import activations as page
 from torch import Tensor, nn
 
 

@@ -10,11 +10,11 @@ from typing import ClassVar, get_args
 
 import pytest
 import torch
-from benchmarks.distortion import distortion
 from benchmarks.gradient import stored
-from benchmarks.methods import bits, specs
-from benchmarks.pages.methods import page
-from benchmarks.payload import LATE
+from benchmarks.methods.__main__ import bits, specs
+from benchmarks.methods.distortion import distortion
+from benchmarks.methods.page import page
+from benchmarks.methods.payload import LATE
 from tests.unit.shared import for_each
 from torch import Tensor
 from typer.testing import CliRunner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from benchmarks.gradient import stored
-from benchmarks.scaling_rank import Messages
+from benchmarks.scaling.rank import Messages
 from tests.laws.worlds import everywhere, exchange_on, one_step
 from tests.unit.shared import for_each, refuses
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import pipeline
 from benchmarks.common.results import Results
-from benchmarks.pages import pipelines
-from benchmarks.pipeline_workloads import AC48, CROSSINGS, DENSE, OURS, WORKLOADS
+from benchmarks.pipeline import __main__ as pipeline
+from benchmarks.pipeline import page as pipelines
+from benchmarks.pipeline.workloads import AC48, CROSSINGS, DENSE, OURS, WORKLOADS
 
 MACHINE = {"processor": "any", "cores": 2}
 

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages.replicator import histogram, script, written
-from benchmarks.replicator import ASYNC, GROUPS, SYNC, Case, cases
+from benchmarks.replicator.__main__ import ASYNC, GROUPS, SYNC, Case, cases
+from benchmarks.replicator.page import histogram, script, written
 
 import laconic
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.pages.steps import written
-from benchmarks.steps_contenders import AUTO
+from benchmarks.steps.contenders import AUTO
+from benchmarks.steps.page import written
 
 COSTS = {"sent": 2e6, "processor_s": 0.3}
 CODING = {"encode_s": 0.04, "communicate_s": 0.1, "decode_s": 0.01}

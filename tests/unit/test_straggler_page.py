@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.pages.straggler import written
+from benchmarks.straggler.page import written
 
 
 def asleep(spec: str, sleep_s: float, mean_s: float, slowest_s: float) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks import through_servers
-from benchmarks.pages.through_servers import MOST, growth
-from benchmarks.payload import traffic
+from benchmarks.methods.payload import traffic
+from benchmarks.through_servers import __main__ as through_servers
+from benchmarks.through_servers.page import MOST, growth
 from tests.laws.worlds import Settings
 from tests.unit.shared import for_each, refuses
 

@@ -1,6 +1,6 @@
 """The bytes that messages and collectives put on a TCP/IP link, as the interface counts them.
 
-The model is fitted to gloo on Ethernet. `benchmarks/wire.py` finds it within 1 % of the counters at 200
+The model is fitted to gloo on Ethernet. `benchmarks/wire` finds it within 1 % of the counters at 200
 Mbit/s and 1 MB a step and more, for 2 to 4 ranks, and within 1.3 % at 10 kB:
 
 - Every packet has 66 bytes of headers: Ethernet 14, IPv4 20, TCP 20, TCP time stamps 12. Data travel in

@@ -25,7 +25,7 @@ class FineDelta(IndexCoding):
 
     The widths are those with the fewest bits in all, found in linear time. Random positions take 0.6 to 0.9
     bits more than with `golomb`; clustered ones, many short gaps and some long, fewer: 6.6 instead of 8.3 for
-    the largest 1 % of a small network's gradient (benchmarks/entropy.py).
+    the largest 1 % of a small network's gradient (benchmarks/entropy).
 
     >>> import torch
     >>> indices = torch.tensor([3, 256], dtype=torch.int32)

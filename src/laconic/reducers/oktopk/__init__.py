@@ -20,7 +20,7 @@ more all_gather sends the missing ones, usually few. In both rounds together a r
 of a tensor.
 
 A rank's traffic grows from 4 ranks to 64 as in any all-reduce, 1.31 times, and with the imbalance of regions:
-with a hundredth of 161 tensors of 2.6 million entries (`benchmarks/scaling.py`), where a region has 400
+with a hundredth of 161 tensors of 2.6 million entries (`benchmarks/scaling`), where a region has 400
 entries, 1.4 times for the costliest rank. With fewer entries a region it grows more.
 
 Differences from the paper. It selects by thresholds that are found exactly every tau' steps (32 in the
