@@ -12,8 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.accuracy.thinned import curves
-from benchmarks.accuracy.trials import RUNS
+from benchmarks.accuracy.trials import RUNS, curves
 from benchmarks.common.machine import machine
 from laconic.tools.cli.interrupts import Interrupts
 from laconic.tools.cli.session import Session

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.contenders import CONTENDERS, MODELS, SEEDS, STEPS, WORKERS, Contender
-from benchmarks.accuracy.thinned import curves
 from benchmarks.common.machine import machine
 from benchmarks.common.results import Results, Row
 from laconic.tools.cli.settings import Options, Settings
+from laconic.tools.report.curves import accuracy_by_step, loss_by_megabyte, loss_by_step
 from laconic.tools.report.ledger import slug
 from laconic.tools.report.series import MethodSeries, Run, seed_series
 from laconic.tools.report.summary import plain, summarise
@@ -142,3 +142,18 @@ def kept(contender: Contender, task: str) -> list[Row]:
     """Return the stored rows of one method on one task, by seed."""
     found = (RUNS.get(Trial(contender, task, seed).key) for seed in range(SEEDS))
     return [row for row in found if row is not None]
+
+
+def curves(method: MethodSeries, kept: int = 60) -> dict[str, dict[str, list[float]]]:
+    """Return curves by name, thinned to about `kept` points: x, y and standard error."""
+    made = {
+        "test accuracy, percent, by step": accuracy_by_step(method),
+        "training loss by step": loss_by_step(method),
+        "training loss by MB sent": loss_by_megabyte(method),
+    }
+    out = {}
+    for name, curve in made.items():
+        every = max(1, len(curve.x) // kept)
+        parts = {"x": curve.x, "y": curve.y, "error": curve.error}
+        out[name] = {key: [round(float(v), 5) for v in values[::every]] for key, values in parts.items()}
+    return out

@@ -3,9 +3,9 @@
     python -m benchmarks.activations codec       ratio and GB/s on real activations
     python -m benchmarks.activations memory      kept bytes, peak resident memory and time, a process each
     python -m benchmarks.activations kept        kept bytes after 12 steps
-    python -m benchmarks.activations accuracy    test accuracy over seeds; see activations_accuracy.py
+    python -m benchmarks.activations accuracy    test accuracy over seeds; see accuracy.py
 
-The first three write their part of benchmarks/activations/results.json and leave the others.
+Results are in benchmarks/activations/results.jsonl, with one row for each of the first three parts.
 Batches are CIFAR-10's. `pip install '.[references]'` brings what the codec is compared with.
 """
 
@@ -35,7 +35,6 @@ from benchmarks.common.results import Results
 from laconic import activations, kernels
 from laconic.tools.tasks.cifar10 import inputs, load, resnet20, small_cnn
 
-RESULT = Path(__file__).with_name("results.json")
 PICTURE = Path(__file__).parents[2] / "docs" / "activations.svg"
 VARIANTS = ("dense", "comet()", "checkpoint", "blocks(bits=4)", "comet(norms='exact')", "comet(share=0.03)")
 BATCH, STEPS = 256, 4
@@ -235,14 +234,9 @@ def least(work: Any, repeats: int = 5) -> float:
     return max(min(found), 1e-9)
 
 
-def read() -> dict[str, Any]:
-    """The result file, or nothing."""
-    return dict(json.loads(RESULT.read_text())) if RESULT.exists() else {}
-
-
 def keep(part: str, rows: list[dict[str, Any]]) -> None:
-    """Write one part of the result file."""
-    RESULT.write_text(json.dumps({**read(), "machine": machine(), part: rows}, indent=1) + "\n")
+    """Store the rows of a part."""
+    activations_accuracy.RUNS.put(part, {"machine": machine(), "rows": rows})
 
 
 def main() -> None:

@@ -1,18 +1,16 @@
-"""docs/activations.md: how to keep less for backward, with figures of benchmarks/activations/results.json."""
+"""docs/activations.md: how to keep less for backward, from benchmarks/activations/results.jsonl."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from benchmarks.activations import accuracy as activations_accuracy
 from benchmarks.common.results import read
 from benchmarks.common.tables import table
 
-RESULTS = Path(__file__).with_name("results.json")
 EPOCH = {"resnet20": "ResNet-20", "vgg": "the VGG-like net"}  # trained for an epoch
 HEAD = """# Less memory for activations
 
@@ -75,12 +73,11 @@ session.load_state_dict(torch.load(path)["session"])
 
 def page() -> str:
     """The whole page."""
-    found = read("activations")
-    lines = [HEAD]
-    found["accuracy"] = activations_accuracy.RUNS.rows("accuracy")
+    lines, runs = [HEAD], activations_accuracy.RUNS
     for part, write in (("memory", _memory), ("kept", _kept), ("accuracy", _accuracy), ("codec", _codec)):
-        if found.get(part):
-            lines += ["", *write(found[part], found["machine"])]
+        found = {"rows": runs.rows(part)} if part == "accuracy" else runs.get(part)
+        if found and found["rows"]:
+            lines += ["", *write(found["rows"], found.get("machine", {}))]
     lines += ["", *_sz3(read("sz3"))]
     return "\n".join([*lines, ""])
 

@@ -37,7 +37,6 @@ from benchmarks.outer import page as outer_page
 from benchmarks.own_rates import page as own_rates_page
 from benchmarks.pages import front, situations
 from benchmarks.pages import partitions as partitions_page
-from benchmarks.pages import triton_kernels as triton_kernels_page
 from benchmarks.pipeline import page as pipelines_page
 from benchmarks.precision import page as precision_page
 from benchmarks.replicator import page as replicator_page
@@ -93,6 +92,19 @@ def bars(name: str) -> str:
     return "\n".join(lines)
 
 
+def triton_kernels() -> str:
+    """Registers of each Triton kernel on three targets, and static instructions per element on sm_90."""
+    found = json.loads((ROOT / "tests" / "triton" / "kernels.json").read_text())
+    lines = [
+        f"| compiled by Triton {found['triton']} | registers sm_80; sm_90; gfx942 | instructions |",
+        "|---|---|---|",
+    ]
+    for row in found["rows"]:
+        registers = "; ".join(str(row[target]["registers"]) for target in ("sm_80", "sm_90", "gfx942"))
+        lines.append(f"| {row['kernel']} | {registers} | {row['sm_90']['per_element']:.0f} |")
+    return "\n".join(lines)
+
+
 def wire() -> str:
     """How far the model of headers is from the interface's counters."""
     rows = read("wire")["rows"]
@@ -129,7 +141,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "kernels": lambda: bars("kernels"),
     "quantisers": lambda: bars("quantisers"),
     "wire": wire,
-    "triton_kernels": triton_kernels_page.block,
+    "triton_kernels": triton_kernels,
     "steps": steps_page.short,
     "flower": flower,
     "choices": situations.choices,

@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.common.machine import machine
-from benchmarks.peers import installed
+from benchmarks.steps import installed
 from benchmarks.steps.contenders import ALONE, AUTO, DENSE, DGC, FETCHED, OURS, PEERS, POWERSGD, SETTLE
 from benchmarks.steps.workloads import WORKLOADS, Workload
 from laconic.core.errors import LabError

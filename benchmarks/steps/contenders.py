@@ -8,9 +8,9 @@ from functools import partial
 from torch import nn
 
 import laconic
-from benchmarks.peers import decent, hive, plain, pytorch
-from benchmarks.peers.pytorch import ONE_BUCKET_MB
-from benchmarks.peers.running import Running, ddp, sgd
+from benchmarks.steps import peers
+from benchmarks.steps.peers import ONE_BUCKET_MB
+from benchmarks.steps.running import Running, ddp, sgd
 
 ALONE, DENSE = "no communication", "DDP, dense"
 RING, HIVE = "decent-dp, ring", "hivemind, 8 bits"
@@ -27,18 +27,18 @@ OURS = (
     AUTO,
 )
 SETTLE: Mapping[str, int] = {AUTO: 150}  # steps over a link before it is timed, where one is too few
-FETCHED = (RING, HIVE)  # from PyPI, see peers/installed.py
+FETCHED = (RING, HIVE)  # from PyPI, see installed.py
 PEERS: Mapping[str, Callable[[nn.Module], Running]] = {
-    ALONE: pytorch.alone,
-    DENSE: pytorch.dense,
-    "fp16 hook": pytorch.fp16,
-    POWERSGD: partial(pytorch.powersgd, rank=1),
-    "PowerSGD hook, rank 4": partial(pytorch.powersgd, rank=4),
-    "plain torch DGC": plain.dgc,
-    "plain torch TernGrad": plain.terngrad,
-    "plain torch QSGD": plain.qsgd,
-    RING: decent.ring,
-    HIVE: hive.uniform8,
+    ALONE: peers.alone,
+    DENSE: peers.dense,
+    "fp16 hook": peers.fp16,
+    POWERSGD: partial(peers.powersgd, rank=1),
+    "PowerSGD hook, rank 4": partial(peers.powersgd, rank=4),
+    "plain torch DGC": peers.dgc,
+    "plain torch TernGrad": peers.terngrad,
+    "plain torch QSGD": peers.qsgd,
+    RING: peers.ring,
+    HIVE: peers.uniform8,
 }
 
 

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.peers.running import Running, sgd
 from benchmarks.steps.contenders import ALONE, build
+from benchmarks.steps.running import Running, sgd
 from benchmarks.steps.workloads import WORKLOADS
 from laconic.comm.torch_comm import TorchComm
 from laconic.tools.lab.linux import interface_bytes

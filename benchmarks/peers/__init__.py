@@ -1,1 +1,0 @@
-"""What others offer for the same job, each in the form in which a user would take it."""

@@ -1,1 +1,0 @@
-"""Trace of the files that one backward pass runs."""
