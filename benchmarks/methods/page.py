@@ -6,7 +6,16 @@ from itertools import groupby
 
 from benchmarks.common.tables import table
 from benchmarks.pages.situations import sent_cells
-from laconic.tools.cli.entries import FEW, MANY, TITLES, CatalogueEntry, entries, measurements, pieces
+from laconic.tools.cli.entries import (
+    FEW,
+    MANY,
+    TITLES,
+    CatalogueEntry,
+    entries,
+    headline,
+    measurements,
+    pieces,
+)
 from laconic.tools.cli.methods import STATUS
 
 MEASURED = (
@@ -48,15 +57,18 @@ def page() -> str:
     """The whole page."""
     measure = {name: value for name, value in measurements().items() if name != "figures"}
     parts = [HEAD.format(**measure).rstrip("\n"), ""]
-    parts += [f"- *{state}*: {words}" for state, words in STATUS.items() if state != "-"]
+    parts += [f"- *{state}*: {words}" for state, words in STATUS.items()]
     for kind, found in groupby(entries(), key=lambda entry: entry.kind):
         listed = list(found)
         parts += ["", f"## {TITLES[kind]}", "", *about(listed)]
         if any(entry.measured for entry in listed):
             parts += ["", *measured(listed)]
     for title, named in pieces().items():
-        rows = [[f"`{name}`", description] for name, description in named.items()]
-        parts += ["", f"## {title}", "", *table(["name", "is"], rows)]
+        rows = [
+            [f"`{name}`", headline(make), getattr(make, "paper", "-"), getattr(make, "status", "own")]
+            for name, make in named.items()
+        ]
+        parts += ["", f"## {title}", "", *table(["name", "is", "paper", "status"], rows)]
     return "\n".join(parts) + "\n"
 
 

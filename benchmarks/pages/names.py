@@ -166,11 +166,12 @@ def _sentence(text: str) -> str:
 def _facts(name: Name) -> list[str]:
     """A short list: paper, status, what it sends, what it needs."""
     make = name.make
-    status, paper = getattr(make, "status", "-"), getattr(make, "paper", "-")
+    status, paper = getattr(make, "status", "own"), getattr(make, "paper", "-")
     facts = [("Kind", KINDS[name.section])]
     if paper != "-":
-        against = f" ({make.code})" if make.code != "-" else ""
-        facts += [("Paper", words(paper)), ("Status", f"*{status}*: {STATUS[status]}{against}")]
+        facts.append(("Paper", words(paper)))
+    code = getattr(make, "code", "-")
+    facts.append(("Status", f"*{status}*: {STATUS[status]}{f' ({code})' if code != '-' else ''}"))
     if isinstance(make, Paper):
         facts.append(("Sends", _linked(make.sends, name.name)))
     needs = dict.fromkeys(entry.needs for entry in name.entries if entry.needs)

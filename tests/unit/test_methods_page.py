@@ -20,7 +20,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from laconic.core.layout import Layout
-from laconic.core.spec import Status, find, names
+from laconic.core.spec import Spec, Status, find, names
 from laconic.core.tensor_codec import TensorCodec
 from laconic.exchange.method import Method, Route, everything, lift
 from laconic.reducers.gather import Gather
@@ -146,15 +146,27 @@ def test_one_name_is_shown_in_full() -> None:
 
 @for_each("name", names())
 def test_what_is_verified_says_against_which_code(name: str) -> None:
-    """And what is partial, what of the paper is left out."""
+    """And what is partial, which part of the paper is left out or different."""
     make = find(name)
     status, paper, code = (getattr(make, field, "-") for field in ("status", "paper", "code"))
-    assert status in get_args(Status) and (status == "-") == (paper == "-")
+    assert status in get_args(Status) and (status == "own") == (paper == "-")
     assert (code != "-") == (status in ("verified", "partial"))
     assert code == "-" or re.fullmatch(r"[\w.-]+/[\w.-]+", code)
     if status == "partial":
         about = f"{sys.modules[make.__module__].__doc__} {make.__doc__}"
-        assert "left out" in about
+        assert "left out" in about or "Differences from the paper" in about
+
+
+@for_each("name", names())
+def test_every_registered_name_has_a_status_of_its_own(name: str) -> None:
+    """The default of `Spec` is for installed packages: a class here must not inherit it by oversight."""
+    make = find(name)
+    given = vars(make) if not isinstance(make, type) else {key for base in make.__mro__ for key in own(base)}
+    assert "status" in given
+
+
+def own(base: type) -> set[str]:
+    return set() if base is Spec else set(vars(base))
 
 
 def test_status_words_are_explained_in_the_list_and_beside_a_name() -> None:
@@ -167,6 +179,8 @@ def test_status_words_are_explained_in_the_list_and_beside_a_name() -> None:
         "cltk": "partial: checked against public code",
         "topk": "recalled: standard knowledge",
         "lgc": "reconstruction: built without",
+        "torus": "own: no paper",
+        "comet": "reconstruction: built without",
     }.items():
         assert words in " ".join(CliRunner().invoke(app, ["methods", name]).output.split())
 

@@ -14,6 +14,7 @@ from laconic.core.codec import Codec
 from laconic.core.errors import WireError
 from laconic.core.framing import as_bytes, as_numbers
 from laconic.core.layout import Segments
+from laconic.core.spec import Status
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 BLOCK = 1 << 16  # elements
@@ -37,6 +38,8 @@ class Cast(Codec):
     >>> Cast("fp16").decode(Cast("fp16").encode(torch.tensor([1.0, 0.1, 1e6])), 3).tolist()
     [1.0, 0.0999755859375, 65504.0]
     """
+
+    status: ClassVar[Status] = "own"
 
     dtype: str
 

@@ -14,6 +14,7 @@ from laconic.core.codec import Codec
 from laconic.core.errors import WireError
 from laconic.core.framing import as_bytes, as_numbers
 from laconic.core.layout import Segments
+from laconic.core.spec import Status
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,6 +26,7 @@ class Dense(Codec):
     (8, [1.0, -2.0])
     """
 
+    status: ClassVar[Status] = "own"
     unbiased: ClassVar[bool] = True
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:

@@ -49,8 +49,8 @@ READING = threading.Lock()  # ast.parse in several threads at once can fail, see
 LONGEST = 10_000  # characters of a spec string
 
 # verified or partial: checked against public code. recalled: standard knowledge, not checked against code.
-# reconstruction: only the abstract was available. "-": no paper.
-Status = Literal["verified", "partial", "recalled", "reconstruction", "-"]
+# reconstruction: only the abstract was available. own: no paper.
+Status = Literal["verified", "partial", "recalled", "reconstruction", "own"]
 
 
 @runtime_checkable
@@ -68,13 +68,14 @@ class Spec(ABC):
     `name` is its name in a spec: by default that of the module that defines the class. `examples` are spec
     strings for the law tests, by default the bare name; the table of methods shows the bare name and the
     first example. `paper` is the source, `status` says how the implementation was checked, and `code` names
-    the public repository that a verified or partial one was checked against.
+    the public repository that a verified or partial one was checked against. Each registered class has its
+    own `status`; the default is for installed packages.
     """
 
     name: ClassVar[str]
     examples: ClassVar[tuple[str, ...]] = ()
     paper: ClassVar[str] = "-"
-    status: ClassVar[Status] = "-"
+    status: ClassVar[Status] = "own"
     code: ClassVar[str] = "-"
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from laconic import kernels
 from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout
+from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 from laconic.feedback.memory import Memory, Pending, copied, mark_overflow_
@@ -36,6 +38,9 @@ class EF21(Feedback):
     >>> EF21(eta=0.1)
     ef21(eta=0.1)
     """
+
+    paper: ClassVar[str] = "Richtarik et al. 2021, arXiv:2106.05203"
+    status: ClassVar[Status] = "recalled"
 
     eta: float = 1.0
 

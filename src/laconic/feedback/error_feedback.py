@@ -19,11 +19,12 @@ in which everything is sent is SGD with momentum. The papers leave momentum to t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout
+from laconic.core.spec import Status
 from laconic.feedback import BoundFeedback, Feedback, Optimised
 from laconic.feedback.memory.contraction import safe_gain
 from laconic.feedback.memory.local_residual import LocalResidual
@@ -44,6 +45,9 @@ class ErrorFeedback(Feedback):
     >>> ErrorFeedback(decay=0.9)
     error_feedback(decay=0.9)
     """
+
+    paper: ClassVar[str] = "Karimireddy et al. 2019, arXiv:1901.09847"
+    status: ClassVar[Status] = "recalled"
 
     decay: float = 1.0
     damped: bool = False

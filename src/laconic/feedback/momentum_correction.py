@@ -18,10 +18,12 @@ itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout
+from laconic.core.spec import Status
 from laconic.feedback import BoundFeedback, Feedback, Optimised
 from laconic.feedback.memory.contraction import safe_gain
 from laconic.feedback.memory.local_residual import LocalResidual
@@ -42,6 +44,10 @@ class MomentumCorrection(Feedback):
     >>> MomentumCorrection(clip=5.0)
     momentum_correction(clip=5.0)
     """
+
+    paper: ClassVar[str] = "Lin et al. 2018, arXiv:1712.01887"
+    status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "synxlin/deep-gradient-compression"
 
     masking: bool = True
     clip: float | None = None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
+from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 
@@ -18,6 +19,7 @@ from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 class NoFeedback(Feedback):
     """Sends x = grad, without memory. Momentum stays in the optimiser."""
 
+    status: ClassVar[Status] = "own"
     keeps_unsent: ClassVar[bool] = False
 
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.core.layout import Layout
+from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 from laconic.feedback.memory import Memory, copied, mark_overflow_
@@ -31,6 +32,8 @@ from laconic.feedback.memory.velocity import Velocity
 class WorkerMomentum(Feedback):
     """Velocity u and x, one float32 per element each. The momentum factor is read from the optimiser."""
 
+    paper: ClassVar[str] = "Bernstein et al. 2019, arXiv:1810.05291"
+    status: ClassVar[Status] = "recalled"
     keeps_unsent: ClassVar[bool] = False
 
     @property

@@ -12,7 +12,7 @@ from laconic.reducers.sum import Sum
 ADAM = Requires("torch.optim.Adam or AdamW", lambda each: isinstance(each, (Adam, AdamW)), make_adam)
 
 
-@method(paper="-", sends="every gradient as float32, for Adam", status="-")
+@method(paper="-", sends="every gradient as float32, for Adam", status="own")
 def adam() -> Method:
     """mean = 1/N * sum_r g_r, for `torch.optim.Adam` or `AdamW`. Payload: 4 bytes a parameter.
 

@@ -19,7 +19,7 @@ SAFE = CANDIDATES[3]  # 4 bits: sparser ones cost accuracy with momentum in the 
 
 @method(
     paper="-",
-    status="-",
+    status="own",
     sends="what pays on this link: all of it, half, 8 or 4 bits; if allowed, the largest entries",
     examples=("auto(gain=0.1)", "auto(lossiest=sampled_topk(density=0.001))"),
 )

@@ -6,7 +6,7 @@ from laconic.exchange.method import Method, Route, everything, method, routes
 from laconic.reducers.sum import Sum
 
 
-@method(paper="-", status="-", sends="every gradient as bfloat16")
+@method(paper="-", status="own", sends="every gradient as bfloat16")
 def bf16() -> Method:
     """mean = sum_r bf16(g_r / N), in bfloat16.
 

@@ -19,7 +19,7 @@ DENSE = Dense()
 
 @method(
     paper="-",
-    status="-",
+    status="own",
     sends="the payload of the method chosen by each tensor's name",
     examples=("by_name({'*weight': topk(density=0.01)}, rest=dense())",),
 )

@@ -15,7 +15,7 @@ DENSE = Dense()
 
 @method(
     paper="-",
-    status="-",
+    status="own",
     sends="the payload of the method chosen by each tensor's size",
     examples=("by_size(limit=10000, large=topk(density=0.01))",),
 )

@@ -6,7 +6,7 @@ from laconic.exchange.method import Method, Route, everything, method, routes
 from laconic.reducers.sum import Sum
 
 
-@method(paper="-", status="-", sends="every gradient as float16")
+@method(paper="-", status="own", sends="every gradient as float16")
 def fp16() -> Method:
     """mean = 1 / (2^k N) sum_r fp16(2^k g_r), added up in float16; 2^k is shared by all N ranks.
 

@@ -20,7 +20,7 @@ from laconic.reducers.sum import Sum
 
 @method(
     paper="Jiang et al. 2018, SIGMOD",
-    status="verified",
+    status="partial",
     code="ccchengff/SketchML",
     sends="the positions of the largest entries, and each value's bin among bins of equal count",
     examples=("sketchml(density=0.05, bins=16)", "sketchml(density=0.05, bins=64, groups=8)"),

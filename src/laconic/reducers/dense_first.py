@@ -14,6 +14,7 @@ from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
+from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, Gathering, Reducer
 from laconic.reducers.masked import Masked
@@ -28,6 +29,8 @@ class DenseFirst(Reducer):
     >>> parse("dense_first(gather(cast('bf16')), steps=100)")
     dense_first(gather(cast(dtype='bf16')), steps=100)
     """
+
+    status: ClassVar[Status] = "own"
 
     then: Reducer
     steps: int

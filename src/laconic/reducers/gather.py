@@ -17,6 +17,7 @@ from laconic.core import arguments, deferred
 from laconic.core.codec import Carried, Codec
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout, Segments
+from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, Gathering, Reducer
 
@@ -34,6 +35,8 @@ class Gather(Reducer):
     >>> parse("gather(cast('bf16'), grain='bucket')")
     gather(cast(dtype='bf16'), grain='bucket')
     """
+
+    status: ClassVar[Status] = "own"
 
     codec: Codec
     grain: Grain = "tensor"

@@ -2,7 +2,6 @@
 
 Between two mask updates all ranks know which entries are in use (`laconic.sparsity`): these are packed, any
 reduction takes their mean, and the mean is unpacked. Without masks, as before `sparsify`, all are in use.
-
 Memory is unchanged for entries that stay in use, cleared for dropped ones, and zero for new ones.
 """
 
@@ -25,6 +24,7 @@ from laconic.core.errors import SpecError
 from laconic.core.layout import Entry, Layout, PerLayout
 from laconic.core.mask import Mask
 from laconic.core.selector import Selector
+from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, Composition, Gathering, Reducer
 from laconic.reducers.gather import Gather
@@ -48,6 +48,7 @@ class Masked(Reducer):
 
     inner: Codec | Selector | Reducer | Composition
 
+    status: ClassVar[Status] = "own"
     examples: ClassVar[tuple[str, ...]] = (
         "masked(sum())",
         "masked(gather(cast('bf16')))",

@@ -18,6 +18,7 @@ from laconic.comm.skippable import NonFiniteSum, largest_of, max_or_skip, not_fi
 from laconic.core import arguments, deferred
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout, Segments
+from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, Reducer
 
@@ -39,6 +40,8 @@ class Sum(Reducer):
     >>> Sum(dtype="fp16")
     sum(dtype='fp16')
     """
+
+    status: ClassVar[Status] = "own"
 
     dtype: str = "fp32"
 

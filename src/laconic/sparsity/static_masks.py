@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from laconic.core.spec import Status
 from laconic.sparsity.densities import DensityLayout, check_density
 from laconic.sparsity.mask_rule import Moment
 from laconic.sparsity.sparsify import Sparsifier
@@ -24,6 +25,8 @@ class StaticMasks(Sparsifier):
     >>> StaticMasks(density=0.2)
     static_masks(density=0.2)
     """
+
+    status: ClassVar[Status] = "own"
 
     density: float = 0.1
     layout: DensityLayout = "erk"

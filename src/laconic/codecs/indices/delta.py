@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from laconic import kernels
 from laconic.core.layout import Segments
 from laconic.core.selector import IndexCoding
+from laconic.core.spec import Status
 
 
 @dataclass(frozen=True, repr=False)
@@ -20,6 +22,8 @@ class Delta(IndexCoding):
     >>> Delta().encode(indices, torch.tensor([2]), Segments.whole(999)).tolist()
     [3, 252, 1]
     """
+
+    status: ClassVar[Status] = "own"
 
     def encode(self, indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
         return kernels.delta_encode(indices, counts, segments)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.core.layout import Segments
 from laconic.core.selector import IndexCoding
+from laconic.core.spec import Status
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,6 +31,9 @@ class Golomb(IndexCoding):
     >>> Golomb().encode(indices, torch.tensor([2]), Segments.whole(999)).numel()
     3
     """
+
+    paper: ClassVar[str] = "Golomb 1966, Run-length encodings"
+    status: ClassVar[Status] = "recalled"
 
     def encode(self, indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
         return kernels.rice_encode(indices, counts, segments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from laconic.core.errors import WireError
 from laconic.core.framing import as_bytes, as_numbers, numbered
 from laconic.core.layout import Segments
 from laconic.core.selector import IndexCoding
+from laconic.core.spec import Status
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,6 +27,8 @@ class Raw32(IndexCoding):
     >>> Raw32().encode(indices, torch.tensor([2]), Segments.whole(999)).tolist()
     [3, 0, 0, 0, 0, 1, 0, 0]
     """
+
+    status: ClassVar[Status] = "own"
 
     def encode(self, indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
         return as_bytes(indices.clone())

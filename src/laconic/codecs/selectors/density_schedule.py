@@ -13,6 +13,7 @@ from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.layout import Segments
 from laconic.core.selector import Selector, check_density
+from laconic.core.spec import Status
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,6 +28,8 @@ class DensitySchedule(Selector):
     >>> ramp.at(99), ramp.at(100), ramp.at(200)
     (topk(density=0.25), topk(density=0.0625), topk(density=0.001))
     """
+
+    status: ClassVar[Status] = "own"
 
     final: Selector
     densities: tuple[float, ...]

@@ -33,6 +33,7 @@ from laconic.core.framing import (
 )
 from laconic.core.layout import Layout, Segments
 from laconic.core.selector import IndexCoding, Selector
+from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.kernels import dispatch
 
@@ -73,6 +74,8 @@ class Sparse(Codec):
     >>> wire.numel(), codec.decode(wire, 4).tolist()
     (24, [0.0, -3.0, 0.0, 2.0])
     """
+
+    status: ClassVar[Status] = "own"
 
     select: Selector
     values: Codec = DENSE

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from laconic.core import arguments
+from laconic.core.spec import Status
 from laconic.federated.samplings import Sampling
 
 
@@ -16,6 +17,8 @@ class Constant(Sampling):
     >>> Constant(0.1).count(1, 100)
     10
     """
+
+    status: ClassVar[Status] = "own"
 
     share: float = 0.1
 

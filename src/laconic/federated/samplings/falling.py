@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from laconic.core import arguments
+from laconic.core.spec import Status
 from laconic.federated.samplings import Sampling
 
 
@@ -20,6 +21,9 @@ class Falling(Sampling):
     >>> [Falling(0.2, rate=0.1).count(number, 100) for number in (1, 11, 101)]
     [20, 7, 2]
     """
+
+    paper: ClassVar[str] = "Ji et al. 2020, arXiv:2003.09603"
+    status: ClassVar[Status] = "reconstruction"
 
     share: float = 0.2
     rate: float = 0.01

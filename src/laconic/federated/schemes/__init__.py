@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
-from laconic.core.spec import Spec, Status, parse
+from laconic.core.spec import Spec, parse
 from laconic.exchange.method import lift
 from laconic.federated.form import Buffers
 from laconic.federated.rounds import Aggregate, weighted_mean
@@ -17,9 +17,6 @@ from laconic.federated.server import Server
 
 class Scheme(Spec):
     """Federated method, named by one string."""
-
-    paper: ClassVar[str] = "-"
-    status: ClassVar[Status] = "-"
 
     @property
     def up(self) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from laconic.core import arguments
 from laconic.core.errors import SpecError
+from laconic.core.spec import Status
 from laconic.exchange.method import lift
 from laconic.federated.rounds import Aggregate, majority, mean, weighted_mean
 from laconic.federated.samplings import Sampling
@@ -29,6 +30,8 @@ class Updates(Scheme):
     >>> parse("updates(dhqc(density=0.01), dhqc(density=0.01), sampling=falling(0.2))").sampling.count(1, 100)
     20
     """
+
+    status: ClassVar[Status] = "own"
 
     up: Any = field(default="dense()")
     down: Any = None

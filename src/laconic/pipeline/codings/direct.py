@@ -29,8 +29,7 @@ class Direct(PipelineCoding):
     forward: Codec
     backward: Codec = EIGHT
 
-    paper: ClassVar[str] = "-"
-    status: ClassVar[Status] = "-"
+    status: ClassVar[Status] = "own"
     examples: ClassVar[tuple[str, ...]] = (
         "direct(minmax(bits=4))",
         "direct(cast('fp16'), backward=cast('fp16'))",

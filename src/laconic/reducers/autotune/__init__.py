@@ -32,6 +32,7 @@ from laconic.comm.sent import Sent, SentParts
 from laconic.core import arguments
 from laconic.core.errors import SpecError, StateError
 from laconic.core.layout import Layout, PerLayout
+from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.feedback.error_feedback import ErrorFeedback, Residual
 from laconic.reducers import BoundReducer, Reducer
@@ -72,6 +73,8 @@ class Autotune(Reducer):
     >>> Autotune((Sum(), Sum(dtype="fp16")))
     autotune(candidates=(sum(), sum(dtype='fp16')))
     """
+
+    status: ClassVar[Status] = "own"
 
     candidates: tuple[Reducer, ...] = CANDIDATES
     gain: float = 0.05

@@ -75,7 +75,7 @@ class Deft(ChoiceInParts):
     """
 
     paper: ClassVar[str] = "Yoon and Oh 2023, arXiv:2307.03500"
-    status: ClassVar[Status] = "verified"
+    status: ClassVar[Status] = "partial"
     code: ClassVar[str] = "kljp/deft"
     examples: ClassVar[tuple[str, ...]] = ("deft(density=0.01)", "deft(density=0.3, indices=raw32())")
 

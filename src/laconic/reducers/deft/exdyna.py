@@ -41,7 +41,7 @@ class Exdyna(ByThreshold):
     """
 
     paper: ClassVar[str] = "Yoon and Oh 2024, arXiv:2402.13781"
-    status: ClassVar[Status] = "verified"
+    status: ClassVar[Status] = "partial"
     code: ClassVar[str] = "kljp/exdyna"
     examples: ClassVar[tuple[str, ...]] = ("exdyna(density=0.01)", "exdyna(density=0.3, indices=raw32())")
 

@@ -7,9 +7,9 @@ Yoon and Oh 2023 (HiPC), arXiv:2310.00967; the authors' code is kljp/micro [V]. 
     mean[S]  1/N * sum over ranks of x_i[S], at the union S of all S_i
     d        follows the number sent at the last step: without communication, and equal on all ranks
 
-    ank sorts, and each searches n / N elements. The residual stores its unsent entries.
+No rank sorts, and each searches n / N elements. The residual stores its unsent entries.
 
-    erences from the paper and its code:
+Differences from the paper and its code:
 
     the parts      There of the whole model as one vector, here of each tensor: the result does not depend on
                    how DDP cuts buckets, and every rank has its share of every layer.
@@ -42,14 +42,13 @@ class Micro(ByThreshold):
     Payload per rank, with K entries chosen by all: 4 K bytes of values, and the positions of its own entries,
     K / N on average; in the first step 8 kB more per bucket. K is unlimited in a step in which the gradient
     has grown. Error: |x - sent| <= |x|, and error feedback sends all of x in the end.
-    gradient has grown. Error: |x - sent| <= |x|, and all of x is sent in the end, with error feedback.
 
     >>> Micro(density=0.01)
     micro(density=0.01)
     """
 
     paper: ClassVar[str] = "Yoon and Oh 2023, arXiv:2310.00967"
-    status: ClassVar[Status] = "verified"
+    status: ClassVar[Status] = "partial"
     code: ClassVar[str] = "kljp/micro"
     examples: ClassVar[tuple[str, ...]] = ("micro(density=0.01)", "micro(density=0.3, indices=delta())")
 

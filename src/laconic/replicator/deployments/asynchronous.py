@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from laconic.core import arguments
+from laconic.core.spec import Status
 from laconic.replicator.deployment import Deployment, LaunchOptions, RankContext
 from laconic.replicator.deployments.groups import served
 
@@ -34,6 +35,9 @@ class Asynchronous(Deployment):
     Raises:
         SpecError: An argument is out of range.
     """
+
+    paper: ClassVar[str] = "Buchlovsky et al. 2019, arXiv:1902.00465"
+    status: ClassVar[Status] = "reconstruction"
 
     servers: int = 1
     staleness: int = 16

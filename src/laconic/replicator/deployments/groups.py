@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from laconic.comm.comm import Comm
 from laconic.core import arguments
 from laconic.core.errors import SpecError
+from laconic.core.spec import Status
 from laconic.replicator.deployment import Deployment, LaunchOptions, RankContext
 from laconic.replicator.servers.messages import Message, MessageKind, send
 from laconic.replicator.servers.pairs import SERVER, connect, disconnect
@@ -34,6 +35,9 @@ class Groups(Deployment):
     Raises:
         SpecError: An argument is out of range.
     """
+
+    paper: ClassVar[str] = "Buchlovsky et al. 2019, arXiv:1902.00465"
+    status: ClassVar[Status] = "reconstruction"
 
     size: int = 2
     servers: int = 1

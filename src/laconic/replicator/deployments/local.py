@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 
 from laconic.comm.loopback import Loopback
 from laconic.core import arguments
+from laconic.core.spec import Status
 from laconic.replicator.deployment import Deployment, LaunchOptions, RankContext
 from laconic.replicator.turn_lock import TurnLock, TurnTakingComm, restore, states
 
@@ -30,6 +31,8 @@ class Local(Deployment):
     Raises:
         SpecError: `replicas` is out of range.
     """
+
+    status: ClassVar[Status] = "own"
 
     replicas: int = 2
 

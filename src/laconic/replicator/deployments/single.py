@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from laconic.comm.loopback import Loopback
+from laconic.core.spec import Status
 from laconic.replicator.deployment import Deployment, LaunchOptions, RankContext, only
 
 T = TypeVar("T")
@@ -15,6 +16,8 @@ T = TypeVar("T")
 @dataclass(frozen=True, repr=False)
 class Single(Deployment):
     """Plain training on one device, without exchange or compression."""
+
+    status: ClassVar[Status] = "own"
 
     def launch(self, play: Callable[[RankContext], T], terms: LaunchOptions) -> list[T]:
         return only(self.seat(terms), play)

@@ -22,6 +22,7 @@ from laconic.comm.mesh import machines
 from laconic.comm.metered import Metered
 from laconic.core import arguments
 from laconic.core.errors import SpecError
+from laconic.core.spec import Status
 from laconic.strategies.alone import Alone
 from laconic.strategies.replica import Replica
 from laconic.strategies.rounds import nothing
@@ -45,6 +46,8 @@ class ByMachine(Strategy):
     Raises:
         SpecError: An argument is outside its range, or `strategy` is by_machine.
     """
+
+    status: ClassVar[Status] = "own"
 
     strategy: Strategy
     ranks_per_node: int = 0

@@ -134,14 +134,12 @@ def entries() -> list[CatalogueEntry]:
     return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))
 
 
-def pieces() -> dict[str, dict[str, str]]:
-    """Names that can only stand inside another spec: their headlines, by title and name."""
+def pieces() -> dict[str, dict[str, Callable[..., Any]]]:
+    """Names that can only stand inside another spec: their classes, by title and name."""
     makers = {name: find(name) for name in names()}
     return {
         title: {
-            name: headline(make)
-            for name, make in makers.items()
-            if isinstance(make, type) and issubclass(make, kind)
+            name: make for name, make in makers.items() if isinstance(make, type) and issubclass(make, kind)
         }
         for title, kind in PIECES.items()
     }
@@ -207,7 +205,7 @@ def _entry(name: str, make: Callable[..., Any], spec: str) -> CatalogueEntry:
         kind=next(kind for kind, base in KINDS.items() if base in bases),
         sends=make.sends if isinstance(make, Paper) else headline(make),
         paper=getattr(make, "paper", "-"),
-        status=getattr(make, "status", "-"),
+        status=getattr(make, "status", "own"),
         needs="" if method is None else ", ".join(rule.wants for rule in method.rules),
         unbiased=None if None in codecs else all(codec.unbiased for codec in codecs if codec is not None),
         max_bits=None if method is None else 8 * method.nbytes(MATRICES) / MATRICES.numel,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -19,7 +19,7 @@ from laconic.core.spec import find, parse, signature_text
 from laconic.exchange.method import Paper
 from laconic.tools.cli.console import console
 from laconic.tools.cli.docstrings import flowing
-from laconic.tools.cli.entries import FEW, MANY, TITLES, CatalogueEntry, entries, pieces
+from laconic.tools.cli.entries import FEW, MANY, TITLES, CatalogueEntry, entries, headline, pieces
 from laconic.tools.cli.shortlist import print_short
 
 HEADS = (f"N = {FEW}", f"N = {MANY}", "smaller", "any N", "error", "bound", "unbiased")
@@ -27,10 +27,10 @@ WIDE = 110  # columns; a narrower screen lists figures vertically
 LISTED = 5  # number of columns in the list of all names
 STATUS = {
     "verified": "checked against its authors' or other public code",
-    "partial": "checked against public code, but a part of the paper is missing",
+    "partial": "checked against public code, but a part of the paper is missing or changed",
     "recalled": "standard knowledge, not checked against code",
     "reconstruction": "built without the authors' code, from the abstract: we filled the gaps",
-    "-": "no paper",
+    "own": "no paper: plain arithmetic, or a design of ours",
 }
 LEGEND = (
     "Measured on a stored gradient of a small trained net, matrices only. N = 4, N = 16: bits per parameter"
@@ -91,15 +91,23 @@ def listing(found: Sequence[CatalogueEntry], *, with_pieces: bool = True) -> Tab
         table.add_row(_heading(TITLES[kind]))
         for _, specs in groupby(listed, key=lambda entry: entry.name):
             for nth, entry in enumerate(specs):
-                cited = f" ({entry.paper}, {entry.status})" if entry.paper != "-" else ""
-                table.add_row(
-                    _words(entry.spec, "" if nth else f"{entry.sends}{cited}"), *cells(entry)[:LISTED]
-                )
+                cited = f"{entry.sends} ({source(entry)})"
+                table.add_row(_words(entry.spec, "" if nth else cited), *cells(entry)[:LISTED])
     for title, named in pieces().items() if with_pieces else ():
         table.add_row(_heading(title))
-        for name, description in named.items():
-            table.add_row(_words(f"{name}()", description))
+        for name, make in named.items():
+            table.add_row(_words(f"{name}()", f"{headline(make)} ({source(make)})"))
     return table
+
+
+def source(named: CatalogueEntry | Callable[..., Any]) -> str:
+    """Return the paper, if there is one, and the status of a name.
+
+    >>> source(find("ring")), source(find("torus"))
+    ('Lian et al. 2017, arXiv:1705.09056, verified', 'own')
+    """
+    paper, status = getattr(named, "paper", "-"), getattr(named, "status", "own")
+    return status if paper == "-" else f"{paper}, {status}"
 
 
 def _heading(title: str) -> RenderableType:
@@ -148,11 +156,11 @@ def show(screen: Console, name: str) -> None:
     facts = Table(box=None, padding=(0, 1), show_header=False)
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(ratio=1, overflow="fold")
-    status = getattr(make, "status", "-")
+    status = getattr(make, "status", "own")
     facts.add_row("paper", getattr(make, "paper", "-"))
     code = getattr(make, "code", "-")
     against = f" ({code})" if code != "-" else ""
-    facts.add_row("status", f"{status}: {STATUS[status]}{against}" if status != "-" else STATUS[status])
+    facts.add_row("status", f"{status}: {STATUS[status]}{against}")
     if isinstance(make, Paper):
         facts.add_row("sends", make.sends)
     for needs in dict.fromkeys(entry.needs for entry in found if entry.needs):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
+from typing import ClassVar
 
+from laconic.core.spec import Status
 from laconic.strategies.gossip.topologies import Arrow, Undirected
 
 
@@ -16,6 +18,8 @@ class Complete(Undirected):
     >>> Complete().peers(rank=1, size=4, step=0).out
     (0, 2, 3)
     """
+
+    status: ClassVar[Status] = "own"
 
     def links(self, size: int, step: int) -> Iterator[Arrow]:
         return combinations(range(size), 2)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from laconic.core import arguments
 from laconic.core.errors import SpecError
+from laconic.core.spec import Status
 from laconic.strategies.gossip.topologies import Arrow, Topology
 
 
@@ -21,6 +22,8 @@ class Graph(Topology):
     >>> Graph(edges=((0, 1), (1, 2), (2, 0)), directed=True).peers(rank=0, size=3, step=0)
     Peers(out=(1,), into=(2,))
     """
+
+    status: ClassVar[Status] = "own"
 
     edges: tuple[Arrow, ...]
     directed: bool = False

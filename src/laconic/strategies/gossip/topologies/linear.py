@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
+from laconic.core.spec import Status
 from laconic.strategies.gossip.topologies import Arrow, Undirected
 
 
@@ -17,6 +19,8 @@ class Linear(Undirected):
     >>> [Linear().peers(rank=r, size=3, step=0).out for r in range(3)]
     [(1,), (0, 2), (1,)]
     """
+
+    status: ClassVar[Status] = "own"
 
     def links(self, size: int, step: int) -> Iterator[Arrow]:
         return ((rank, rank + 1) for rank in range(size - 1))

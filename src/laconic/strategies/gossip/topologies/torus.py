@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from laconic.core import arguments
 from laconic.core.errors import SpecError
+from laconic.core.spec import Status
 from laconic.strategies.gossip.topologies import Arrow, Undirected
 
 
@@ -25,6 +26,8 @@ class Torus(Undirected):
     >>> Torus().peers(rank=0, size=12, step=0).out  # 3 rows of 4
     (1, 3, 4, 8)
     """
+
+    status: ClassVar[Status] = "own"
 
     rows: int = 0
 
