@@ -35,6 +35,7 @@ from benchmarks.meta import page as meta_page
 from benchmarks.methods import page as methods_page
 from benchmarks.outer import page as outer_page
 from benchmarks.own_rates import page as own_rates_page
+from benchmarks.pages import claims as claims_page
 from benchmarks.pages import front, situations
 from benchmarks.pages import partitions as partitions_page
 from benchmarks.pipeline import page as pipelines_page
@@ -187,6 +188,7 @@ WHOLE: dict[Path, Callable[[], str]] = {
     **federated_page.pictures(DOCS),
     **partitions_page.pictures(DOCS),
     **time_to_accuracy_page.pictures(DOCS),
+from benchmarks.pages import claims as claims_page
 }
 
 

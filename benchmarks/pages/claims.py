@@ -1,0 +1,227 @@
+"""docs/claims.md: the headline claims of each system's paper, and what was measured here.
+
+The rows are in `claims.txt`. A figure there is a cell of another generated page:
+`{page|part of the text before its table|first cells of its row, by ";"|column}`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+
+from benchmarks.pages import (
+    accuracy,
+    activations,
+    admm,
+    block_admm,
+    federated,
+    large_batches,
+    low_bit,
+    meta,
+    methods,
+    own_rates,
+    pipelines,
+    precision,
+    replicator,
+    rigl,
+    scaling,
+    sparse_steps,
+    steps,
+    straggler,
+    zerofl,
+)
+from benchmarks.pages.tables import table
+
+ROWS = Path(__file__).with_name("claims.txt")
+VERDICTS = {
+    "met": "the claim is about bytes, time or an operator, and holds in our measurement of it",
+    "partly": "it holds in a smaller setting than the paper's, or a part of it holds",
+    "not met": "it does not hold in our setting, which may be too short or too small",
+    "not measurable here": "it needs data, hardware or a baseline that we do not have",
+    "not measured": "it could be measured here, and is not yet",
+}
+SOURCES = ("abstract", "paper", "README", "recalled")
+FIGURE = re.compile(r"\{([^{}]+)\}")
+NUMBER = re.compile(r"-?[\d,]*\.?\d+")
+
+
+@dataclass(frozen=True)
+class Page:
+    """A generated page or block: its text, the file that holds it, and the benchmark behind it."""
+
+    make: Callable[[], str]
+    command: str
+    doc: str = ""
+
+
+PAGES = {
+    "accuracy": Page(accuracy.page, "benchmarks.accuracy"),
+    "activations": Page(activations.page, "benchmarks.activations"),
+    "admm": Page(admm.page, "benchmarks.admm"),
+    "block_admm": Page(block_admm.page, "benchmarks.block_admm"),
+    "copies": Page(large_batches.copies, "benchmarks.augmentation", "large_batches"),
+    "federated_accuracy": Page(federated.page, "benchmarks.federated"),
+    "forecasts": Page(steps.page, "benchmarks.predictions", "steps"),
+    "large_batches": Page(large_batches.large, "benchmarks.large_batch"),
+    "low_bit": Page(low_bit.page, "benchmarks.lowbit"),
+    "meta_learning": Page(meta.page, "benchmarks.meta"),
+    "methods": Page(methods.page, "benchmarks.methods"),
+    "own_rates": Page(own_rates.page, "benchmarks.own_rates"),
+    "pipelines_measured": Page(pipelines.page, "benchmarks.pipeline"),
+    "precision": Page(precision.page, "benchmarks.precision"),
+    "replicator": Page(replicator.block, "benchmarks.replicator"),
+    "rigl": Page(rigl.page, "benchmarks.rigl"),
+    "scaling": Page(scaling.page, "benchmarks.scaling"),
+    "sparse_steps": Page(sparse_steps.page, "benchmarks.sparse_steps"),
+    "steps": Page(steps.page, "benchmarks.steps"),
+    "straggler": Page(straggler.page, "benchmarks.straggler"),
+    "xnor": Page(low_bit.page, "benchmarks.xnor", "low_bit"),
+    "zerofl": Page(zerofl.page, "benchmarks.zerofl"),
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row. `source`: where the claim was read.
+
+    `verdict` is one of VERDICTS; after "met" follow bounds of the first figure: "met, at least 8".
+    """
+
+    group: str
+    system: str
+    cited: str
+    source: str
+    claim: str
+    paper: str
+    here: str
+    verdict: str
+
+    @property
+    def status(self) -> str:
+        """The verdict without bounds."""
+        return self.verdict.partition(",")[0]
+
+    @property
+    def figures(self) -> list[str]:
+        """The figures in braces."""
+        return FIGURE.findall(self.here)
+
+    @property
+    def pages(self) -> list[str]:
+        """The pages with these figures, in order."""
+        return list(dict.fromkeys(found.partition("|")[0] for found in self.figures))
+
+
+HEAD = """\
+# Claims of the papers
+
+Each row is a headline claim of the paper behind a name in this library, and what we measured. Below
+each name stands where the claims were read: in the paper, its abstract, or its authors' README; *recalled*
+ones are general knowledge, and their numbers may be inexact.
+
+Trainings here are small nets on CPUs, and none is trained to convergence: they can contradict a claim about
+ImageNet in our setting, but not confirm it. `make docs` writes this page: each figure is a cell of the linked
+page, which the command in the row regenerates."""
+HEADS = ("claim", "the paper's setting", "measured here", "verdict", "from")
+
+
+def page() -> str:
+    """The whole page."""
+    counts = Counter(claim.status for claim in claims())
+    lines = [HEAD, ""]
+    lines += table(
+        ("verdict", "rows", "meaning"), [(each, str(counts[each]), VERDICTS[each]) for each in VERDICTS]
+    )
+    for group, rows in groupby(claims(), key=lambda claim: claim.group):
+        lines += ["", f"## {group}"]
+        for system, its in groupby(rows, key=lambda claim: (claim.system, claim.cited, claim.source)):
+            name, cited, source = system
+            lines += [
+                "",
+                f"### {name}",
+                "",
+                f"{cited}. {read_in(source)}",
+                "",
+                *table(HEADS, map(cells, its)),
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def read_in(source: str) -> str:
+    """A sentence on where the claims were read."""
+    return "Recalled." if source == "recalled" else f"Read in the {source}."
+
+
+@lru_cache(maxsize=1)
+def claims() -> tuple[Claim, ...]:
+    """All rows, in order."""
+    return tuple(parsed(ROWS.read_text(encoding="utf-8")))
+
+
+def parsed(text: str) -> Iterator[Claim]:
+    """The rows of a text: "# group", "## system ; paper ; source", then fields that may be indented below."""
+    group, system, fields = "", ("", "", ""), dict[str, str]()
+    for line in re.sub(r"\n +", " ", text).splitlines():
+        if line.startswith("# "):
+            group = line.removeprefix("# ")
+        elif line.startswith("## "):
+            name, cited, source = line.removeprefix("## ").split(" ; ")
+            system = name, cited, source
+        elif line:
+            field, _, value = line.partition(": ")
+            fields[field] = value
+            if field == "verdict":
+                yield Claim(group, *system, **fields)
+                fields = {}
+
+
+def cells(claim: Claim) -> tuple[str, ...]:
+    """One row. Raises `ValueError` if it is met, and its first figure is outside its bounds."""
+    measured = FIGURE.sub(lambda found: figure(found[1]), claim.here)
+    if not within(claim):
+        raise ValueError(f"{claim.claim!r} is {claim.verdict!r}, but we measured {measured}: change the row")
+    pages = [(PAGES[name].doc or name, PAGES[name].command) for name in claim.pages]
+    sources = [f"[{doc}]({doc}.md): `python -m {command}`" for doc, command in pages]
+    return claim.claim, claim.paper, measured, claim.status, "; ".join(sources) or "-"
+
+
+def within(claim: Claim) -> bool:
+    """Whether the first figure is within the bounds of the verdict."""
+    for bound, limit in re.findall(r"(least|most) ([\d.]+)", claim.verdict):
+        value = float(NUMBER.findall(figure(claim.figures[0]))[0].replace(",", ""))
+        if value < float(limit) if bound == "least" else value > float(limit):
+            return False
+    return True
+
+
+def figure(reference: str) -> str:
+    """A cell of a page. Raises `ValueError` if the page has no such cell."""
+    name, under, row, column = reference.split("|")
+    first = row.split(";")
+    for about, (heads, *rows) in tables(name):
+        if under in about and column in heads:
+            for each in rows:
+                if each[: len(first)] == first:
+                    return each[heads.index(column)]
+    raise ValueError(f"page {name} has no row {row!r} with {column!r} under {under!r}: change the claim")
+
+
+@lru_cache
+def tables(name: str) -> list[tuple[str, list[list[str]]]]:
+    """The tables of a page, heads first, each with the text since the last heading."""
+    found: list[tuple[str, list[list[str]]]] = []
+    about, lines = "", PAGES[name].make().splitlines()
+    for before, line in zip(["", *lines], lines, strict=False):
+        if line.startswith("|"):
+            if not before.startswith("|"):
+                found.append((about, []))
+            if not line.startswith("|---"):
+                found[-1][1].append([cell.strip() for cell in line.strip("|").split(" | ")])
+        else:
+            about = line if line.startswith("#") else f"{about} {line}"
+    return found
