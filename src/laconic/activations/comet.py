@@ -16,7 +16,7 @@ from laconic.core.spec import Status
 
 @dataclass(frozen=True, repr=False)
 class Comet(Coding):
-    """Error-bounded layer inputs: sigma of the weight gradient's error <= share * mean |momentum|.
+    """Error-bounded layer inputs. Target: sigma of the weight gradient's error = share * mean |momentum|.
 
         law     sigma = rms(g) sqrt(n R) eb / sqrt(3)        ours, from independent errors uniform in +-eb
         paper   sigma = 0.32 mean|g| sqrt(N R) eb            the paper's, with N the batch size
@@ -25,6 +25,10 @@ class Comet(Coding):
     nonzero inputs. For a layer called several times per step and for micro-batches, sigma^2 is summed over
     the calls. Statistics are measured in steps 0, 3, 10 and 30, while momentum grows, and every `every`
     steps.
+
+    Between these steps the bound stays while gradients and momentum change: an independent check found 1.1 to
+    1.8 times the target in the median over layers and at most 2.2 times. With `mode="paper"` it found 3 to 25
+    times: the paper's law has the batch size in place of n.
 
     Both laws assume independent errors. Values are rounded to nearest, so equal values have equal errors: if
     a feature has one value in many of the n terms, sigma exceeds the law by up to sqrt(3 n) times in every
