@@ -82,8 +82,9 @@ def swat(
     loads the result. Evaluate with the sparse layers: dense layers give other outputs. Biases and other
     layers stay dense.
 
-    Computes with dense tensors with zeros: saves memory for saved inputs, not time. Each call of a layer in
-    training counts as a batch, so do not combine it with activation checkpointing.
+    Computes with dense tensors with zeros, so it saves no time, and memory only where no other layer saves
+    the same input: after a ReLU or before a BatchNorm it needs more than a dense layer. Each call of a layer
+    in training counts as a batch, so do not combine it with activation checkpointing.
 
     Args:
         model: Its layers are replaced by `SwatConv2d` and `SwatLinear`.
@@ -133,7 +134,7 @@ class Swat(TransformHandle):
         return tuple(f"{name}.weight" for name in self.layers)
 
     def stats(self) -> StoredInputs:
-        """Return the bytes saved in the last batch with a backward pass."""
+        """Return the bytes that the sparse layers stored in the last batch with a backward pass."""
         return StoredInputs(self.kept_bytes(), self.dense_bytes())
 
     def figures(self) -> dict[str, Any]:
@@ -141,7 +142,10 @@ class Swat(TransformHandle):
         return asdict(self.stats())
 
     def kept_bytes(self) -> int:
-        """Return the bytes of inputs saved by the sparse layers in the last batch with a backward pass."""
+        """Return the bytes of inputs that the sparse layers stored in the last batch with a backward pass.
+
+        Not the memory of the model: an input that another layer saves too stays in memory as well.
+        """
         return sum(layer.thresholds.kept_bytes for layer in self.layers.values())
 
     def dense_bytes(self) -> int:

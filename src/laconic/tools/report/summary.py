@@ -134,14 +134,14 @@ def between(rows: list[Row]) -> str:
 
 
 def kept_bytes(rows: list[Row]) -> str:
-    """Return a sentence about bytes saved for backward, with SWAT by its layers; "" if nothing is coded."""
+    """Return a sentence about the bytes that compressed layers store for backward; "" if there are none."""
     kept = [
         f"{row.kept_mb:.4g} of {row.kept_dense_mb:.4g} MB with {row.spec}"
         f" ({row.kept_dense_mb / row.kept_mb:.1f} times smaller)"
         for row in rows
         if row.kept_mb
     ]
-    return f"A worker keeps for backward, at the last test: {', '.join(kept)}." if kept else ""
+    return f"Compressed layers store for backward, at the last test: {', '.join(kept)}." if kept else ""
 
 
 def write_summary(folder: Path, run: Run, rows: list[Row], interrupted: str | None) -> None:
