@@ -8,33 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 
-from benchmarks.pages import (
-    accuracy,
-    activations,
-    admm,
-    block_admm,
-    federated,
-    large_batches,
-    low_bit,
-    meta,
-    methods,
-    own_rates,
-    pipelines,
-    precision,
-    replicator,
-    rigl,
-    scaling,
-    sparse_steps,
-    steps,
-    straggler,
-    zerofl,
-)
 from benchmarks.pages.tables import table
 
 ROWS = Path(__file__).with_name("claims.txt")
@@ -52,36 +31,36 @@ NUMBER = re.compile(r"-?[\d,]*\.?\d+")
 
 @dataclass(frozen=True)
 class Page:
-    """A generated page or block: its text, the file that holds it, and the benchmark behind it."""
+    """A page or block of `write`, the file that holds it, and the benchmark behind it."""
 
-    make: Callable[[], str]
     command: str
     doc: str = ""
+    block: bool = False
 
 
-PAGES = {
-    "accuracy": Page(accuracy.page, "benchmarks.accuracy"),
-    "activations": Page(activations.page, "benchmarks.activations"),
-    "admm": Page(admm.page, "benchmarks.admm"),
-    "block_admm": Page(block_admm.page, "benchmarks.block_admm"),
-    "copies": Page(large_batches.copies, "benchmarks.augmentation", "large_batches"),
-    "federated_accuracy": Page(federated.page, "benchmarks.federated"),
-    "forecasts": Page(steps.page, "benchmarks.predictions", "steps"),
-    "large_batches": Page(large_batches.large, "benchmarks.large_batch"),
-    "low_bit": Page(low_bit.page, "benchmarks.lowbit"),
-    "meta_learning": Page(meta.page, "benchmarks.meta"),
-    "methods": Page(methods.page, "benchmarks.methods"),
-    "own_rates": Page(own_rates.page, "benchmarks.own_rates"),
-    "pipelines_measured": Page(pipelines.page, "benchmarks.pipeline"),
-    "precision": Page(precision.page, "benchmarks.precision"),
-    "replicator": Page(replicator.block, "benchmarks.replicator"),
-    "rigl": Page(rigl.page, "benchmarks.rigl"),
-    "scaling": Page(scaling.page, "benchmarks.scaling"),
-    "sparse_steps": Page(sparse_steps.page, "benchmarks.sparse_steps"),
-    "steps": Page(steps.page, "benchmarks.steps"),
-    "straggler": Page(straggler.page, "benchmarks.straggler"),
-    "xnor": Page(low_bit.page, "benchmarks.xnor", "low_bit"),
-    "zerofl": Page(zerofl.page, "benchmarks.zerofl"),
+PAGES = {  # by the name of the file or block
+    "accuracy": Page("benchmarks.accuracy"),
+    "activations": Page("benchmarks.activations"),
+    "admm": Page("benchmarks.admm"),
+    "batch_augmentation": Page("benchmarks.augmentation", "large_batches", block=True),
+    "block_admm": Page("benchmarks.block_admm"),
+    "federated_accuracy": Page("benchmarks.federated"),
+    "large_batches": Page("benchmarks.large_batch", block=True),
+    "low_bit": Page("benchmarks.lowbit"),
+    "meta_learning": Page("benchmarks.meta"),
+    "methods": Page("benchmarks.methods"),
+    "own_rates": Page("benchmarks.own_rates"),
+    "pipelines_measured": Page("benchmarks.pipeline"),
+    "precision": Page("benchmarks.precision"),
+    "predictions": Page("benchmarks.predictions", "steps"),
+    "replicator": Page("benchmarks.replicator", block=True),
+    "rigl": Page("benchmarks.rigl"),
+    "scaling": Page("benchmarks.scaling"),
+    "sparse_steps": Page("benchmarks.sparse_steps"),
+    "steps": Page("benchmarks.steps"),
+    "straggler": Page("benchmarks.straggler"),
+    "xnor": Page("benchmarks.xnor", "low_bit"),
+    "zerofl": Page("benchmarks.zerofl"),
 }
 
 
@@ -215,7 +194,7 @@ def figure(reference: str) -> str:
 def tables(name: str) -> list[tuple[str, list[list[str]]]]:
     """The tables of a page, heads first, each with the text since the last heading."""
     found: list[tuple[str, list[list[str]]]] = []
-    about, lines = "", PAGES[name].make().splitlines()
+    about, lines = "", text_of(name).splitlines()
     for before, line in zip(["", *lines], lines, strict=False):
         if line.startswith("|"):
             if not before.startswith("|"):
@@ -225,3 +204,13 @@ def tables(name: str) -> list[tuple[str, list[list[str]]]]:
         else:
             about = line if line.startswith("#") else f"{about} {line}"
     return found
+
+
+def text_of(name: str) -> str:
+    """The text of a page or block, written anew."""
+    from benchmarks.pages import write  # which imports this module
+
+    about = PAGES[name]
+    if about.block:
+        return write.BLOCKS[name]()
+    return write.WHOLE[write.ROOT / "docs" / f"{about.doc or name}.md"]()
