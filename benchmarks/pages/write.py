@@ -164,6 +164,7 @@ WHOLE: dict[Path, Callable[[], str]] = {
     DOCS / "admm.svg": admm_page.picture,
     DOCS / "auto.md": auto_page.page,
     DOCS / "block_admm.md": block_admm_page.page,
+    DOCS / "claims.md": claims_page.page,
     DOCS / "entropy.md": entropy_page.page,
     DOCS / "federated_accuracy.md": federated_page.page,
     DOCS / "low_bit.md": low_bit_page.page,
@@ -188,7 +189,6 @@ WHOLE: dict[Path, Callable[[], str]] = {
     **federated_page.pictures(DOCS),
     **partitions_page.pictures(DOCS),
     **time_to_accuracy_page.pictures(DOCS),
-from benchmarks.pages import claims as claims_page
 }
 
 

@@ -35,6 +35,7 @@ RUNS = Results(Path(__file__).with_name("results.jsonl"))
 CLIENTS, PER_ROUND, ROUNDS = 100, 10, 20
 BATCH, LOCAL_BATCHES = 25, 10
 LR_FIRST, LR_LAST = 0.2, 0.02  # eta_t = first (last / first)^(t / T)
+LOWER = (0.1, 0.05)  # first rates of dense training and of plain SWAT, beside LR_FIRST
 SPARSITY, KEEP = 0.9, ("11",)  # the last layer stays dense, as the first one
 SEEDS = 3
 ALPHAS = {"iid": 1000.0, "dirichlet": 0.1}
@@ -45,7 +46,10 @@ TEST_BATCH = 500
 
 @dataclass(frozen=True)
 class Trial:
-    """One training. `name`: "fedavg", "swat", or a mask's letter and its ratio, such as "A-0.1"."""
+    """One training. `name`: "fedavg", "swat", or a mask's letter and its ratio, such as "A-0.1".
+
+    After an "@" the name has the learning rate of the first round, instead of LR_FIRST: "fedavg@0.1".
+    """
 
     split: str
     name: str
@@ -58,13 +62,24 @@ class Trial:
         return MASKS[letter](SPARSITY, float(ratio)) if ratio else None
 
     @property
+    def dense(self) -> bool:
+        """Whether clients train without SWAT."""
+        return self.name.startswith("fedavg")
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the first round."""
+        return float(self.name.partition("@")[2] or LR_FIRST)
+
+    @property
     def key(self) -> str:
         return f"{self.split}-{self.name}-{self.seed}"
 
 
 def trials() -> Iterator[Trial]:
     """All of them, all of one seed before the next seed."""
-    names = ["fedavg", "swat", *(f"{letter}-{ratio:g}" for ratio in (0.1, 0.0, 0.2) for letter in MASKS)]
+    masks = (f"{letter}-{ratio:g}" for ratio in (0.1, 0.0, 0.2) for letter in MASKS)
+    names = ["fedavg", "swat", *masks, *(f"{name}@{rate:g}" for name in ("fedavg", "swat") for rate in LOWER)]
     for seed in range(SEEDS):
         for name in names:
             for split in ALPHAS:
@@ -76,7 +91,7 @@ def train(trial: Trial, tensors: Tensors, rounds: int, tested: int | None = None
     began = time.process_time()
     torch.manual_seed(trial.seed)
     model = network()
-    handle = None if trial.name == "fedavg" else swat(model, SPARSITY, keep=KEEP)
+    handle = None if trial.dense else swat(model, SPARSITY, keep=KEEP)
     fresh = {} if handle is None else handle.state_dict()
     layout = Layout.of((name, tuple(part.shape)) for name, part in model.named_parameters())
     uplink = None if trial.mask is None or handle is None else Uplink(trial.mask, layout, handle.weights)
@@ -87,7 +102,7 @@ def train(trial: Trial, tensors: Tensors, rounds: int, tested: int | None = None
     for turn in range(rounds):
         rng = np.random.default_rng(mix(trial.seed, turn))
         chosen = rng.choice(CLIENTS, PER_ROUND, replace=False).tolist()
-        lr, wires, ends = LR_FIRST * (LR_LAST / LR_FIRST) ** (turn / rounds), [], []
+        lr, wires, ends = trial.lr * (LR_LAST / LR_FIRST) ** (turn / rounds), [], []
         for client in chosen:
             put(model, weights)
             if handle is not None:
