@@ -32,15 +32,16 @@ with laconic.activations.compress(model, "comet(share=0.01)", optimizer):
 The error affects only the gradients of weights. Its standard deviation there is meant to be `share` of the
 mean |momentum|, also when the gradients of several calls or micro-batches add up. This is a target, not a
 limit: a bound is computed from the statistics of one step and stays until the next refresh, while gradients
-and momentum change. An independent check found 1.1 to 1.8 times the target in the median over layers, and at
-most 2.2 times. With `mode='paper'`, the paper's law without the size of the feature map, it was 3 to 25
-times. Features with the same value in many examples have correlated errors, which can exceed the target in
-every step: use a smaller `share` there. The gradient of each layer's input is bit-identical to dense
-training, with one exception: inputs of batch norms are compressed too, which changes their input's gradient
-by about `share` of the gradient of their output, on average over channels, and by more in a channel whose
-gradient follows its input. `comet(norms='exact')` leaves them uncompressed. `blocks(bits=4)` uses the same
-number of bits for every layer. Masks of ReLU and dropout take one bit per element and indices of max pooling
-a few bits, without error. All other tensors are unchanged.
+and momentum change. [Below](#the-error-and-its-target) is what comes of it, also with `mode='paper'`, the
+paper's law without the size of the feature map; an independent check in other nets found 1.1 to 1.8 times the
+target in the median, at most 2.2 times, and 3 to 25 times with `mode='paper'`. Features with the same value
+in many examples have correlated errors, which can exceed the target in every step: use a smaller `share`
+there. The gradient of each layer's input is bit-identical to dense training, with one exception: inputs of
+batch norms are compressed too, which changes their input's gradient by about `share` of the gradient of their
+output, on average over channels, and by more in a channel whose gradient follows its input.
+`comet(norms='exact')` leaves them uncompressed. `blocks(bits=4)` uses the same number of bits for every
+layer. Masks of ReLU and dropout take one bit per element and indices of max pooling a few bits, without
+error. All other tensors are unchanged.
 
 The block may contain the whole training, a step or a forward pass: bounds adapt in each case, and backward
 may run after the block. A session's state has its bounds and its next rounding: save it with the states of
@@ -81,6 +82,7 @@ def page() -> str:
         found = {"rows": runs.rows(part)} if part == "accuracy" else runs.get(part)
         if found and found["rows"]:
             lines += ["", *write(found["rows"], found.get("machine", {}))]
+    lines += ["", *_bound(read("activation_bound"))]
     lines += ["", *_sz3(read("sz3"))]
     return "\n".join([*lines, ""])
 
@@ -149,7 +151,9 @@ def _accuracy(rows: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[str
     long = [name for net, name in EPOCH.items() if any(row["net"] == net for row in rows)]
     told = f": for {' and '.join(long)} 1,600 steps of 32 images, one epoch." if long else "."
     yield f"four minutes of one core{told}"
-    yield "The nets are not trained to convergence: compare dense with compressed. Mean over"
+    rates = sorted({f"{plan.lr:g}" for plan in activations_accuracy.PLANS.values()})
+    yield f"SGD with momentum 0.9, at {' or '.join(rates)} by net, falling to 0 as a cosine. The nets"
+    yield "are not trained to convergence: compare dense with compressed. Mean over"
     yield "seeds and standard deviation; *points*: difference to dense training of the same seeds."
     if any(row["variant"] == activations_accuracy.NUDGED for row in rows):
         yield "*nudged* is dense training whose first weights differ by a millionth: it shows the differences"
@@ -168,6 +172,23 @@ def _accuracy(rows: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[str
         cells.append([net, f"{steps} of {batch}", f"`{variant}`", *told])
     yield from table(
         ("net", "steps", "activations", "accuracy, %", "points", "kept, smaller", "seeds"), cells
+    )
+
+
+def _bound(found: dict[str, Any]) -> Iterator[str]:
+    yield from ("## The error and its target", "")
+    yield "Standard deviation of the error of a layer's weight gradient, over `share` of the mean |momentum|:"
+    yield f"{found['net']}, CIFAR-10, SGD with momentum 0.9 at {found['lr']:g}, batches of {found['batch']},"
+    yield f"each layer in steps {', '.join(map(str, found['steps']))}, which lie between two refreshes;"
+    yield f"`share={found['share']:g}`, `norms='exact'`, from `python -m benchmarks.activation_bound`."
+    yield ""
+    rows = [(f"`{row['mode']}`", row["ratios"]) for row in found["rows"]]
+    yield from table(
+        ("mode", "least", "median", "most"),
+        [
+            (mode, *(f"{each:.2f}" for each in (min(ratios), statistics.median(ratios), max(ratios))))
+            for mode, ratios in rows
+        ],
     )
 
 
