@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.augmentation import __main__ as augmentation
-from benchmarks.augmentation.__main__ import BATCH, STEPS, VARIANTS
+from benchmarks.augmentation.__main__ import BATCH, RATE, STEPS, VARIANTS
 from benchmarks.common.results import Results
 from benchmarks.common.tables import spread, table
 from benchmarks.large_batch import __main__ as large_batch
 from benchmarks.large_batch.__main__ import BASE, EXAMPLES, RATES
 
 NAMES = {"sgd": "SGD, linear scaling", "lars": "LARS", "lamb": "LAMB"}
+CHANCE = 0.1  # accuracy of a net that predicts one class of ten
 TARGET = 1.5  # points that a recipe may lose at 8 times the batch
 
 
@@ -39,7 +40,8 @@ def large_of(runs: Sequence[dict[str, Any]], planned: int) -> str:
     lines = [
         f"CIFAR-10, the small CNN of `laconic train`, {EXAMPLES:,} examples in every run: a larger batch",
         f"takes fewer steps. Rates at the base batch of {BASE}: {rates}.",
-        f"Mean ± standard error over seeds. {len(runs)} of {planned} runs are done.",
+        f"Mean ± standard error over seeds. {len(runs)} of {planned} runs are done. A *collapsed* seed",
+        "predicts one class in the end; it is not in the mean.",
     ]
     return "\n".join([*lines, "", *_large(runs)] if runs else lines)
 
@@ -47,8 +49,8 @@ def large_of(runs: Sequence[dict[str, Any]], planned: int) -> str:
 def copies_of(runs: Sequence[dict[str, Any]], planned: int) -> str:
     """The block of these runs."""
     lines = [
-        f"CIFAR-10, the same network, {STEPS:,} steps of {BATCH} examples at one rate, cropped, mirrored and",
-        f"with a patch cut out. {len(runs)} of {planned} runs are done.",
+        f"CIFAR-10, the same network, {STEPS:,} steps of {BATCH} examples by SGD at a peak rate of {RATE:g},",
+        f"cropped, mirrored and with a patch cut out. {len(runs)} of {planned} runs are done.",
     ]
     return "\n".join([*lines, "", *_copied(runs)] if runs else lines)
 
@@ -63,13 +65,16 @@ def _large(runs: Sequence[dict[str, Any]]) -> list[str]:
         own = [run for run in runs if (run["kind"], run["times"]) == (kind, times)]
         batch = BASE * times
         left = f"{100 * (BASE + scale) / (batch + scale):.0f}" if scale else "-"
+        trained = [run for run in own if run["accuracy"] > CHANCE]
+        fallen = len(own) - len(trained)
+        reached = figure(trained, accuracy) if trained else "-"
         rows.append(
             (
                 f"{batch:,}",
                 f"{own[0]['steps']:,}",
                 NAMES[kind],
-                figure(own, accuracy),
-                points(own, base),
+                f"{reached} ({fallen} of {len(own)} collapsed)" if fallen else reached,
+                points(trained, base),
                 left,
             )
         )

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 
-from benchmarks.pages.tables import table
+from benchmarks.common.tables import table
 
 ROWS = Path(__file__).with_name("claims.txt")
 VERDICTS = {

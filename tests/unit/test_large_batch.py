@@ -158,6 +158,13 @@ def test_a_table_has_points_lost_and_what_the_noise_predicts() -> None:
     assert copies_of([], 15).endswith("0 of 15 runs are done.")
 
 
+def test_collapsed_seeds_are_counted_and_not_averaged() -> None:
+    runs = [run("sgd", 1, 0.6), run("sgd", 8, 0.5), run("sgd", 8, 0.1, 1), run("sgd", 32, 0.1)]
+    page = large_of(runs, 36)
+    assert "| 512 | 640 | SGD, linear scaling | 50.00 (1 of 2 collapsed) | +10.00 |" in page
+    assert "| 2,048 | 160 | SGD, linear scaling | - (1 of 1 collapsed) | - |" in page
+
+
 def test_a_recipe_that_fails_is_said_to_fail() -> None:
     page = large_of([run("sgd", 1, 0.6), run("lars", 8, 0.5)], 36)
     assert "LARS is **not** within 1.5 points of the small batch: it loses 10.00" in page
