@@ -64,13 +64,13 @@ def page() -> str:
     lines += ["", REASONS]
     for task, model in MODELS.items():
         if beside_dense(found := standings(task, REDUCTIONS)):
-            lines += ["", heading("Reductions that scale", task, model), "", *reductions(found)]
+            lines += ["", heading("Reductions that scale", task, model), "", *reductions(task, found)]
     for skew in (None, SKEW):
         of_skew = [contender for contender in STRATEGIES if contender.skew == skew]
         for task, model in MODELS.items():
             if beside_dense(found := standings(task, of_skew)):
                 what = "Strategies" if skew is None else "Strategies on skewed shards"
-                lines += ["", heading(what, task, model), "", *strategies(found)]
+                lines += ["", heading(what, task, model), "", *strategies(task, found)]
     lines += ["", APART]
     for experiment in EXPERIMENTS:
         if (row := experiment.read()) is not None:
@@ -99,19 +99,19 @@ def methods(task: str, found: list[Standing]) -> list[str]:
         "",
         f"![accuracy over bytes](accuracy-methods-{task}.svg)",
     ]
-    return lines + tables(found)
+    return lines + tables(task, found)
 
 
-def reductions(found: list[Standing]) -> list[str]:
+def reductions(task: str, found: list[Standing]) -> list[str]:
     """Methods whose traffic does not grow with the number of workers."""
     lines = [
         f"{found[0].contender.workers} workers; bytes per worker and step, as above. CGX should train as",
         "well as dense, within one standard error; the others have no bound.",
     ]
-    return lines + tables(found)
+    return lines + tables(task, found)
 
 
-def strategies(found: list[Standing]) -> list[str]:
+def strategies(task: str, found: list[Standing]) -> list[str]:
     """Strategies: ranks exchange parameters, and their average is tested."""
     first = found[0].contender
     lines = [
@@ -128,17 +128,24 @@ def strategies(found: list[Standing]) -> list[str]:
             f"Each worker has its own examples, with Dirichlet({first.skew:g}) shares of each label, or of",
             "each tenth of a text.",
         ]
-    return lines + tables(found)
+    return lines + tables(task, found)
 
 
-def tables(found: list[Standing]) -> list[str]:
+def tables(task: str, found: list[Standing]) -> list[str]:
     """One table per family of optimisers, with its dense training first."""
     lines: list[str] = []
     for name, group in groupby(found, key=lambda standing: standing.contender.family):
         members = list(group)
         sparse = any(member.zeros > SPARSE for member in members)
         heads = (*HEADS, "zero weights, %") if sparse else HEADS
-        lines += ["", f"**{name}**", "", f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+        rate = members[0].contender.rates.get(task) or find(task).recipe(MODELS[task]).lr
+        lines += [
+            "",
+            f"**{name}**, peak rate {rate:g} for all",
+            "",
+            f"| {' | '.join(heads)} |",
+            f"|{'---|' * len(heads)}",
+        ]
         for member in members:
             zeros = (f"{100 * member.zeros:.1f}",) if sparse else ()
             lines.append(f"| {' | '.join((*cells(member), *zeros))} |")

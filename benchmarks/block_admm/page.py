@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.block_admm.__main__ import BAR, BATCH, PASSES, RANK, RUNS, SEEDS, VARIANTS, WIDTH
+from benchmarks.block_admm.__main__ import ADAM, BAR, BATCH, PASSES, RANK, RUNS, SEEDS, SGD, VARIANTS, WIDTH
 from benchmarks.common.tables import table
 from laconic.tools.report.side_by_side import words
 from laconic.tools.report.time_line import time_line
@@ -88,9 +88,10 @@ one step of back-propagation; with several in flight, targets are as many steps 
 ABOUT = f"""## Measured
 
 MNIST, 784-{WIDTH}-{WIDTH}-10, three blocks in three processes over gloo, {PASSES} passes of batches of
-{BATCH}; the same batches for all rows of a seed. Wrong answers on the test set by a plain forward pass, in
-%, mean over seeds with the standard deviation; kB: all blocks' messages, a step; seconds of processors, over
-all processes. `python -m benchmarks.block_admm` starts the missing runs: {{found}} of {{planned}} are done.
+{BATCH}; the same batches for all rows of a seed. Peak rates are {ADAM:g} for Adam, also in blocks, and
+{SGD:g} for SGD with Nesterov momentum 0.9. Wrong answers on the test set by a plain forward pass, in %, mean
+over seeds with the standard deviation; kB: all blocks' messages, a step; seconds of processors, over all
+processes. `python -m benchmarks.block_admm` starts the missing runs: {{found}} of {{planned}} are done.
 """
 
 

@@ -190,7 +190,8 @@ def _loss(loss: list[Row]) -> Iterator[str]:
     yield from ("## Loss", "")
     link = one["link"].replace("mbit", " Mbit/s")
     yield f"A smaller GPT (`{one['model']}`: 3 layers, 128 wide, windows of 64) in two stages, over a fixed"
-    yield f"set of {one['examples']} windows, {epochs} epochs in batches of {one['batch']}, links of {link}."
+    yield f"set of {one['examples']} windows, {epochs} epochs in batches of {one['batch']}, links of {link},"
+    yield "SGD with Nesterov momentum at the task's rate."
     yield "Loss of the last epoch and on the test set: mean over seeds and standard deviation. Seconds:"
     yield "median over seeds, here and in the picture. Tests run without compression."
     if len({row["seed"] for row in loss}) == 1:

@@ -41,9 +41,9 @@ def written(rows: Sequence[Row]) -> str:
         f"`python -m benchmarks.replicator` on {machine['cores']} cores, {WORKERS} workers: the last one"
         f" sleeps {1e3 * SLEEP_S:.0f} ms before {100 * case['share']:.0f} % of its steps. Seconds until"
         f" {case['gradients']} gradients of one worker's batch have been applied; `sync` applies"
-        f" {WORKERS} per update; medians of {len(asleep[SYNC])} runs. The loss is on held-out examples, at"
-        " one learning rate for all. `sync` makes one step with the mean of 4 gradients and a server makes"
-        " four, so losses are not comparable.",
+        f" {WORKERS} per update; medians of {len(asleep[SYNC])} runs. The loss is on held-out examples, by"
+        " SGD at one learning rate for all. `sync` makes one step with the mean of 4 gradients and a server"
+        " makes four, so losses are not comparable.",
         "",
         *table(
             ("deployment", "awake, s", "asleep, s", "vs. sync, asleep", "refused", "held-out loss"),

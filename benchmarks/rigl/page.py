@@ -16,9 +16,10 @@ HEAD = """# Sparse training, measured
 """
 ACCURACY = """## Accuracy
 
-CIFAR-10, a ResNet of three blocks with {weights:,} weights, {steps:,} steps at batch {batch}, rate {lr:g},
-the same batches for all; layers by ERK, masks updated every {every} steps until three quarters of the
-training. Mean over seeds and standard deviation, in % of the test set, and points below the dense net.
+CIFAR-10, a ResNet of three blocks with {weights:,} weights, {steps:,} steps at batch {batch}, SGD
+with Nesterov momentum 0.9 and a peak rate of {lr:g} for all, the same batches for all; layers by ERK, masks
+updated every {every} steps until three quarters of the training. Mean over seeds and standard deviation, in %
+of the test set, and points below the dense net.
 """
 AGAIN = """The same with {n} times as many {what}: {weights:,} weights, {steps:,} steps
 (`python -m benchmarks.rigl --{option} {n}`).

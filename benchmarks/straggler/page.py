@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.common.results import read
 from benchmarks.common.tables import table
-from benchmarks.straggler.__main__ import FEWER, TWICE
+from benchmarks.straggler.__main__ import FEWER, LR, TWICE
 
 
 def page() -> str:
@@ -22,7 +22,8 @@ def written(found: dict[str, Any]) -> str:
         "# Training without a barrier, over slow links",
         "",
         f"{found['hosts']} hosts of a [lab](lab.md) on {found['machine']['cores']} cores, a model of"
-        f" {found['parameters'] / 1e6:.1f} million parameters.",
+        f" {found['parameters'] / 1e6:.1f} million parameters, SGD with momentum 0.9 at {LR:g}"
+        " for all.",
         "`make docs` writes this page from the results of `python -m benchmarks.straggler`.",
         "MB are those of a host's interface, including all headers.",
         "",
