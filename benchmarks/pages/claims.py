@@ -1,4 +1,4 @@
-"""docs/claims.md: the headline claims of each system's paper, and what was measured here.
+"""docs/claims.md: the headline claims of each system's paper beside our measurements.
 
 The rows are in `claims.txt`. A figure there is a cell of another generated page:
 `{page|part of the text before its table|first cells of its row, by ";"|column}`.
@@ -207,7 +207,7 @@ def tables(name: str) -> list[tuple[str, list[list[str]]]]:
 
 
 def text_of(name: str) -> str:
-    """The text of a page or block, written anew."""
+    """The text of a page or block, from its results."""
     from benchmarks.pages import write  # which imports this module
 
     about = PAGES[name]
