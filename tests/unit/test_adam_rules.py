@@ -23,6 +23,7 @@ from laconic.exchange.method import Method, lift
 from laconic.exchange.rule import BoundRule, Rule, Site
 from laconic.exchange.state import RankState, label
 from laconic.exchange.stopwatch import Seconds
+from laconic.optim.inner import both_ways
 from laconic.optim.local_adam import LocalAdam
 from laconic.optim.rounds import Rounds
 
@@ -309,9 +310,9 @@ def test_resize_moves_a_rule_s_server_residual_once() -> None:
 def test_two_arms_of_a_policy_keep_their_own_codecs() -> None:
     method = lift("by_name({'a*': onebit_adam(4, codec=sign()), 'b*': onebit_adam(4, codec=dense())})")
     model = Layout.of([("a", (4, 5)), ("b", (4, 5))])
-    assert [(rule.codec, part.names) for rule, part in method.governed(model)] == [  # type: ignore[attr-defined]
-        (parse("sign()"), ("a",)),
-        (parse("dense()"), ("b",)),
+    assert [(rule.inner, part.names) for rule, part in method.governed(model)] == [  # type: ignore[attr-defined]
+        (both_ways(parse("sign()")), ("a",)),
+        (both_ways(parse("dense()")), ("b",)),
     ]
 
 

@@ -10,6 +10,7 @@ from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.exchange.method import Method, Route, everything, method, routes
 from laconic.optim.frozen_adam import FrozenAdam
+from laconic.optim.inner import both_ways
 from laconic.optim.local import Local
 from laconic.reducers.dense_first import DenseFirst
 
@@ -50,5 +51,5 @@ def onebit_adam(warmup_steps: int = 1000, codec: Codec = SIGN) -> Method:
     """
     arguments.whole("onebit_adam: warmup_steps", warmup_steps, 1, hint="they estimate Adam's v")
     arguments.piece("onebit_adam: codec", codec, Codec, "sign()")
-    rule = FrozenAdam(warmup_steps, codec)
+    rule = FrozenAdam(warmup_steps, both_ways(codec))
     return routes(Route(everything, DenseFirst(Local(), warmup_steps), rule=rule))

@@ -77,6 +77,19 @@ class AdamTensors:
             g = g.add(parameter.detach().to(torch.float32), alpha=float(settings["weight_decay"]))
         return g.flatten()
 
+    def own_gradients(self) -> dict[str, Tensor]:
+        """float32 (n,): this rank's gradients as the parameters have them."""
+        grads = {name: self._view.parameter(name).grad for name in self.layout.names}
+        return {name: g.detach().to(torch.float32).flatten() for name, g in grads.items() if g is not None}
+
+    @torch.no_grad()
+    def set_own_gradients(self, means: Mapping[str, Tensor]) -> None:
+        """Replace gradients of the parameters by these, float32 (n,)."""
+        for name, mean in means.items():
+            grad = self._view.parameter(name).grad
+            assert grad is not None
+            grad.copy_(mean.view_as(grad))
+
     def present(self) -> list[str]:
         """The tensors with a gradient, the same on all ranks. The others do not change, as with Adam."""
         return [name for name in self.layout.names if self._view.parameter(name).grad is not None]
@@ -107,6 +120,10 @@ class AdamTensors:
         """The share of the first moment that Adam keeps in a step."""
         return float(self.settings(name)["betas"][0])
 
+    def b2(self, name: str) -> float:
+        """The share of the second moment that Adam keeps in a step."""
+        return float(self.settings(name)["betas"][1])
+
     def rate(self, name: str) -> float:
         """The learning rate with the bias correction of the first moment."""
         corrected: float = float(self.settings(name)["lr"]) / (1 - self.b1(name) ** self.steps(name))
@@ -136,28 +153,37 @@ class AdamTensors:
             made = [m.view_as(moment) for m, moment in zip(momenta.values(), moments, strict=True)]
             torch._foreach_copy_(moments, made)
 
-    @torch.no_grad()
-    def move_(self, momenta: Mapping[str, Tensor], updates: Mapping[str, float]) -> None:
-        """w = decay * w - rate * `direction` of all these tensors, given how often each v was learnt.
+    def directions(self, momenta: Mapping[str, Tensor], updates: Mapping[str, float]) -> dict[str, Tensor]:
+        """`direction` of all these tensors, given how often each v was learnt.
 
-        Tensors with the same settings and step counts share their operations.
+        Tensors with the same settings share their operations.
         """
 
         def settings(name: str) -> tuple[Any, ...]:
             found, v = self.settings(name), self.second(name)
-            same = (*found["betas"], found["eps"], updates[name], self.decay_factor(name), self.rate(name))
-            return (*map(float, same), v.device)
+            return (*map(float, (*found["betas"], found["eps"], updates[name])), v.device)
 
-        for (*_, decay, rate, _), names in _grouped(momenta, settings):
+        made: dict[str, Tensor] = {}
+        for _, names in _grouped(momenta, settings):
             v = torch.cat([self.second(name).to(torch.float32).flatten() for name in names])
             m = torch.cat([momenta[name] for name in names])
-            move = _direction(v, m, self.settings(names[0]), updates[names[0]])
-            del v, m
+            moves = _direction(v, m, self.settings(names[0]), updates[names[0]])
+            sizes = [momenta[name].numel() for name in names]
+            made.update(zip(names, torch.split(moves, sizes), strict=True))
+        return {name: made[name] for name in momenta}
+
+    @torch.no_grad()
+    def move_(self, directions: Mapping[str, Tensor]) -> None:
+        """w = decay * w - rate * direction (n,), of all these tensors."""
+
+        def settings(name: str) -> tuple[Any, ...]:
+            return (self.decay_factor(name), self.rate(name), directions[name].device)
+
+        for (decay, rate, _), names in _grouped(directions, settings):
             parameters = [self._view.parameter(name).detach() for name in names]
             weights = [parameter.to(torch.float32) for parameter in parameters]
-            moves = torch.split(move, [weight.numel() for weight in weights])
             torch._foreach_mul_(weights, decay)
-            shaped = [each.view(weight.shape) for each, weight in zip(moves, weights, strict=True)]
+            shaped = [directions[name].view(w.shape) for name, w in zip(names, weights, strict=True)]
             torch._foreach_sub_(weights, shaped, alpha=rate)
             rounded = [
                 (p, w) for p, w in zip(parameters, weights, strict=True) if p.dtype is not torch.float32
@@ -179,6 +205,14 @@ class AdamTensors:
         """
         v = self.second(name).to(torch.float32).flatten()
         return _direction(v, m, self.settings(name), updates)
+
+    def scale(self, name: str, updates: float) -> Tensor:
+        """float32 (n,): D = sqrt(v / (1 - b2^updates)) + eps."""
+        return _scale(self.second(name).to(torch.float32).flatten(), self.settings(name), updates)
+
+    def variance_norm(self, name: str) -> Tensor:
+        """|v|_1 / (1 - b2^steps), float64 ()."""
+        return self.second(name).sum(dtype=torch.float64) / (1 - self.b2(name) ** self.steps(name))
 
     def learn_variance(self, name: str, gradient: Tensor) -> None:
         """v = b2 * v + (1 - b2) * gradient^2, and AMSGrad's maximum."""
@@ -218,9 +252,14 @@ def _direction(v: Tensor, m: Tensor, settings: Mapping[str, Any], updates: float
     """`AdamTensors.direction` of v float32 (n,)."""
     b1, b2 = (float(beta) for beta in settings["betas"])
     bound = (1 - b1) / math.sqrt((1 - b2) * (1 - b1**2 / b2)) if b1**2 < b2 else math.inf
-    scale = (v / (1 - b2**updates)).sqrt_().add_(float(settings["eps"]))
+    scale = _scale(v, settings, updates)
     move: Tensor = torch.div(m, scale, out=scale).clamp_(-bound, bound)
     return move.masked_fill_(v == 0, 0.0)
+
+
+def _scale(v: Tensor, settings: Mapping[str, Any], updates: float) -> Tensor:
+    """D = sqrt(v / (1 - b2^updates)) + eps, float32 (n,)."""
+    return (v / (1 - float(settings["betas"][1]) ** updates)).sqrt_().add_(float(settings["eps"]))
 
 
 def _grouped(names: Iterable[str], key: Callable[[str], Any]) -> list[tuple[Any, list[str]]]:
