@@ -10,7 +10,7 @@ from tests.cases import over
 from torch import nn
 from torch.optim import SGD
 
-from laconic.optim.hand_over import HandOver, why_in_optimizer
+from laconic.optim.hand_over import FOR_ADAM, HandOver, why_in_optimizer
 from laconic.optim.lars import LARS
 
 STEPS = 12
@@ -130,7 +130,8 @@ class Named(SGD):
         (lambda ws: SGD(ws, lr=0.1), ""),
         (lambda ws: SGD(ws, lr=0.1, momentum=0.9, dampening=0.1), "dampening is 0.1"),
         (lambda ws: Negated(ws, lr=0.1, momentum=0.9), "Negated has a step of its own"),
-        (lambda ws: torch.optim.AdamW(ws), "the optimiser is AdamW, not torch.optim.SGD"),
+        (lambda ws: torch.optim.AdamW(ws), f"the optimiser is AdamW, not torch.optim.SGD{FOR_ADAM}"),
+        (lambda ws: torch.optim.Adagrad(ws), "the optimiser is Adagrad, not torch.optim.SGD"),
     ],
 )
 def test_reasons_to_leave_momentum_in_the_optimiser(make: Any, reason: str | None) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from laconic.methods.qrda_adagrad import qrda_adagrad as qrda_adagrad
     from laconic.methods.signum import signum as signum
     from laconic.methods.sketchml import sketchml as sketchml
+    from laconic.methods.sparse_adam import sparse_adam as sparse_adam
     from laconic.methods.stc import stc as stc
     from laconic.methods.terngrad import terngrad as terngrad
     from laconic.methods.zero_one_adam import zero_one_adam as zero_one_adam
@@ -60,6 +61,7 @@ __all__ = [
     "qrda_adagrad",
     "signum",
     "sketchml",
+    "sparse_adam",
     "stc",
     "terngrad",
     "zero_one_adam",

@@ -212,7 +212,8 @@ class AdamTensors:
 
     def variance_norm(self, name: str) -> Tensor:
         """|v|_1 / (1 - b2^steps), float64 ()."""
-        return self.second(name).sum(dtype=torch.float64) / (1 - self.b2(name) ** self.steps(name))
+        norm: Tensor = self.second(name).sum(dtype=torch.float64)
+        return norm.div_(1 - self.b2(name) ** self.steps(name))
 
     def learn_variance(self, name: str, gradient: Tensor) -> None:
         """v = b2 * v + (1 - b2) * gradient^2, and AMSGrad's maximum."""
@@ -259,7 +260,8 @@ def _direction(v: Tensor, m: Tensor, settings: Mapping[str, Any], updates: float
 
 def _scale(v: Tensor, settings: Mapping[str, Any], updates: float) -> Tensor:
     """D = sqrt(v / (1 - b2^updates)) + eps, float32 (n,)."""
-    return (v / (1 - float(settings["betas"][1]) ** updates)).sqrt_().add_(float(settings["eps"]))
+    corrected: Tensor = v / (1 - float(settings["betas"][1]) ** updates)
+    return corrected.sqrt_().add_(float(settings["eps"]))
 
 
 def _grouped(names: Iterable[str], key: Callable[[str], Any]) -> list[tuple[Any, list[str]]]:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from laconic import kernels
 from laconic.optim.lars import LARS
@@ -30,6 +30,7 @@ from laconic.optim.layerwise import adapted
 from laconic.optim.own_step import steps_as
 
 BUFFER = "momentum_buffer"
+FOR_ADAM = "; 'sparse_adam(density=0.01)' applies Adam's before the exchange"
 
 
 def why_in_optimizer(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> str | None:
@@ -44,7 +45,8 @@ def why_in_optimizer(optimizer: Optimizer, group: Mapping[str, Any], parameter: 
     """
     kind = type(optimizer).__name__
     if not isinstance(optimizer, (SGD, LARS)):
-        return f"the optimiser is {kind}, not torch.optim.SGD"
+        hint = FOR_ADAM if isinstance(optimizer, (Adam, AdamW)) else ""
+        return f"the optimiser is {kind}, not torch.optim.SGD{hint}"
     own_update = isinstance(optimizer, LARS) and not steps_as(optimizer, LARS, by="update_")
     if own_update or not steps_as(optimizer, SGD, LARS):
         return f"{kind} has a step of its own"

@@ -1,0 +1,195 @@
+"""Sparse Adam on threads as ranks: against plain loops, at the end of its warm-up, resumed and removed."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+import torch
+from tests.unit.shared import for_each
+from tests.unit.test_adam_rules import B1, B2, BOUND, EPS, SIZE, World, adamw, drawn, mean_gradient, rule_of
+from torch import Tensor
+from torch.optim import AdamW
+
+from laconic.comm.comm import Comm
+from laconic.comm.loopback import Loopback
+from laconic.core.errors import SpecError
+from laconic.core.spec import parse
+from laconic.methods.sparse_adam import sparse_adam
+from laconic.optim.settled_variance import SettledVariance
+
+WARMUP, STEPS = 5, 14
+SPARSE = f"sparse_adam(density=0.1, warmup_steps={WARMUP}"
+
+
+def fed(world: World, t: int) -> Tensor:
+    """Take a step whose gradient DDP has averaged in the warm-up, and is this rank's own afterwards."""
+    return world.advance(mean_gradient(t) if t < WARMUP else drawn(world.comm.rank, t))
+
+
+def in_warmup(rows: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return weights, m and D after a warm-up of Adam with these gradients."""
+    w = torch.linspace(-1, 1, 20).view(4, 5)
+    m = v = torch.zeros(4, 5)
+    for t, g in enumerate(rows):
+        m, v = B1 * m + (1 - B1) * g, B2 * v + (1 - B2) * g * g
+        root = (v / (1 - B2 ** (t + 1))).sqrt() + EPS
+        w = w * (1 - 0.01 * 0.1) - 0.01 / (1 - B1 ** (t + 1)) * m / root
+    return w, m, root
+
+
+def test_with_density_1_it_is_adam_with_frozen_variance() -> None:
+    def play(comm: Comm) -> list[Tensor]:
+        world = World(comm, rule_of(f"sparse_adam(density=1, warmup_steps={WARMUP})"), adamw())
+        return [fed(world, t) for t in range(STEPS)]
+
+    w, m, root = in_warmup([mean_gradient(t) for t in range(WARMUP)])
+    found = Loopback.run(SIZE, play)
+    for t in range(WARMUP, STEPS):
+        m = B1 * m + (1 - B1) * mean_gradient(t)
+        w = w * (1 - 0.01 * 0.1) - 0.01 / (1 - B1 ** (t + 1)) * (m / root).clamp(-BOUND, BOUND)
+        for each in found:
+            torch.testing.assert_close(each[t], w, rtol=1e-5, atol=1e-6)
+
+
+@for_each("masking", [True, False])
+def test_it_is_momentum_correction_in_units_of_the_update(masking: bool) -> None:
+    """Two of 20 entries are sent by each rank; so small a tensor is selected exactly."""
+
+    def play(comm: Comm) -> list[Tensor]:
+        world = World(comm, rule_of(f"{SPARSE}, masking={masking})"), adamw())
+        return [fed(world, t) for t in range(STEPS)]
+
+    w, m, root = in_warmup([mean_gradient(t) for t in range(WARMUP)])
+    found = Loopback.run(SIZE, play)
+    u = [(m / root).flatten() for _ in range(SIZE)]
+    residual = [torch.zeros(20) for _ in range(SIZE)]
+    for t in range(WARMUP, STEPS):
+        mean = torch.zeros(20)
+        for rank in range(SIZE):
+            share = (1 - B1) * drawn(rank, t) / root
+            u[rank] = B1 * u[rank] + share.clamp(-BOUND, BOUND).flatten()
+            residual[rank] += u[rank]
+            chosen = residual[rank].abs().topk(2).indices
+            mean[chosen] += residual[rank][chosen] / SIZE
+            residual[rank][chosen] = 0.0
+            if masking:
+                u[rank][chosen] = 0.0
+        w = w * (1 - 0.01 * 0.1) - 0.01 / (1 - B1 ** (t + 1)) * mean.view(4, 5)
+        for each in found:
+            torch.testing.assert_close(each[t], w, rtol=1e-4, atol=1e-6)
+    assert all(torch.equal(found[0][-1], each[-1]) for each in found)
+
+
+def fast(parameters: list[Tensor]) -> AdamW:
+    """Return AdamW whose variance has a memory of ten steps."""
+    return AdamW(parameters, lr=0.01, betas=(B1, 0.9))
+
+
+def test_an_automatic_warmup_is_adam_on_the_mean_gradient_bit_for_bit() -> None:
+    def play(comm: Comm) -> tuple[list[Tensor], bool]:
+        world = World(comm, rule_of("sparse_adam(density=0.1)"), fast)
+        weights = [world.advance(drawn(comm.rank, t)) for t in range(9)]
+        return weights, any(key.startswith("frozen/") for key in world.rule.state_dict())
+
+    def plain(comm: Comm) -> list[Tensor]:
+        world = World(comm, rule_of("onebit_adam(warmup_steps=100)"), fast)
+        return [
+            world.advance(comm.all_reduce(drawn(comm.rank, t).flatten()).view(4, 5) * (1 / SIZE))
+            for t in range(9)
+        ]
+
+    for (found, frozen), expected in zip(Loopback.run(SIZE, play), Loopback.run(SIZE, plain), strict=True):
+        assert not frozen
+        assert all(torch.equal(each, other) for each, other in zip(found, expected, strict=True))
+
+
+def test_the_warmup_ends_when_the_variance_has_settled(caplog: pytest.LogCaptureFixture) -> None:
+    """Gradients fall for 40 steps, and stay as large as they are then."""
+
+    def play(comm: Comm) -> int:
+        world = World(comm, rule_of("sparse_adam(density=0.1)"), fast)
+        for t in range(200):
+            world.advance(torch.ones(4, 5) * max(0.1, 1 - t / 40))
+            if any(key.startswith("frozen/") for key in world.rule.state_dict()):
+                return t
+        return -1
+
+    with caplog.at_level(logging.INFO, logger="laconic"):
+        ends = Loopback.run(SIZE, play)
+    assert len({*ends}) == 1 and 40 < ends[0] < 120
+    assert [record.message for record in caplog.records if "has settled" in record.message] == [
+        "Adam's variance has settled and is frozen: from now on dgc(density=0.1)"
+    ]
+
+
+def test_a_variance_that_rises_or_a_rate_that_rises_has_not_settled() -> None:
+    def ends(norms: list[float], rates: list[float]) -> list[bool]:
+        watch = SettledVariance()
+        pairs = zip(norms, rates, strict=True)
+        return [watch.add(norm, rate, span=1) for norm, rate in pairs]
+
+    assert ends([1.0, 0.97, 0.9, 0.9], [1.0] * 4) == [False, True, False, True]
+    assert ends([1.0, 1.03, 1.1, 1.1], [1.0] * 4) == [False, True, False, True]
+    assert ends([1.0] * 4, [1.0, 2.0, 2.0, 1.5]) == [False, False, True, True]
+
+
+@for_each("spec", [f"{SPARSE})", f"{SPARSE}, down=0.2)", "sparse_adam(density=0.1)"])
+@for_each("at", [3, 9])
+def test_a_resumed_run_ends_with_the_same_bits(spec: str, at: int) -> None:
+    rule = rule_of(spec)
+
+    def play(comm: Comm) -> tuple[Tensor, Tensor]:
+        world = World(comm, rule, adamw())
+        for t in range(at):
+            fed(world, t)
+        model, optimiser, state = copy.deepcopy(
+            (world.model.state_dict(), world.optimiser.state_dict(), world.rule.state_dict())
+        )
+        again = World(comm, rule, adamw())
+        again.model.load_state_dict(model)
+        again.optimiser.load_state_dict(optimiser)
+        again.rule.load_state_dict(state)
+        again.step = at
+        return [fed(world, t) for t in range(at, 15)][-1], [fed(again, t) for t in range(at, 15)][-1]
+
+    for straight, resumed in Loopback.run(SIZE, play):
+        assert torch.equal(straight, resumed)
+
+
+def test_a_removed_rule_gives_adam_the_mean_of_the_momenta() -> None:
+    """Without masking and with equal gradients, each rank's momentum is Adam's."""
+
+    def play(comm: Comm) -> Tensor:
+        world = World(comm, rule_of(f"{SPARSE}, masking=False)"), adamw())
+        for t in range(STEPS):
+            world.advance(mean_gradient(t))
+        world.rule.close()
+        moment: Tensor = world.optimiser.state[world.model.weight]["exp_avg"]
+        return moment
+
+    m = torch.zeros(4, 5)
+    for t in range(STEPS):
+        m = B1 * m + (1 - B1) * mean_gradient(t)
+    for found in Loopback.run(SIZE, play):
+        torch.testing.assert_close(found, m, rtol=1e-4, atol=1e-6)
+
+
+@for_each(
+    "options, message",
+    [
+        ({"density": 1.5}, r"density must be a number in \(0, 1\], got 1.5"),
+        ({"warmup_steps": 0}, "sparse_adam: warmup_steps"),
+        ({"down": 2}, "down"),
+        ({"values": 3}, "values must be a Codec"),
+    ],
+)
+def test_wrong_arguments_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        sparse_adam(**options)  # type: ignore[arg-type]
+
+
+def test_its_text_is_its_spec() -> None:
+    spec = "sparse_adam(density=0.02, warmup_steps=400, values=cast(dtype='fp16'))"
+    assert repr(parse(spec)) == spec
