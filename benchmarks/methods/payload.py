@@ -46,10 +46,16 @@ def one_rank(method: Method, gradient: Mapping[str, Tensor], comm: Loopback, ste
     parameters = list(names)
     made = [rule.make(parameters, lr=None, weight_decay=0.0) for rule in method.rules]
     optimizer = next((each for each in made if each is not None), None) or SGD(parameters, lr=0.1)
+    if not isinstance(optimizer, SGD):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()  # its state exists then, as after a warm-up
     metered = Metered(comm)
     handle = Handle(method, names, optimizer, metered)
     exchange = handle.exchange
     exchange.step = LATE
+    for rule in exchange.rules:
+        rule.end_warmup()
     try:
         for _ in range(steps):
             bucket = torch.cat([part.flatten() for part in gradient.values()])

@@ -20,6 +20,7 @@ from laconic.methods.sparse_adam import sparse_adam
 from laconic.optim.settled_variance import SettledVariance
 
 WARMUP, STEPS = 5, 14
+INNER = "gather(sparse(topk(density=0.1), values=signmean(), indices=golomb()))"
 SPARSE = f"sparse_adam(density=0.1, warmup_steps={WARMUP}"
 
 
@@ -39,47 +40,41 @@ def in_warmup(rows: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return w, m, root
 
 
-def test_with_density_1_it_is_adam_with_frozen_variance() -> None:
+@for_each("density", [1, 0.1])
+def test_with_exact_values_it_is_feedback_in_units_of_the_update(density: float) -> None:
+    """With density 1 nothing is held back: it is Adam with frozen variance."""
+
     def play(comm: Comm) -> list[Tensor]:
-        world = World(comm, rule_of(f"sparse_adam(density=1, warmup_steps={WARMUP})"), adamw())
+        spec = f"sparse_adam(density={density}, warmup_steps={WARMUP}, values=dense())"
+        world = World(comm, rule_of(spec), adamw())
         return [fed(world, t) for t in range(STEPS)]
 
     w, m, root = in_warmup([mean_gradient(t) for t in range(WARMUP)])
     found = Loopback.run(SIZE, play)
-    for t in range(WARMUP, STEPS):
-        m = B1 * m + (1 - B1) * mean_gradient(t)
-        w = w * (1 - 0.01 * 0.1) - 0.01 / (1 - B1 ** (t + 1)) * (m / root).clamp(-BOUND, BOUND)
-        for each in found:
-            torch.testing.assert_close(each[t], w, rtol=1e-5, atol=1e-6)
-
-
-@for_each("masking", [True, False])
-def test_it_is_momentum_correction_in_units_of_the_update(masking: bool) -> None:
-    """Two of 20 entries are sent by each rank; so small a tensor is selected exactly."""
-
-    def play(comm: Comm) -> list[Tensor]:
-        world = World(comm, rule_of(f"{SPARSE}, masking={masking})"), adamw())
-        return [fed(world, t) for t in range(STEPS)]
-
-    w, m, root = in_warmup([mean_gradient(t) for t in range(WARMUP)])
-    found = Loopback.run(SIZE, play)
-    u = [(m / root).flatten() for _ in range(SIZE)]
     residual = [torch.zeros(20) for _ in range(SIZE)]
     for t in range(WARMUP, STEPS):
         mean = torch.zeros(20)
         for rank in range(SIZE):
-            share = (1 - B1) * drawn(rank, t) / root
-            u[rank] = B1 * u[rank] + share.clamp(-BOUND, BOUND).flatten()
-            residual[rank] += u[rank]
-            chosen = residual[rank].abs().topk(2).indices
+            residual[rank] += ((B1 * m + (1 - B1) * drawn(rank, t)) / root).flatten()
+            chosen = residual[rank].abs().topk(round(20 * density)).indices
             mean[chosen] += residual[rank][chosen] / SIZE
             residual[rank][chosen] = 0.0
-            if masking:
-                u[rank][chosen] = 0.0
-        w = w * (1 - 0.01 * 0.1) - 0.01 / (1 - B1 ** (t + 1)) * mean.view(4, 5)
+        m = mean.view(4, 5) * root
+        w = w * (1 - 0.01 * 0.1) - 0.01 / (1 - B1 ** (t + 1)) * mean.view(4, 5).clamp(-BOUND, BOUND)
         for each in found:
-            torch.testing.assert_close(each[t], w, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(each[t], w, rtol=1e-4, atol=1e-5)
     assert all(torch.equal(found[0][-1], each[-1]) for each in found)
+
+
+def test_density_1_with_exact_values_is_1_bit_adam_with_an_exact_codec() -> None:
+    def play(comm: Comm, spec: str) -> Tensor:
+        world = World(comm, rule_of(spec), adamw())
+        return [fed(world, t) for t in range(STEPS)][-1]
+
+    exact = Loopback.run(SIZE, lambda comm: play(comm, f"onebit_adam({WARMUP}, codec=dense())"))
+    spec = f"sparse_adam(density=1, warmup_steps={WARMUP}, values=dense())"
+    for found in Loopback.run(SIZE, lambda comm: play(comm, spec)):
+        torch.testing.assert_close(found, exact[0], rtol=1e-5, atol=1e-6)
 
 
 def fast(parameters: list[Tensor]) -> AdamW:
@@ -120,7 +115,7 @@ def test_the_warmup_ends_when_the_variance_has_settled(caplog: pytest.LogCapture
         ends = Loopback.run(SIZE, play)
     assert len({*ends}) == 1 and 40 < ends[0] < 120
     assert [record.message for record in caplog.records if "has settled" in record.message] == [
-        "Adam's variance has settled and is frozen: from now on dgc(density=0.1)"
+        f"Adam's variance has settled and is frozen: from now on {INNER}"
     ]
 
 
@@ -156,24 +151,6 @@ def test_a_resumed_run_ends_with_the_same_bits(spec: str, at: int) -> None:
 
     for straight, resumed in Loopback.run(SIZE, play):
         assert torch.equal(straight, resumed)
-
-
-def test_a_removed_rule_gives_adam_the_mean_of_the_momenta() -> None:
-    """Without masking and with equal gradients, each rank's momentum is Adam's."""
-
-    def play(comm: Comm) -> Tensor:
-        world = World(comm, rule_of(f"{SPARSE}, masking=False)"), adamw())
-        for t in range(STEPS):
-            world.advance(mean_gradient(t))
-        world.rule.close()
-        moment: Tensor = world.optimiser.state[world.model.weight]["exp_avg"]
-        return moment
-
-    m = torch.zeros(4, 5)
-    for t in range(STEPS):
-        m = B1 * m + (1 - B1) * mean_gradient(t)
-    for found in Loopback.run(SIZE, play):
-        torch.testing.assert_close(found, m, rtol=1e-4, atol=1e-6)
 
 
 @for_each(

@@ -151,6 +151,10 @@ class BoundRule(ABC):
     def close(self) -> None:
         """Make replicas equal before the rule is removed. Call it on every rank, between steps."""
 
+    def end_warmup(self) -> None:
+        """End a warm-up that ends by itself, if there is one, so that a rehearsal sees what follows."""
+        return
+
     def follow(self, root: int) -> None:
         """Copy the state of rank `root`, since other ranks have run out of inputs before it.
 

@@ -153,37 +153,28 @@ class AdamTensors:
             made = [m.view_as(moment) for m, moment in zip(momenta.values(), moments, strict=True)]
             torch._foreach_copy_(moments, made)
 
-    def directions(self, momenta: Mapping[str, Tensor], updates: Mapping[str, float]) -> dict[str, Tensor]:
-        """`direction` of all these tensors, given how often each v was learnt.
+    @torch.no_grad()
+    def move_(self, momenta: Mapping[str, Tensor], updates: Mapping[str, float]) -> None:
+        """w = decay * w - rate * `direction` of all these tensors, given how often each v was learnt.
 
-        Tensors with the same settings share their operations.
+        Tensors with the same settings and step counts share their operations.
         """
 
         def settings(name: str) -> tuple[Any, ...]:
             found, v = self.settings(name), self.second(name)
-            return (*map(float, (*found["betas"], found["eps"], updates[name])), v.device)
+            same = (*found["betas"], found["eps"], updates[name], self.decay_factor(name), self.rate(name))
+            return (*map(float, same), v.device)
 
-        made: dict[str, Tensor] = {}
-        for _, names in _grouped(momenta, settings):
+        for (*_, decay, rate, _), names in _grouped(momenta, settings):
             v = torch.cat([self.second(name).to(torch.float32).flatten() for name in names])
             m = torch.cat([momenta[name] for name in names])
-            moves = _direction(v, m, self.settings(names[0]), updates[names[0]])
-            sizes = [momenta[name].numel() for name in names]
-            made.update(zip(names, torch.split(moves, sizes), strict=True))
-        return {name: made[name] for name in momenta}
-
-    @torch.no_grad()
-    def move_(self, directions: Mapping[str, Tensor]) -> None:
-        """w = decay * w - rate * direction (n,), of all these tensors."""
-
-        def settings(name: str) -> tuple[Any, ...]:
-            return (self.decay_factor(name), self.rate(name), directions[name].device)
-
-        for (decay, rate, _), names in _grouped(directions, settings):
+            move = _direction(v, m, self.settings(names[0]), updates[names[0]])
+            del v, m
             parameters = [self._view.parameter(name).detach() for name in names]
             weights = [parameter.to(torch.float32) for parameter in parameters]
+            moves = torch.split(move, [weight.numel() for weight in weights])
             torch._foreach_mul_(weights, decay)
-            shaped = [directions[name].view(w.shape) for name, w in zip(names, weights, strict=True)]
+            shaped = [each.view(weight.shape) for each, weight in zip(moves, weights, strict=True)]
             torch._foreach_sub_(weights, shaped, alpha=rate)
             rounded = [
                 (p, w) for p, w in zip(parameters, weights, strict=True) if p.dtype is not torch.float32
@@ -209,6 +200,19 @@ class AdamTensors:
     def scale(self, name: str, updates: float) -> Tensor:
         """float32 (n,): D = sqrt(v / (1 - b2^updates)) + eps."""
         return _scale(self.second(name).to(torch.float32).flatten(), self.settings(name), updates)
+
+    def scaled(self, momenta: Mapping[str, Tensor], updates: Mapping[str, float]) -> dict[str, Tensor]:
+        """m / D of these tensors, given how often each v was learnt; zero where v is zero."""
+        return {
+            name: torch.div(m, scale := self.scale(name, updates[name]), out=scale).masked_fill_(
+                self.second(name).flatten() == 0, 0.0
+            )
+            for name, m in momenta.items()
+        }
+
+    def unscaled(self, directions: Mapping[str, Tensor], updates: Mapping[str, float]) -> dict[str, Tensor]:
+        """D times these."""
+        return {name: self.scale(name, updates[name]).mul_(x) for name, x in directions.items()}
 
     def variance_norm(self, name: str) -> Tensor:
         """|v|_1 / (1 - b2^steps), float64 ()."""

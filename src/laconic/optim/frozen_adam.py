@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from laconic.core.errors import StateError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
 from laconic.exchange.method import Method, Route, everything, routes
-from laconic.exchange.no_optimiser import NoOptimiser
 from laconic.exchange.rule import BoundRule, OptimiserView, Site
 from laconic.exchange.state import under, without
 from laconic.optim.adam_rule import AdamRule
@@ -29,24 +27,24 @@ from laconic.reducers.sum import Sum
 
 log = logging.getLogger("laconic")
 USUAL = 1000  # Delta of Adam's default betas, in steps
-SETTLED, FROZEN, VELOCITY = "settled", "frozen/", "/velocity/"
+SETTLED, FROZEN = "settled", "frozen/"
 
 
 @dataclass(frozen=True)
 class FrozenAdam(AdamRule):
     """From step `warmup_steps` on, `inner` sends the momentum inside `optimizer.step()`.
 
-    Where `inner` applies momentum before the exchange, on each rank, it gets (1 - b1) * g / D, with D =
-    sqrt(vhat) + eps, and its mean moves the weights; elsewhere it gets the momentum.
-
     Args:
         warmup_steps: Steps of the warm-up, which the route's reducer averages. None: the warm-up ends once v
             has settled, and its gradients are averaged inside `optimizer.step()`.
         inner: The exchange after the warm-up.
+        scaled: Whether `inner` sends m / D, with D = sqrt(vhat) + eps, so that it compares entries by what
+            they move the weights.
     """
 
     warmup_steps: int | None
     inner: Method
+    scaled: bool = False
 
     @property
     def warm_at(self) -> int:
@@ -54,23 +52,6 @@ class FrozenAdam(AdamRule):
 
     def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
         return _BoundFrozenAdam(self, layout, view, site)
-
-
-class _Momentum(NoOptimiser):
-    """Adam's momentum over D, for a feedback that applies it before the exchange."""
-
-    def __init__(self, adam: AdamTensors, updates: Mapping[str, float]) -> None:
-        super().__init__()
-        self._adam, self._updates = adam, updates
-
-    def settings(self, name: str) -> Mapping[str, Any]:
-        return {"momentum": self._adam.b1(name)}
-
-    def momentum_buffer(self, name: str) -> Tensor | None:
-        return self._adam.directions({name: self._adam.momentum(name)}, self._updates)[name]
-
-    def why_in_optimizer(self, name: str) -> str | None:
-        return None
 
 
 @outside_inference_mode("close", "state_dict", "load_state_dict")
@@ -81,7 +62,7 @@ class _BoundFrozenAdam(BoundRule):
         self._adam = adam = AdamTensors(layout, view)
         self._updates: dict[str, float] = {}  # Adam's steps before v was frozen, by tensor
         self._settled = SettledVariance()
-        self._inner = Inner(spec.inner, adam.layout, site, _Momentum(adam, self._updates))
+        self._inner = Inner(spec.inner, adam.layout, site)
         self._dense = Inner(routes(Route(everything, Sum())), adam.layout, site)
 
     def step_(self, step: int) -> Iterable[str]:
@@ -92,17 +73,20 @@ class _BoundFrozenAdam(BoundRule):
                 return ()
             if spec.warmup_steps is not None and step < spec.warmup_steps:
                 return ()
-            self._updates.update((name, adam.steps(name)) for name in adam.layout.names)
-        gradients = adam.gradients()
-        local = {name: g for name, g in gradients.items() if self._inner.exchange.momentum.is_local(name)}
-        momenta = adam.momenta_with({name: g for name, g in gradients.items() if name not in local})
-        shares = {name: g * (1 - adam.b1(name)) for name, g in local.items()}
-        means = self._inner.mean(momenta | adam.directions(shares, self._updates), step)
+            self.end_warmup()
+        momenta = adam.momenta_with(adam.gradients())
+        if spec.scaled:
+            means = self._inner.mean(adam.scaled(momenta, self._updates), step)
+            means = adam.unscaled(means, self._updates)
+        else:
+            means = self._inner.mean(momenta, step)
         adam.count_steps(means)
-        shared = {name: means[name] for name in momenta}
-        adam.set_momenta(shared)
-        adam.move_(means | adam.directions(shared, self._updates))
-        return gradients.keys()
+        adam.set_momenta(means)
+        adam.move_(means, self._updates)
+        return momenta.keys()
+
+    def end_warmup(self) -> None:
+        self._updates = {name: self._adam.steps(name) for name in self._adam.layout.names}
 
     def _has_settled(self) -> bool:
         adam = self._adam
@@ -123,15 +107,7 @@ class _BoundFrozenAdam(BoundRule):
         return settled
 
     def close(self) -> None:
-        """Give Adam the mean of the momenta that ranks apply before the exchange."""
-        if not self._updates:
-            return
-        state = self._inner.exchange.state_dict()
-        held = {key.split(VELOCITY)[1]: value.flatten() for key, value in state.items() if VELOCITY in key}
-        if held:
-            means = self._dense.mean(held, self._dense.exchange.step)
-            scales = {name: self._adam.scale(name, self._updates[name]) for name in means}
-            self._adam.set_momenta({name: mean * scales[name] for name, mean in means.items()})
+        """Replicas are equal."""
 
     def follow(self, root: int) -> None:
         self._adam.follow(self._inner.exchange.comm, root)
@@ -156,7 +132,6 @@ class _BoundFrozenAdam(BoundRule):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.check_state(state)
         self._inner.exchange.load_state_dict(without((FROZEN, SETTLED), state), step=0)
-        self._updates.clear()
-        self._updates.update((name, float(count)) for name, count in under(FROZEN, state).items())
+        self._updates = {name: float(count) for name, count in under(FROZEN, state).items()}
         if SETTLED in state:
             self._settled = SettledVariance(state[SETTLED].tolist())

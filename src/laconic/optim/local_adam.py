@@ -114,8 +114,7 @@ class _BoundLocalAdam(BoundRule):
             since.steps += 1
             since.span += c
             since.shrink *= adam.decay_factor(name)
-        learnt = {name: self._since[name].learnt for name in momenta}
-        adam.move_(adam.directions(momenta, learnt))
+        adam.move_(momenta, {name: self._since[name].learnt for name in momenta})
 
     def _meet_(self) -> None:
         """Move all ranks to one place: from the last round's weights along the mean momentum."""

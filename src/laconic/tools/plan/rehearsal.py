@@ -232,6 +232,8 @@ def _one(method: Method, layout: Layout, inner: InTurn, gradients: Gradients) ->
     inside = InStep(method, layout)
     exchange = Attached(method, layout, comm, inside)
     exchange.step = method.warm_at
+    for rule in exchange.rules:
+        rule.end_warmup()
     bucket = torch.empty(layout.numel, dtype=torch.float32, device="cpu")
     encode_s, decode_s = [], []
     for step in range(STEPS):
