@@ -143,6 +143,10 @@ SITUATIONS = (
                 "zero_one_adam(freeze_steps=200, double_every=200)",
                 "even fewer rounds; replicas differ between them",
             ),
+            Pick(
+                "sparse_adam(warmup_steps=400)",
+                "the signs of a tenth of the entries, chosen by how far they move the weights",
+            ),
             Pick("comp_ams()", "AMSGrad with any codec or selector"),
             Pick("cgx()", "works with any optimiser"),
         ),

@@ -17,7 +17,8 @@ from tests.dist.runs import MANY, compressed, scaled_step, stop_and_go
 ONE = "onebit_adam(warmup_steps=4)"
 ZERO = "zero_one_adam(freeze_steps=4, kappa=1, double_every=3, longest=2)"
 AMS = "comp_ams(topk(density=0.05))"
-SPECS = (ONE, ZERO, AMS)
+SPARSE = "sparse_adam(density=0.2, warmup_steps=4)"
+SPECS = (ONE, ZERO, AMS, SPARSE)
 
 
 def built(spec, dtype=torch.float32, scaler=None, **ddp):

@@ -61,7 +61,7 @@ def sparse_adam(
         warmup_steps: Steps of the warm-up, 1 or more. They should include any rise of the learning rate.
             Default: None, until v has settled, see `laconic.optim.settled_variance`; that takes more than
             1 / (1 - b2) steps, and gradients are averaged inside `optimizer.step()`.
-        down: Share of the entries that a tensor's server answers, with feedback of its own, see `server`: for
+        down: Share of the entries that a tensor's server answers, with its own feedback, see `server`: for
             groups of 16 and more. Default: None, every rank receives every message and averages.
         values: Codec of the values; default: signmean().
         indices: Coding of the positions; default: golomb().

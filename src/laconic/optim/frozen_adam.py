@@ -38,8 +38,8 @@ class FrozenAdam(AdamRule):
         warmup_steps: Steps of the warm-up, which the route's reducer averages. None: the warm-up ends once v
             has settled, and its gradients are averaged inside `optimizer.step()`.
         inner: The exchange after the warm-up.
-        scaled: Whether `inner` sends m / D, with D = sqrt(vhat) + eps, so that it compares entries by what
-            they move the weights.
+        scaled: Whether `inner` sends m / D, with D = sqrt(vhat) + eps, and so selects the entries that move
+            the weights most.
     """
 
     warmup_steps: int | None
@@ -99,7 +99,7 @@ class _BoundFrozenAdam(BoundRule):
             return False
         norm = torch.stack([adam.variance_norm(name) for name in names]).sum()
         rate = max(float(adam.settings(name)["lr"]) for name in names)
-        # The sum over ranks, so that all of them decide alike.
+        # The sum over ranks: all of them decide the same.
         total = float(self._comm.all_reduce(norm.reshape(1)))
         settled = self._settled.add(total, rate, round(span / every))
         if settled and self._comm.rank == 0:

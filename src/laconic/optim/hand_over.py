@@ -30,7 +30,7 @@ from laconic.optim.layerwise import adapted
 from laconic.optim.own_step import steps_as
 
 BUFFER = "momentum_buffer"
-FOR_ADAM = "; 'sparse_adam(density=0.01)' applies Adam's before the exchange"
+FOR_ADAM = "; 'sparse_adam()' and 'onebit_adam()' are made for Adam and exchange its momentum"
 
 
 def why_in_optimizer(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> str | None:
