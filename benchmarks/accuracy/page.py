@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.accuracy.contenders import CONTENDERS, MODELS, POINTS, REDUCTIONS, SKEW, STEPS, STRATEGIES
 from benchmarks.accuracy.densities import EXPERIMENTS
 from benchmarks.accuracy.standings import Standing, standings
+from benchmarks.common.tables import EARLIER
 from laconic.tools.tasks import find
 
 HEADS = ("method", "seeds", "test accuracy, %", "lost", "bound", "test loss", "sent, kB", "times smaller")
@@ -57,6 +58,8 @@ def page() -> str:
         "",
         "Mean ± standard error over seeds. `make docs` writes this page from the",
         "results of `python -m benchmarks.accuracy`.",
+        "",
+        EARLIER,
     ]
     for task, model in MODELS.items():
         if found := standings(task, CONTENDERS):

@@ -6,6 +6,11 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
+EARLIER = """\
+SGD's momentum was in the optimiser in these runs, as with `momentum='optimizer'`. By default, methods with
+error feedback now apply it before the exchange, `deft` and `powersgd` excepted: their rows are to be
+measured again."""
+
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a table.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from benchmarks.common.small_net import SMALL_NET
-from benchmarks.common.tables import spread, table
+from benchmarks.common.tables import EARLIER, spread, table
 from benchmarks.common.workers import WORKERS, Row
 from benchmarks.sparse_reasons.page import section
 from benchmarks.sparse_steps.__main__ import LENGTHS, LR, METHODS, SEEDS, Run
@@ -34,7 +34,15 @@ Pair = tuple[Row, Row]  # a run, and dense training of the same length and seed
 
 def page() -> str:
     """The page, of the runs that are done."""
-    lines = [HEAD, f"![Accuracy and loss against steps times density]({PICTURE})", "", *claims(), ""]
+    lines = [
+        HEAD,
+        EARLIER,
+        "",
+        f"![Accuracy and loss against steps times density]({PICTURE})",
+        "",
+        *claims(),
+        "",
+    ]
     lines += table((*TOLD, "MB a worker", "fewer", "seeds"), rows())
     return "\n".join([*lines, "", *section()])
 
