@@ -36,7 +36,7 @@ def without(folder: Path, missing: Callable[[dict[str, Any]], bool]) -> None:
 
 
 def settings(folder: Path, **more: Any) -> Any:
-    return SimpleNamespace(folder=folder, workers=2, steps=4, eval_every=2, **more)
+    return SimpleNamespace(**({"folder": folder, "workers": 2, "steps": 4, "eval_every": 2} | more))
 
 
 def test_steps_that_were_never_written_spoil_no_time_to_accuracy(tmp_path: Path) -> None:
@@ -85,6 +85,8 @@ def test_a_run_goes_on_from_the_newest_checkpoint_that_is_on_record(tmp_path: Pa
         return checkpoint.step_of(found)
 
     assert step() == 4
+    found = on_record(settings(tmp_path, eval_every=0), SPEC, 0, place)
+    assert found is not None and checkpoint.step_of(found) == 4
     last_test = [event for event in read_events(tmp_path) if event["kind"] == "eval" and event["step"] == 4]
     without(tmp_path, lambda event: event in last_test[:1])
     assert step() == 2, "without its last test a training would end untested"

@@ -22,6 +22,7 @@ from laconic.tools.tasks.options import TrainingOptions, options
 from laconic.tools.tasks.precision import check_device
 from laconic.tools.tasks.settings import TrainingSettings
 from laconic.tools.tasks.shard import Shard
+from laconic.tools.tasks.steps import due
 
 
 class Session:
@@ -127,9 +128,10 @@ def on_record(settings: Settings, spec: str, seed: int, folder: Path) -> Path | 
             tested[event["step"]] += event["kind"] == "eval"
 
     def recorded(step: int) -> bool:
-        due = step % settings.eval_every == 0 or step == settings.steps
         steps = [sum(each <= step for each in ranks) for ranks in done.values()]
-        return steps == [step] * settings.workers and (not due or tested[step] == settings.workers)
+        return steps == [step] * settings.workers and (
+            not due(settings, step) or tested[step] == settings.workers
+        )
 
     places = checkpoint.complete(folder)
     found = (place for place in reversed(places) if recorded(checkpoint.step_of(place)))

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from laconic.core.errors import NonFiniteError
 from laconic.exchange.stats import Stats
-from laconic.tools.tasks.settings import TrainingSettings
 
 COUNTED = ("payload_sent", "payload_received", "network_sent", "network_received", "dense")
 TIMED = ("encode_s", "communicate_s", "decode_s")
 
 
-def due(settings: TrainingSettings, done: int) -> bool:
+class Schedule(Protocol):
+    """Settings with the steps of a training and of its tests."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def eval_every(self) -> int: ...
+
+
+def due(settings: Schedule, done: int) -> bool:
     """Return whether to evaluate the model after `done` steps."""
     return done == settings.steps or bool(settings.eval_every and done % settings.eval_every == 0)
 
