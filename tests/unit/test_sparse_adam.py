@@ -15,8 +15,10 @@ from torch.optim import AdamW
 from laconic.comm.comm import Comm
 from laconic.comm.loopback import Loopback
 from laconic.core.errors import SpecError
+from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.methods.sparse_adam import sparse_adam
+from laconic.optim.adam_tensors import AdamTensors
 from laconic.optim.settled_variance import SettledVariance
 
 WARMUP, STEPS = 5, 14
@@ -117,6 +119,23 @@ def test_the_warmup_ends_when_the_variance_has_settled(caplog: pytest.LogCapture
     assert [record.message for record in caplog.records if "has settled" in record.message] == [
         f"Adam's variance has settled and is frozen: from now on {INNER}"
     ]
+
+
+def test_a_variance_of_zero_has_not_settled() -> None:
+    watch = SettledVariance()
+    assert not any(watch.add(0.0, rate=0.1, span=2) for _ in range(6))
+
+
+def test_momentum_is_finite_where_no_variance_was_learnt() -> None:
+    """As of a layer that is first used after the warm-up: D is 0 / 0 there."""
+
+    def play(comm: Comm) -> Tensor:
+        world = World(comm, rule_of(f"{SPARSE})"), adamw())
+        world.advance(torch.zeros(4, 5))
+        tensors = AdamTensors(Layout.of([("weight", (4, 5))]), world.side)
+        return tensors.unscaled({"weight": torch.zeros(20)}, {"weight": 0.0})["weight"]
+
+    assert all(torch.equal(each, torch.zeros(20)) for each in Loopback.run(SIZE, play))
 
 
 def test_a_variance_that_rises_or_a_rate_that_rises_has_not_settled() -> None:

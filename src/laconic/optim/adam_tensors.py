@@ -211,8 +211,11 @@ class AdamTensors:
         }
 
     def unscaled(self, directions: Mapping[str, Tensor], updates: Mapping[str, float]) -> dict[str, Tensor]:
-        """D times these."""
-        return {name: self.scale(name, updates[name]).mul_(x) for name, x in directions.items()}
+        """D times these; zero where v is zero."""
+        return {
+            name: self.scale(name, updates[name]).mul_(x).masked_fill_(self.second(name).flatten() == 0, 0.0)
+            for name, x in directions.items()
+        }
 
     def variance_norm(self, name: str) -> Tensor:
         """|v|_1 / (1 - b2^steps), float64 ()."""

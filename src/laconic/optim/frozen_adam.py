@@ -26,7 +26,7 @@ from laconic.optim.settled_variance import CHECKS, SettledVariance
 from laconic.reducers.sum import Sum
 
 log = logging.getLogger("laconic")
-USUAL = 1000  # Delta of Adam's default betas, in steps
+EARLIEST = (CHECKS + 1) * (1000 // CHECKS)  # step at which v can be frozen first, with usual betas
 SETTLED, FROZEN = "settled", "frozen/"
 
 
@@ -48,7 +48,7 @@ class FrozenAdam(AdamRule):
 
     @property
     def warm_at(self) -> int:
-        return USUAL if self.warmup_steps is None else self.warmup_steps
+        return EARLIEST if self.warmup_steps is None else self.warmup_steps
 
     def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
         return _BoundFrozenAdam(self, layout, view, site)
@@ -133,5 +133,4 @@ class _BoundFrozenAdam(BoundRule):
         self.check_state(state)
         self._inner.exchange.load_state_dict(without((FROZEN, SETTLED), state), step=0)
         self._updates = {name: float(count) for name, count in under(FROZEN, state).items()}
-        if SETTLED in state:
-            self._settled = SettledVariance(state[SETTLED].tolist())
+        self._settled = SettledVariance(state[SETTLED].tolist()) if SETTLED in state else SettledVariance()

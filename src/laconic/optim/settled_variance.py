@@ -55,4 +55,4 @@ class SettledVariance:
         if len(self._norms) <= span or rises:
             return False
         low, high = sorted((self._norms[0], norm))
-        return low >= RATIO * high
+        return low > 0 and low >= RATIO * high
