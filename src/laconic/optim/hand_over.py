@@ -145,7 +145,7 @@ class HandOver:
         """Step a tensor of LARS: w = w - lr * r * (x + d'); r from (1 - m) * x, see `lars`."""
         assert parameter.grad is not None
         rate = float(group["lr"]) * optimizer.velocity_ratio(parameter, parameter.grad, group)
-        if adapted(parameter, group) and group["weight_decay"]:
+        if adapted(parameter, group) and (group["weight_decay"] or name in decay):
             m, term = float(group["momentum"]), parameter * float(group["weight_decay"])
             _updated(name, parameter, group, decay)
             parameter.add_(term.add_(decay[name], alpha=m) if group["nesterov"] else decay[name], alpha=-rate)
