@@ -57,7 +57,7 @@ def _percentage(flag: str, value: float) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(TrainingOptions, PipelineOptions):
+class Options(PipelineOptions, TrainingOptions):
     """Options of `laconic train`, as given; None: not given."""
 
     task: str = option("digits, mnist, cifar10 or shakespeare", MISSING, fixed=True)
@@ -73,7 +73,7 @@ class Options(TrainingOptions, PipelineOptions):
     seeds: int = option(
         "trainings per method, with seeds from --seed upwards", 1, check=at_least(1), fixed=True
     )
-    seed: int = option("the first seed", 0, recorded=False)
+    seed: int = option("the first seed", 0, check=whole(0), recorded=False)
     steps: int | None = option("steps per training [default: the task's]", check=at_least(1), fixed=True)
     batch: int | None = option(
         "batch size per worker, or per replica [default: the task's]", check=at_least(1), fixed=True

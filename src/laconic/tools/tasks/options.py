@@ -188,12 +188,14 @@ class TrainingOptions:
         "with --patience: the fewest workers for a strategy to continue; fewer end the run with an error"
         " [default: 1]",
         group=LOST,
+        divided=False,
     )
     restarts: int = option(
         "with --patience: restart up to this many killed workers, from the others' model",
         0,
         group=LOST,
         check=at_least(0, "none"),
+        divided=False,
     )
 
     @property
