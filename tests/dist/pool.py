@@ -274,7 +274,11 @@ def _find(module: str, file: str | None, name: str) -> Callable[..., Any]:
         assert spec is not None and spec.loader is not None
         loaded = importlib.util.module_from_spec(spec)
         sys.modules[module] = loaded
-        spec.loader.exec_module(loaded)
+        try:
+            spec.loader.exec_module(loaded)
+        except BaseException:
+            del sys.modules[module]  # the next job shall see the error too
+            raise
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return getattr(function, "body", function)
 
