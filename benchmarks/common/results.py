@@ -39,7 +39,7 @@ class Results:
 
     def put(self, key: str, row: Row) -> None:
         """Store a row, replacing an earlier one of the same key."""
-        line = json.dumps({"key": key} | row)
+        line = json.dumps({"key": key} | row | {"key": key})
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self.file.parent):
             lines = self._lines() | {key: line}

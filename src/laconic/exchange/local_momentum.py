@@ -67,7 +67,7 @@ class LocalMomentum:
             self._local |= own
             self._wanting.append((route.feedback, own))
         self._decay: dict[str, Tensor] = {}  # momentum of the weight decay
-        self._passes = 0  # with local momentum, since this was made or its state loaded
+        self._passes = 0  # backward passes with local momentum
         self._fresh = True  # whether there was no momentum before these passes
         self._in_gradients: frozenset[str] = frozenset()  # tensors whose gradients hold velocities
         self._handed: dict[int, int] = {}  # passes that each optimiser has applied, by id

@@ -71,7 +71,7 @@ class TrainingSettings(TrainingOptions):
     pipeline: Pipeline | None = None  # None: every worker has the whole model
 
     def patience_of(self, spec: Strategy | Method) -> float | None:
-        """Return `patience_s` for `distribute`: None for a method, which needs every worker."""
+        """Return the `patience_s` argument of `distribute`; None for a method, which needs every worker."""
         return self.patience if isinstance(spec, Strategy) else None
 
     def quorum_of(self, spec: Strategy | Method) -> int | None:
