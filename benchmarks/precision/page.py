@@ -74,7 +74,7 @@ the memory after a skip."""
 MEASURED = """## Measured
 
 Digits (scikit-learn) with an MLP of 300 thousand parameters, {steps} steps of {workers} x 16 images on a CPU,
-SGD with Nesterov momentum at the task's rate, and Adam for 1-bit Adam; no method has a rate of its own, so
+SGD with Nesterov momentum at the task's rate, and Adam for 1-bit Adam; all methods share these rates, so
 compare the precisions of a method, not the methods; mean over {seeds}. In brackets: the difference from
 float32 with the same method, same seeds, and its standard error. The loss scale starts at 2^{power}, sixteen
 times torch's, so that it overflows at first."""

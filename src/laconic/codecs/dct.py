@@ -33,8 +33,8 @@ class DCT(TileCodec):
         D[k, j] = sqrt((2 - [k = 0]) / t) cos(pi k (2 j + 1) / (2 t))
 
     The rest of a tensor is cut in tiles of half the side, and so on; up to three last elements stay
-    unchanged. Products are in float64, so that machines agree on nearly all bits of float32; ranks whose
-    machines multiply matrices differently may still differ in a last bit. A transform takes about 20 ns per
+    unchanged. Products are in float64, so that machines agree on nearly all bits of float32; the last bit
+    may depend on how a rank's machine multiplies matrices. A transform takes about 20 ns per
     element and core: one to encode, and one for each decoded message.
 
     Wire: that of `codec` for as many elements. Error: omega of `codec`, up to rounding. Sums beyond the

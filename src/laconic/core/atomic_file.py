@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path`; at the end of the block, flush it to disk and rename it to `path`.
+    """Open a temporary file in the folder of `path`; at the end of the block, flush and rename it to `path`.
 
     If the block or the writing raises, `path` is unchanged and the temporary file is removed.
 

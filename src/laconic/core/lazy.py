@@ -34,7 +34,7 @@ class LazyPackage(ModuleType):
 
 
 class NamePackage(ModuleType):
-    """Package whose names in `__all__` are what the words mean in a spec: `laconic.codecs.qsgd` is a class.
+    """Package whose names in `__all__` are the registered classes and functions: `laconic.codecs.qsgd`.
 
     A module of that name in the package, here `laconic/codecs/qsgd/`, is still imported by its path.
     """

@@ -143,7 +143,7 @@ class OptimiserHooks:
         return buffer if isinstance(buffer, Tensor) else None
 
     def why_in_optimizer(self, name: str) -> str | None:
-        """Return why the momentum of this tensor stays in the optimiser; "" if there is none, None if not."""
+        """Return why this tensor's momentum stays in the optimiser: "" without momentum, None if local."""
         if self._outer is not self.optimiser:
             return f"{type(self._outer).__name__} wraps an optimiser"
         return why_in_optimizer(self.optimiser, self.settings(name), self._parameters[name])
@@ -264,7 +264,7 @@ class Optimisers:
         return self.of(name).momentum_buffer(name)
 
     def why_in_optimizer(self, name: str) -> str | None:
-        """Return why the momentum of this tensor stays in its optimiser; "" if there is none, None if not."""
+        """Return why this tensor's momentum stays in its optimiser: "" without momentum, None if local."""
         return self.of(name).why_in_optimizer(name)
 
     def held(self, name: str) -> bool:

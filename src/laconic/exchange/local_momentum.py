@@ -2,10 +2,10 @@
 
 It is decided once, at attachment, tensor by tensor: local if the feedback asks for it and the tensor's
 optimiser is an SGD with momentum in a form that can be handed over, otherwise in the optimiser. All ranks
-decide alike, as they have the same optimisers.
+have the same optimisers, so they make the same decision.
 
-A script can do what is meant for gradients and is wrong for velocities: change them between backward pass and
-step, as clipping does, or add up two exchanged passes. Then momentum goes back to the optimiser for good,
+Two operations of scripts suit gradients but not velocities: changes between backward pass and step, as by
+clipping, and sums of two exchanged passes. Then momentum goes back to the optimiser for good,
 after one more step that applies the velocities that were sent.
 """
 
@@ -38,7 +38,7 @@ class LocalMomentum:
     Args:
         routes: The routes, each with its tensors.
         optimisers: The model's optimisers.
-        speaks: Whether this rank logs what is decided.
+        speaks: Whether this rank logs the decision.
 
     Attributes:
         feedbacks: The working feedbacks of the routes.
@@ -93,7 +93,7 @@ class LocalMomentum:
         return name in self._local
 
     def momentum_buffer(self, name: str) -> Tensor | None:
-        """Return the momentum that SGD has gathered of this tensor; None if there is none."""
+        """Return SGD's momentum buffer of this tensor, or None; one that exists rules out a fresh start."""
         buffer = self._optimisers.momentum_buffer(name)
         self._fresh &= buffer is None
         return buffer
@@ -107,7 +107,7 @@ class LocalMomentum:
     def release(self, reason: str, instead: str | None = None) -> None:
         """Leave momentum to the optimiser from the next backward pass on; all ranks call it in one step.
 
-        Warn if the method is made for local momentum, and there is another way, `instead`.
+        Warn if the method is made for local momentum and `instead` names an alternative.
         """
         if not self._local or self._releasing is not None or self._released:
             return
@@ -201,8 +201,8 @@ class LocalMomentum:
 def as_now(state: Mapping[str, Tensor], own: Mapping[str, Tensor], *, rules: bool) -> dict[str, Tensor]:
     """Return a state as an exchange with `own` memory would have saved it.
 
-    An older state has no velocity: it starts at zero. One of a run with other momentum loses what is not used
-    here. The momentum of the weight decay was a rule's; `rules`: whether there are rules now.
+    An older state has no velocity: it starts at zero. Velocities that this exchange does not use are
+    dropped. The momentum of the weight decay was a rule's; `rules`: whether there are rules now.
     """
     was = "rule0/decay/"
     made = {

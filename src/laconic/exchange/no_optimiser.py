@@ -41,7 +41,7 @@ class NoOptimiser:
         return True
 
     def hand_over(self, names: Collection[str], decay: dict[str, Tensor], *, keep: bool) -> Collection[str]:
-        """There are no steps."""
+        """Return no tensors, as no optimiser steps."""
         return ()
 
     def views(self, layout: Layout) -> Iterable[tuple[OptimiserView, Layout]]:

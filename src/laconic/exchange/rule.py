@@ -152,7 +152,7 @@ class BoundRule(ABC):
         """Make replicas equal before the rule is removed. Call it on every rank, between steps."""
 
     def end_warmup(self) -> None:
-        """End a warm-up that ends by itself, if there is one, so that a rehearsal sees what follows."""
+        """End an automatic warm-up, so that a rehearsal measures the phase after it."""
         return
 
     def follow(self, root: int) -> None:
