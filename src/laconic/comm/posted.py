@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.comm.comm import Comm, ReduceOp
-from laconic.comm.two_rounds import begin_scatter
 from laconic.core.errors import PeerError
 
 OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -44,7 +43,7 @@ class PostedComm(Comm):
 
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
         self._check(chunks)
-        return begin_scatter("reduce_scatter", chunks, self.rank, self._post)()
+        return self._begin_scatter("reduce_scatter", chunks)()
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
         """Return every rank's x (m_r,), in rank order. On a CPU this rank's is `x` itself."""
@@ -68,6 +67,35 @@ class PostedComm(Comm):
 
     def exchange(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> None:
         self._swap("exchange", sends, recvs)
+
+    def _begin_scatter(self, name: str, chunks: Sequence[Tensor]) -> Callable[[], Tensor]:
+        """Start sending each chunk to its rank; the returned function sums the received ones by rank."""
+        received = [torch.empty_like(chunks[self.rank]) for _ in chunks]
+        wait = self._post(name, dict(enumerate(chunks)), dict(enumerate(received)))
+
+        def total() -> Tensor:
+            wait()
+            for chunk in received[1:]:
+                received[0].add_(chunk)
+            return received[0]
+
+        return total
+
+    def _begin_sum_(self, x: Tensor) -> Callable[[], None]:
+        """Sum x (n,) over ranks, in place: each rank sums one piece and sends it to all.
+
+        This call starts the first round; the returned function waits for it and does the second.
+        """
+        pieces = torch.tensor_split(x, self.size)
+        total = self._begin_scatter("all_reduce", pieces)
+
+        def end() -> None:
+            own = total()
+            others = [rank for rank in range(self.size) if rank != self.rank]
+            self._swap("all_reduce", dict.fromkeys(others, own), {rank: pieces[rank] for rank in others})
+            pieces[self.rank].copy_(own)
+
+        return end
 
     def _lengths(self, going: list[int], home: torch.device) -> list[int]:
         """Return the number of elements that each rank sends here; this rank sends going[r] to rank r."""

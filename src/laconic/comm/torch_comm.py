@@ -33,7 +33,6 @@ from laconic.comm.comm import ReduceOp
 from laconic.comm.counter import Counter, StoreCounter
 from laconic.comm.naming import backend_of, destroy, in_store, named_group, not_split_off
 from laconic.comm.posted import OPS, Message, PostedComm
-from laconic.comm.two_rounds import begin_sum_
 from laconic.comm.waiting import ATTACHING, log_if_slow
 from laconic.comm.wire_model import is_direct
 from laconic.core.errors import AttachError, PeerError
@@ -142,7 +141,7 @@ class TorchComm(PostedComm):
             return lambda: x
         flat = x.contiguous()
         if op == "sum" and is_direct(x.nbytes, self.size) and self._on_gloo(x):
-            wait = begin_sum_("all_reduce", flat.view(-1), self.size, self.rank, self._post)
+            wait = self._begin_sum_(flat.view(-1))
         else:
             with self._peers("all_reduce"):
                 work = dist.all_reduce(flat, OPS[op], group=self.group, async_op=True)
