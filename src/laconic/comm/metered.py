@@ -22,16 +22,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial
 from operator import add
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.cuda import Event
 
 from laconic.comm import wire_model as link
 from laconic.comm.comm import Comm, ReduceOp
 from laconic.comm.counter import Counter
-from laconic.comm.instants import Instant, Instants
 from laconic.comm.wire_model import Messages, PacketModel
 
 
@@ -47,17 +48,6 @@ class Tally:
     bare_sent: int = 0
     seconds: float = 0.0
 
-    def plus(self, other: Tally) -> Tally:
-        return Tally(
-            self.calls + other.calls,
-            self.payload_sent + other.payload_sent,
-            self.payload_received + other.payload_received,
-            self.network_sent + other.network_sent,
-            self.network_received + other.network_received,
-            self.bare_sent + other.bare_sent,
-            self.seconds + other.seconds,
-        )
-
 
 @dataclass(frozen=True)
 class Meter(Tally):
@@ -67,7 +57,20 @@ class Meter(Tally):
 
     @classmethod
     def of(cls, parts: Mapping[tuple[str, str], Tally]) -> Meter:
-        return cls(**vars(reduce(Tally.plus, parts.values(), Tally())), parts=parts)
+        totals = {name: sum(vars(part)[name] for part in parts.values()) for name in vars(Tally())}
+        return cls(**totals, parts=parts)
+
+
+class StreamClock:
+    """Records events on a GPU's current stream, which is cached because the lookup takes longer."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device)
+
+    def now(self) -> Event:
+        event = Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
 
 
 class Metered(Comm):
@@ -127,36 +130,31 @@ class Metered(Comm):
         finally:
             self._books.phase = outer
 
-    def mark(self, instants: Instants | None = None) -> None:
-        """Start the interval of `since_mark`, and of `events_since_mark` if `instants` records events."""
+    def mark(self, clock: StreamClock | None = None) -> None:
+        """Start the interval of `since_mark`, and of `events_since_mark` if there is a `clock`."""
         self._books.first, self._books.busy = None, 0.0
-        self._books.instants, self._books.events = instants, []
+        self._books.stream_clock, self._books.events = clock, []
 
     def since_mark(self) -> tuple[float | None, float]:
         """Return the start of the first collective after the mark, or None, and the seconds in all."""
         return self._books.first, self._books.busy
 
-    def events_since_mark(self) -> list[tuple[Instant, Instant]]:
-        """Return events around each collective after the mark; none if it was marked without `instants`."""
+    def events_since_mark(self) -> list[tuple[Event, Event]]:
+        """Return events around each collective after the mark; none if it was marked without a clock."""
         return self._books.events
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
-        start, n = self._books.start(), x.nbytes
-        result = self.comm.all_reduce(x, op)
-        self._books.enter("all_reduce", start, n, n, link.all_reduce(n, self.size))
-        return result
+        return self._sum(x, lambda: self.comm.all_reduce(x, op))
 
     def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
         """Start a sum that is counted when it ends, with the seconds that the caller waits for it."""
-        wait = self.comm.begin_all_reduce(x)
+        return partial(self._sum, x, self.comm.begin_all_reduce(x))
 
-        def end() -> Tensor:
-            start, n = self._books.start(), x.nbytes
-            result = wait()
-            self._books.enter("all_reduce", start, n, n, link.all_reduce(n, self.size))
-            return result
-
-        return end
+    def _sum(self, x: Tensor, end: Callable[[], Tensor]) -> Tensor:
+        start, n = self._books.start(), x.nbytes
+        result = end()
+        self._books.enter("all_reduce", start, n, n, link.all_reduce(n, self.size))
+        return result
 
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
         start = self._books.start()
@@ -225,14 +223,14 @@ class _Books:
         self.phase = ""
         self.first: float | None = None
         self.busy = 0.0
-        self.instants: Instants | None = None  # on a GPU, if calls are measured by events
-        self.events: list[tuple[Instant, Instant]] = []  # around calls since the mark
-        self._begun: Instant | None = None
+        self.stream_clock: StreamClock | None = None  # on a GPU, if calls are measured by events
+        self.events: list[tuple[Event, Event]] = []  # around calls since the mark
+        self._begun: Event | None = None
 
     def start(self) -> float:
         """Start a call and return the time."""
-        if self.instants is not None:
-            self._begun = self.instants.now()
+        if self.stream_clock is not None:
+            self._begun = self.stream_clock.now()
         return self.clock()
 
     def enter(self, name: str, start: float, sent: int, received: int, messages: Messages) -> None:
@@ -241,8 +239,8 @@ class _Books:
         if self.first is None:
             self.first = start
         self.busy += seconds
-        if self.instants is not None and self._begun is not None:
-            self.events.append((self._begun, self.instants.now()))
+        if self.stream_clock is not None and self._begun is not None:
+            self.events.append((self._begun, self.stream_clock.now()))
         network = (self.link.sent(messages), self.link.received(messages))
         fields = (1, sent, received, *network, sum(messages.sent), seconds)
         key = (self.phase, name)

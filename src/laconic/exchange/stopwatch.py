@@ -7,12 +7,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
+from torch.cuda import Event
 
-from laconic.comm.instants import Instant, Instants
-from laconic.comm.metered import Metered
+from laconic.comm.metered import Metered, StreamClock
 
+Interval: TypeAlias = tuple[Event, Event]  # before and after a collective
 EVERY = 8  # steps: on a GPU the first of them are measured, then one of each
 
 
@@ -30,7 +32,7 @@ class Seconds:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._under_way: deque[tuple[Instant, Sequence[tuple[Instant, Instant]], Instant, int]] = deque()
+        self._under_way: deque[tuple[Event, Sequence[Interval], Event, int]] = deque()
 
     def so_far(self) -> dict[str, float]:
         """Return the seconds of finished exchanges by name."""
@@ -51,9 +53,9 @@ class Seconds:
 
     def add_events(
         self,
-        began: Instant,
-        collectives: Sequence[tuple[Instant, Instant]],
-        ended: Instant,
+        began: Event,
+        collectives: Sequence[Interval],
+        ended: Event,
         weight: int = 1,
     ) -> None:
         """Add `weight` exchanges like this one on a GPU.
@@ -67,7 +69,7 @@ class Seconds:
 
     def _count(self) -> None:
         with self._lock:
-            while self._under_way and self._under_way[0][2].query():
+            while self._under_way and self._under_way[0][2].query():  # type: ignore[no-untyped-call]
                 began, collectives, ended, weight = self._under_way.popleft()
                 first = collectives[0][0] if collectives else ended
                 busy = sum(start.elapsed_time(end) for start, end in collectives)
@@ -83,18 +85,18 @@ class Stopwatch:
         self._seconds, self._comm = seconds, comm
         self._on_gpu = device.type == "cuda"
         self._weight = weight_of(step)
-        self._instants = Instants(device) if self._on_gpu and self._weight else None
-        comm.mark(self._instants)
-        if self._instants is not None:
-            self._event = self._instants.now()
+        self._clock = StreamClock(device) if self._on_gpu and self._weight else None
+        comm.mark(self._clock)
+        if self._clock is not None:
+            self._event = self._clock.now()
         elif not self._on_gpu:
             self._began = time.perf_counter()
 
     def stop(self) -> None:
         """Count the seconds since the start."""
-        if self._instants is not None:
+        if self._clock is not None:
             collectives = self._comm.events_since_mark()
-            self._seconds.add_events(self._event, collectives, self._instants.now(), self._weight)
+            self._seconds.add_events(self._event, collectives, self._clock.now(), self._weight)
         elif not self._on_gpu:
             self._seconds.add(self._began, time.perf_counter(), *self._comm.since_mark())
 
