@@ -22,8 +22,7 @@ from torch import Tensor
 
 from benchmarks.common.machine import machine
 from benchmarks.common.resnet50 import SIZES
-from laconic.comm.messages import add_messages_, encoded
-from laconic.comm.sent import SentMessage
+from laconic.comm.messages import SentMessage, add_messages_, encoded
 from laconic.comm.wire_model import all_reduce_bytes
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn

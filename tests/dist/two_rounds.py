@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from laconic.comm.comm import Comm
-from laconic.comm.sent import Sent
+from laconic.comm.messages import Sent
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, Reducer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tests.unit.shared import for_each
 
-from laconic.comm.sent import Sent
+from laconic.comm.messages import Sent
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.feedback.error_feedback import Residual

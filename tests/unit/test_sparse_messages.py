@@ -10,8 +10,7 @@ from tests.unit.shared import for_each, same
 from torch import Tensor
 
 from laconic import kernels
-from laconic.comm.messages import add_messages_
-from laconic.comm.sent import SentMessage
+from laconic.comm.messages import SentMessage, add_messages_
 from laconic.core.codec import Codec
 from laconic.core.deferred import deferred
 from laconic.core.errors import WireError

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.comm.sent import SentEntries
+from laconic.comm.messages import SentEntries
 from laconic.core.framing import as_bytes, as_numbers, counts_bytes, read_bytes, read_counts, sent_to
 from laconic.core.layout import Segments
 from laconic.core.selector import kept

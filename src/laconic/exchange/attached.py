@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from laconic.comm.joint_calls import Exchanging, unwatched
+from laconic.comm.messages import Sent
 from laconic.comm.metered import Metered
-from laconic.comm.sent import Sent
 from laconic.comm.skippable import NonFiniteSum
 from laconic.core.deferred import deferred
 from laconic.core.errors import NonFiniteError

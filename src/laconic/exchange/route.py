@@ -11,7 +11,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
-from laconic.comm.sent import ScaledShare, Sent
+from laconic.comm.messages import ScaledShare, Sent
 from laconic.comm.skippable import NonFiniteSum, largest_of, not_finite
 from laconic.core.deferred import Write, check, deferred, late
 from laconic.core.errors import SpecError

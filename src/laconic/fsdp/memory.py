@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs.minmax import MinMax
-from laconic.comm.sent import Sent
+from laconic.comm.messages import Sent
 from laconic.core.errors import StateError
 
 STORE = MinMax(bits=8)  # Q

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from laconic.comm.comm import Comm
-from laconic.comm.sent import Sent
+from laconic.comm.messages import Sent
 from laconic.comm.skippable import any_skips
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from laconic.comm.comm import Comm
-from laconic.comm.sent import Sent
+from laconic.comm.messages import Sent
 from laconic.core.codec import Codec
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout

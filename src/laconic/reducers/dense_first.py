@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic.comm.comm import Comm
-from laconic.comm.sent import Sent
+from laconic.comm.messages import Sent
 from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from laconic.comm.comm import Comm
-from laconic.comm.messages import add_messages_
-from laconic.comm.sent import Sent, SentEntries, SentMessage
+from laconic.comm.messages import Sent, SentEntries, SentMessage, add_messages_
 from laconic.comm.skippable import fits, gather_or_skip
 from laconic.core import arguments, deferred
 from laconic.core.codec import Carried, Codec

@@ -21,8 +21,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.entries import Entries, entries_nbytes
-from laconic.comm.messages import sent_by
-from laconic.comm.sent import Sent
+from laconic.comm.messages import Sent, sent_by
 from laconic.comm.skippable import gather_or_skip
 from laconic.core.layout import Layout
 from laconic.core.selector import counts_per_segment

@@ -17,7 +17,7 @@ from torch import Tensor
 from laconic.codecs.indices.golomb import GOLOMB
 from laconic.codecs.sparse import Sparse
 from laconic.comm.comm import Comm
-from laconic.comm.sent import Sent
+from laconic.comm.messages import Sent
 from laconic.core import arguments, deferred
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError

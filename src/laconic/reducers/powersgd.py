@@ -34,7 +34,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
-from laconic.comm.sent import Sent
+from laconic.comm.messages import Sent
 from laconic.comm.skippable import LARGEST, fits, largest_of, sum_or_skip, sum_unchecked
 from laconic.core import arguments, deferred
 from laconic.core.layout import Entry, Layout, PerLayout, Segments

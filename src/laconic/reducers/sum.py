@@ -13,7 +13,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.codecs.cast import Cast
 from laconic.comm.comm import Comm
-from laconic.comm.sent import Sent
+from laconic.comm.messages import Sent
 from laconic.comm.skippable import NonFiniteSum, largest_of, max_or_skip, not_finite
 from laconic.core import arguments, deferred
 from laconic.core.codec import Codec

@@ -27,7 +27,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.mesh import machines, ranks_beside
-from laconic.comm.sent import Sent
+from laconic.comm.messages import Sent
 from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError

@@ -28,7 +28,7 @@ from laconic.codecs.minmax import MinMax
 from laconic.codecs.selectors.sampled_topk import SampledTopK
 from laconic.codecs.sparse import Sparse
 from laconic.comm.comm import Comm
-from laconic.comm.sent import Sent, SentParts
+from laconic.comm.messages import Sent, SentParts
 from laconic.core import arguments
 from laconic.core.errors import SpecError, StateError
 from laconic.core.layout import Layout, PerLayout

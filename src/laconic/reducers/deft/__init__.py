@@ -44,8 +44,7 @@ import torch
 from torch import Tensor
 
 from laconic.comm.comm import Comm
-from laconic.comm.messages import sent_by
-from laconic.comm.sent import Sent
+from laconic.comm.messages import Sent, sent_by
 from laconic.comm.skippable import gather_or_skip
 from laconic.core.errors import WireError
 from laconic.core.layout import Layout, PerLayout

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
-from laconic.comm.sent import Sent
+from laconic.comm.messages import Sent
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout, PerLayout
 from laconic.core.selector import IndexCoding

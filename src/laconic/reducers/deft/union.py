@@ -28,8 +28,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.codecs.indices.golomb import GOLOMB
 from laconic.comm.comm import Comm
-from laconic.comm.messages import sent_by
-from laconic.comm.sent import SentEntries
+from laconic.comm.messages import SentEntries, sent_by
 from laconic.comm.skippable import fits, gather_or_skip, sum_or_skip
 from laconic.core import arguments, deferred
 from laconic.core.errors import WireError

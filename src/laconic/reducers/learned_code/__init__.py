@@ -51,8 +51,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.entries import positions_read, positions_wire
-from laconic.comm.messages import sent_by
-from laconic.comm.sent import Sent, SentEntries
+from laconic.comm.messages import Sent, SentEntries, sent_by
 from laconic.comm.skippable import broadcast_or_skip, fits
 from laconic.core import arguments, deferred
 from laconic.core.framing import as_bytes, as_numbers, read_bytes

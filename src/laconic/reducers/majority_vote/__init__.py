@@ -31,8 +31,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
-from laconic.comm.messages import combined, sent_by
-from laconic.comm.sent import Sent
+from laconic.comm.messages import Sent, combined, sent_by
 from laconic.comm.skippable import gather_or_skip
 from laconic.core.errors import WireError
 from laconic.core.layout import Layout, Segments

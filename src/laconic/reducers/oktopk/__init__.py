@@ -44,7 +44,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.entries import Entries
-from laconic.comm.sent import Sent
+from laconic.comm.messages import Sent
 from laconic.comm.skippable import all_to_all_or_skip, fits
 from laconic.core import arguments, deferred
 from laconic.core.layout import Layout

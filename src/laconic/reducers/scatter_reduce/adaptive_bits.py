@@ -28,8 +28,8 @@ from torch import Tensor
 from laconic import kernels
 from laconic.codecs.minmax import MinMax, Rounding
 from laconic.comm.comm import Comm
+from laconic.comm.messages import Sent
 from laconic.comm.partition import piece
-from laconic.comm.sent import Sent
 from laconic.comm.skippable import sum_or_skip
 from laconic.core import arguments
 from laconic.core.codec import Codec

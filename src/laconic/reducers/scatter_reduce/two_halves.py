@@ -11,9 +11,8 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
-from laconic.comm.messages import add_messages_, add_shares_, encoded
+from laconic.comm.messages import Sent, SentMessage, SentParts, add_messages_, add_shares_, encoded
 from laconic.comm.partition import Partition
-from laconic.comm.sent import Sent, SentMessage, SentParts
 from laconic.comm.skippable import all_to_all_or_skip, any_skips, gather_or_skip
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout, PerLayout, Segments

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
-from laconic.comm.messages import add_messages_, encoded
-from laconic.comm.sent import Sent, SentMessage, SentParts
+from laconic.comm.messages import Sent, SentMessage, SentParts, add_messages_, encoded
 from laconic.comm.skippable import all_to_all_or_skip, gather_or_skip
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError

@@ -32,7 +32,7 @@ from laconic.codecs.qsgd import QSGD
 from laconic.codecs.quantiser import check_clip
 from laconic.codecs.ternary import Ternary
 from laconic.comm.comm import Comm
-from laconic.comm.sent import Sent
+from laconic.comm.messages import Sent
 from laconic.comm.skippable import largest_or_skip
 from laconic.core import arguments
 from laconic.core.codec import Codec
