@@ -150,6 +150,15 @@ class Segments:
             torch._foreach_mul_(self.merged.views(x), factor)  # one launch on a GPU
         return x
 
+    def add_(self, x: Tensor, values: Tensor, alpha: float = 1) -> Tensor:
+        """Add alpha times consecutive `values` (numel,) to these ranges of flat `x` (n,)."""
+        joined = self.joined
+        if len(joined) == 1:
+            joined.views(x)[0].add_(values, alpha=alpha)
+        elif len(joined):
+            torch._foreach_add_(joined.views(x), torch.split(values, list(joined.sizes)), alpha=alpha)
+        return x
+
     def zero_(self, x: Tensor) -> Tensor:
         """Set these ranges of flat `x` (n,) to zero."""
         if len(self):

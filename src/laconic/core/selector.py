@@ -19,10 +19,22 @@ from laconic.core.deferred import deferred
 from laconic.core.errors import WireError
 from laconic.core.framing import sent_to
 from laconic.core.layout import Segments
-from laconic.core.padded import Padded
 from laconic.core.spec import Spec
 
 OF_CODECS = ("encode", "decode", "decode_add_", "nbytes", "fixed_size", "unbiased")
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Selected entries that the host has not counted yet.
+
+    indices: int32, the selected ones followed by padding. totals: int64 (2, s), entries of each segment that
+    reach its threshold, and selected entries. If more than `room` reach a threshold, the indices are invalid.
+    """
+
+    indices: Tensor
+    totals: Tensor
+    room: int
 
 
 class Selector(Spec):

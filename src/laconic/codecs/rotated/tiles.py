@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from laconic.core.codec import Codec
-from laconic.core.joined import add_joined_
 from laconic.core.layout import Layout, Segments
 from laconic.core.turn import Turn
 
@@ -66,7 +65,7 @@ class TileCodec(Codec):
         packed = segments.packed
         y = torch.zeros(packed.numel, dtype=torch.float32, device=out.device)
         self.codec.decode_segments_add_(wire, packed, y)
-        return add_joined_(out, segments, self.transform(y, segments.sizes, back=True), alpha)
+        return segments.add_(out, self.transform(y, segments.sizes, back=True), alpha)
 
     def _transformed(self, x: Tensor, segments: Segments) -> Tensor:
         return self.transform(segments.joined.gathered(x), segments.sizes)

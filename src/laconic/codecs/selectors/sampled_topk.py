@@ -15,8 +15,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.core import arguments
 from laconic.core.layout import Segments
-from laconic.core.padded import Padded
-from laconic.core.selector import DensitySelector, counts_per_segment
+from laconic.core.selector import DensitySelector, Padded, counts_per_segment
 from laconic.core.spec import Status
 
 LOWER = 0.8  # a threshold that fewer than LOWER * k entries pass is lowered

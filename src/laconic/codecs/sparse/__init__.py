@@ -153,9 +153,9 @@ class Sparse(Codec):
     def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
         if not self._batched(wire, out):
             indices, counts, rest = self._entries(wire, segments)
-            units = Segments.consecutive(counts.tolist())
-            values = torch.zeros(indices.numel(), dtype=torch.float32, device=out.device)
-            self.values.decode_segments_add_(rest, units, values)
+            values, infinite = read_values(self.values, [rest], counts.numpy()[None], [indices.numel()])
+            if isinstance(self.values, Dense) and bool(infinite):
+                raise WireError(f"{self!r}: {DAMAGED[1]}")
             return kernels.scatter_add_(out, segments, indices, counts, values, alpha)
         return self._add_all_([wire], segments, out, alpha)
 

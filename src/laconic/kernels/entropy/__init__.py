@@ -16,7 +16,7 @@ from torch import Tensor
 from laconic.core import deferred
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
-from laconic.core.padded import Padded
+from laconic.core.selector import Padded
 from laconic.kernels import checks, dispatch
 from laconic.kernels.entropy import reference
 from laconic.kernels.entropy.bounds import (

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from laconic.core.deferred import check
 from laconic.core.errors import WireError
-from laconic.core.joined import add_joined_
 from laconic.core.layout import Segments
 from laconic.core.turn import MASK
 from laconic.kernels.philox.reference import dithers24
@@ -53,9 +52,7 @@ def natural_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float, bi
     if not segments.numel:
         return out
     if bits == 8:
-        return add_joined_(
-            out, segments, _codes(out.device).index_select(0, wire.to(torch.int32)).mul_(alpha)
-        )
+        return segments.add_(out, _codes(out.device).index_select(0, wire.to(torch.int32)).mul_(alpha))
     signs, exponents = sign.apart(wire, *_parts(sizes))
     flags = torch.stack([(exponents > LARGEST).any(), sign.padded_wrongly(signs, sizes)])
     check(flags.to(torch.int32), lambda i: WireError((BAD_EXPONENT, sign.BAD_PADDING)[i]))
@@ -63,7 +60,7 @@ def natural_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float, bi
     values = powers.mul_(alpha)
     if not out.is_cpu:  # the flags may be read later
         values.masked_fill_(flags.any(), -0.0)
-    return add_joined_(out, segments, values)
+    return segments.add_(out, values)
 
 
 def _parts(sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:

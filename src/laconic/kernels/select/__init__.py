@@ -13,7 +13,7 @@ from torch import Tensor
 
 from laconic.core.framing import sent_to
 from laconic.core.layout import Segments
-from laconic.core.padded import Padded
+from laconic.core.selector import Padded
 from laconic.kernels import checks, dispatch
 from laconic.kernels.select import reference
 from laconic.kernels.select.sample import dgc_sampling, exact_sampling, sample_offsets, sampling

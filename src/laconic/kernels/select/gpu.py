@@ -16,7 +16,7 @@ from torch import Tensor
 
 from laconic.core.framing import sent_to
 from laconic.core.layout import Segments
-from laconic.core.padded import Padded
+from laconic.core.selector import Padded
 from laconic.kernels import dispatch
 from laconic.kernels.launch import launch
 from laconic.kernels.select.sample import Sampling, levels_of

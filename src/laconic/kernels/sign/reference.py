@@ -15,7 +15,6 @@ from torch.nn.functional import pad
 
 from laconic.core.deferred import check
 from laconic.core.errors import WireError
-from laconic.core.joined import add_joined_
 from laconic.core.layout import Segments
 from laconic.kernels.philox.reference import streams, without_padding
 from laconic.kernels.tiles import table
@@ -211,7 +210,7 @@ def _add_signed_(out: Tensor, segments: Segments, values: Tensor, bits: Tensor, 
     signed = flipped(unpacked(bits, segments.sizes), values)
     if not out.is_cpu:  # the flags may be read later
         signed = signed.masked_fill_(flags.any(), -0.0)
-    return add_joined_(out, segments, signed)
+    return segments.add_(out, signed)
 
 
 def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
