@@ -160,8 +160,8 @@ class Step:
             flat.copy_(grad)
             self.exchange.mean_(flat, bucket)
         self.exchange.end()
-        if self.exchange.void is not None:
-            raise RuntimeError(f"the step is void: {self.exchange.void}")
+        if self.exchange.skip_reason is not None:
+            raise RuntimeError(f"the step is void: {self.exchange.skip_reason}")
 
 
 def record(job: Job, spec: str, size: int, layout: Layout, buckets: list[Layout], steps: int) -> Log:

@@ -50,7 +50,7 @@ class Rank:
         exchange.end()
         for name, view in zip(MODEL.names, MODEL.segments.views(mean), strict=True):
             self.parameters[name].grad = view.view(self.parameters[name].shape)
-        if exchange.void is None:
+        if exchange.skip_reason is None:
             self.optimizer.step()
 
     def state(self) -> dict[str, Tensor]:

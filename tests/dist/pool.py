@@ -77,7 +77,7 @@ class Pool:
         `function` is defined at the top of a module, or named "module:function". The first error of a rank is
         raised again, its message led by the rank; its traceback there is its cause.
         """
-        for worker in [each for each in self._workers if each.worn]:
+        for worker in [each for each in self._workers if each.left_groups]:
             worker.kill()
             self._workers.remove(worker)
         while len(self._workers) < size:
@@ -221,14 +221,14 @@ class _Worker:
         )
         self.process.start()
         there.close()
-        self.worn = False  # whether a job left groups or meshes behind, as FSDP2 does in caches of torch
+        self.left_groups = False  # whether a job left groups or meshes behind, as FSDP2 in caches of torch
 
     def outcome(self, rank: int) -> Outcome:
         """What the worker reports, or its exit code if it is gone."""
         try:
-            report, worn = pickle.loads(self.connection.recv_bytes())
+            report, left_groups = pickle.loads(self.connection.recv_bytes())
             value, error, trace, when = pickle.loads(report)
-            self.worn = bool(worn)
+            self.left_groups = bool(left_groups)
         except (EOFError, ConnectionError):
             self.process.join()
             code = self.process.exitcode

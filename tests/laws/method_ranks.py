@@ -60,9 +60,9 @@ class Rank:
         exchange.end()
         for name, view in zip(MODEL.names, MODEL.segments.views(mean), strict=True):
             self.parameters[name].grad = view.view(self.parameters[name].shape)
-        if exchange.void is None:
+        if exchange.skip_reason is None:
             self.optimizer.step()
-        return exchange.void is None
+        return exchange.skip_reason is None
 
     def train(self, steps: Iterable[int]) -> None:
         """These steps of a training."""

@@ -71,7 +71,7 @@ def train(rank: Rank, flat: Tensor, buckets: list[Layout], scale: float, wait: b
     mean = taken(rank, flat, buckets, scale, wait)
     for name, view in zip(MODEL.names, MODEL.segments.views(mean), strict=True):
         rank.parameters[name].grad = view.clone().view(rank.parameters[name].shape)
-    if rank.exchange.void is None:
+    if rank.exchange.skip_reason is None:
         rank.optimizer.step()
     return mean
 
@@ -92,7 +92,7 @@ def through_a_skipped_step(
     momentum = {name: _momentum(rank, name) for name in MODEL.names}
     mean = train(rank, flat, buckets, scale, wait)
     after = rank.memory()
-    wrong += ["not skipped"] * (rank.exchange.void is None)
+    wrong += ["not skipped"] * (rank.exchange.skip_reason is None)
     wrong += ["no NaN"] * (not bool(mean.isnan().any()))
     wrong += ["the model has moved"] * (not same(model, rank.flat))
     wrong += ["other keys"] * (before.keys() != after.keys())

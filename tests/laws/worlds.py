@@ -89,7 +89,7 @@ def one_step(exchange: Attached, flat: Tensor, buckets: list[Layout]) -> tuple[T
         exchange.mean_(part, bucket)
         put(part, bucket, mean, exchange.layout)
     exchange.end()
-    return mean, exchange.void is None
+    return mean, exchange.skip_reason is None
 
 
 def everywhere(size: int, play: Callable[[Loopback], Any]) -> list[Any]:

@@ -20,7 +20,7 @@ from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.ddp.optimiser import OptimiserHooks
 from laconic.exchange.method import Method, lift
-from laconic.exchange.rule import BoundRule, Rule, Site
+from laconic.exchange.rule import BoundRule, Rule, RuleContext
 from laconic.exchange.state import RankState, label
 from laconic.exchange.stopwatch import Seconds
 from laconic.optim.inner import both_ways
@@ -45,7 +45,7 @@ class World:
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         self.side = OptimiserHooks(self.optimiser, names, [rule])
         layout = Layout.of([("weight", (4, 5))])
-        self.rule: BoundRule = rule.bind(layout, self.side, Site(Metered(comm), 7, Seconds()))
+        self.rule: BoundRule = rule.bind(layout, self.side, RuleContext(Metered(comm), 7, Seconds()))
         self.side.install(lambda _: self.rule.step_(self.step))
 
     def advance(self, weight_grad: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def test_a_failed_exchange_is_reported_before_a_skipped_step_and_before_observer
         raise PeerError("rank 1 has ended")
 
     try:
-        handle.exchange.void = "weight"
+        handle.exchange.skip_reason = "weight"
         with pytest.raises(NonFiniteError):
             optimizer.step()
         answer = handle.buckets._thread.submit(fails)
@@ -49,7 +49,7 @@ def test_a_failed_exchange_is_reported_before_a_skipped_step_and_before_observer
             handle.buckets.wait(answer)
         with pytest.raises(PeerError, match="the exchange has failed: rank 1 has ended"):
             optimizer.step()
-        handle.exchange.void = None
+        handle.exchange.skip_reason = None
         with pytest.raises(PeerError, match="the exchange has failed: rank 1 has ended"):
             optimizer.step()
         assert not noting.calls and bool((weight == 1).all())

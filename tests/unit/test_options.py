@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from laconic.core.errors import SpecError
 from laconic.tools.cli.command import command
 from laconic.tools.cli.settings import Options, Settings
-from laconic.tools.tasks.options import about, at_least, check_each, fixed, flag, option, options, whole
+from laconic.tools.tasks.options import at_least, check_each, fixed, flag, info, option, options, whole
 from laconic.tools.tasks.settings import TrainingSettings
 
 
@@ -59,7 +59,7 @@ def test_every_option_is_described_and_reaches_the_workers_or_the_run(tmp_path: 
     settings = Settings.of(Options(task="digits", methods=("dense()",), out=tmp_path, name="x"))
     config = settings.config()
     for each in options(Options):
-        assert about(each).help and flag(each).startswith("--")
-        assert (each.name in config) == about(each).recorded, each.name
+        assert info(each).help and flag(each).startswith("--")
+        assert (each.name in config) == info(each).recorded, each.name
     assert {*fixed(Options)} <= config.keys()
     assert {each.name for each in options(TrainingSettings)} <= {each.name for each in fields(Settings)}

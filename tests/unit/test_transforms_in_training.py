@@ -13,7 +13,7 @@ from torch import nn
 
 from laconic.tools.cli import fits
 from laconic.tools.tasks.catalogue import TASKS
-from laconic.tools.tasks.enlarged import Enlarged
+from laconic.tools.tasks.large_batch import LargeBatch
 from laconic.tools.tasks.transforms import Transforms
 from laconic.transforms.transform import TransformHandle
 
@@ -110,5 +110,5 @@ def test_transforms_are_checked_with_the_optimiser_of_each_method(monkeypatch: p
 
     monkeypatch.setattr(fits, "attached", attached)
     specs = ["dense()", "onebit_adam()", "cgx()", "qcmd_adagrad()"]
-    fits.check_transforms({"lowbit": "admm()"}, specs, None, TASKS["digits"].recipe(), Enlarged(), 10)
+    fits.check_transforms({"lowbit": "admm()"}, specs, None, TASKS["digits"].recipe(), LargeBatch(), 10)
     assert [each.__name__ for each in tried] == ["SGD", "AdamW", "QCMDAdaGrad"]

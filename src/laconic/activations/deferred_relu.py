@@ -15,29 +15,29 @@ class DeferredRelu:
         self.key, self.label = key, label
         self._saved: Tensor | None = saved.detach()
         self._version = saved._version
-        self._kept: SavedTensor | None = None
+        self._stored: SavedTensor | None = None
 
     def resolve(self, coded: Encoded | None = None) -> int:
         """Store nothing if `coded` has the same elements, else one bit each. Return the bytes stored."""
-        if self._kept is None:
+        if self._stored is None:
             saved = self._saved
             assert saved is not None
             if saved._version != self._version:
-                self._kept = ModifiedRelu(saved.shape)
+                self._stored = ModifiedRelu(saved.shape)
             elif coded is not None:
-                self._kept = MaskFromInput(coded, MemoryOrder.of(saved))
+                self._stored = MaskFromInput(coded, MemoryOrder.of(saved))
             else:
-                self._kept = BitMask.of(saved, saved.new_ones(()))
+                self._stored = BitMask.of(saved, saved.new_ones(()))
             self._saved = None
-        return self._kept.nbytes
+        return self._stored.nbytes
 
     @property
     def nbytes(self) -> int:
         """Bytes stored; 0 before `resolve`."""
-        return self._kept.nbytes if self._kept is not None else 0
+        return self._stored.nbytes if self._stored is not None else 0
 
     def unpack(self) -> Tensor:
         """Return a tensor that is positive where the output was positive."""
         self.resolve()
-        assert self._kept is not None
-        return self._kept.unpack()
+        assert self._stored is not None
+        return self._stored.unpack()

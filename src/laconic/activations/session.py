@@ -62,7 +62,7 @@ class Session(TorchFunctionMode, TransformHandle):
         self._deferred: DeferredRelu | None = None
         self._shared = SharedEncodings()
         self._key = 0
-        self._kept = self._inputs = 0  # saved tensors in this block, and layer inputs among them
+        self._num_saved = self._num_inputs = 0  # saved tensors in this block, and layer inputs among them
         self._warned = False
         self._open = False
         self._own: dict[int, UntypedStorage] = {}  # references, as a freed address would be reused
@@ -140,7 +140,7 @@ class Session(TorchFunctionMode, TransformHandle):
         self._own = {each._cdata: each for each in (tensor.untyped_storage() for tensor in own)}
         super().__enter__()  # type: ignore[no-untyped-call]
         self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
-        self._kept, self._inputs, self._warned = 0, 0, False
+        self._num_saved, self._num_inputs, self._warned = 0, 0, False
         return self
 
     def __exit__(
@@ -179,7 +179,7 @@ class Session(TorchFunctionMode, TransformHandle):
 
     def _warn_if_nothing_coded(self) -> None:
         """Warn once per block if tensors are saved but no layer input is encoded."""
-        if self._kept and not self._inputs and not self._warned:
+        if self._num_saved and not self._num_inputs and not self._warned:
             self._warned = True
             warn(
                 "no input of a layer is coded in this block, so saved tensors stay uncompressed: layers are"
@@ -205,7 +205,7 @@ class Session(TorchFunctionMode, TransformHandle):
         plain = type(saved) in (Tensor, nn.Parameter) and saved.layout is torch.strided
         if not plain or self._is_own(saved):
             return Exact.of(saved)
-        self._kept += 1
+        self._num_saved += 1
         call, key = self._call, elements(saved)
         role = call.role(saved) if call is not None else ""
         if self._deferred is not None and not (role == "input" and self._deferred.key == key):
@@ -244,7 +244,7 @@ class Session(TorchFunctionMode, TransformHandle):
     def _input(self, saved: Tensor, call: Call, key: Key) -> SavedTensor:
         """Encode a layer's input within its bound, or reuse the encoding of the same elements."""
         assert call.layer is not None
-        self._inputs += 1
+        self._num_inputs += 1
         bound = call.layer.current(saved) if self.coding.adaptive else 0.0
         coded = self._shared.find(key)
         if coded is not None and coded.bound <= bound:

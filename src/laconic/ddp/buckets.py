@@ -111,7 +111,7 @@ class Buckets:
                 self._float_means.clear()
                 self._unnoted.clear()
             mean = self._mean_(buffer, layout, self._scale)
-            if self._zeroed is not None and self.exchange.void is not None:
+            if self._zeroed is not None and self.exchange.skip_reason is not None:
                 self._zeroed.pending = False  # a skipped step leaves no residual
             if last:
                 self.exchange.end()
@@ -134,7 +134,7 @@ class Buckets:
     def _finish_backward(self, last: Answer) -> None:
         self._thread.wait(last)
         if self.unused_parameters is not None:  # after DDP's own callback, which writes gradients
-            means = self.means if self.exchange.void is None else {}
+            means = self.means if self.exchange.skip_reason is None else {}
             note = partial(self.unused_parameters.note, means, self._optimisers.lone())
             Variable._execution_engine.queue_callback(note)
 

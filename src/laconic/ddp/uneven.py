@@ -90,7 +90,7 @@ class UnevenInputs(JoinHook):
     def main_hook(self) -> None:
         """Take the same step as the other ranks, if DDP exchanged finite gradients."""
         exchange = self._exchange
-        if exchange.step - 1 == self._taken or exchange.void is not None:
+        if exchange.step - 1 == self._taken or exchange.skip_reason is not None:
             return
         kept: list[tuple[Tensor, Tensor | None]] = []
         for name, mean in self._buckets.means.items():

@@ -26,7 +26,7 @@ from laconic.core.mask import MaskWatch
 from laconic.core.turn import Turn
 from laconic.exchange.bound_rules import BoundRules
 from laconic.exchange.clip import Clip
-from laconic.exchange.local_momentum import LocalMomentum, as_now
+from laconic.exchange.local_momentum import LocalMomentum, adapted
 from laconic.exchange.method import Method
 from laconic.exchange.noise_scale import NoiseMeter, exactly_summed
 from laconic.exchange.route import (
@@ -38,7 +38,7 @@ from laconic.exchange.route import (
     first_not_finite,
     parts_of,
 )
-from laconic.exchange.rule import Observer, OptimiserSide, OptimiserView, Site
+from laconic.exchange.rule import Observer, OptimiserSide, OptimiserView, RuleContext
 from laconic.exchange.sparse_gradients import sparse_mean
 from laconic.exchange.state import check_shapes, under, without
 from laconic.exchange.stats import Stats
@@ -76,13 +76,13 @@ class Attached:
         self.comm = comm
         self.seed = seed
         self.step = 0  # backward passes so far
-        self.void: str | None = None  # why the present step is skipped
+        self.skip_reason: str | None = None  # why the present step is skipped
         self.checks: list[Callable[[], None]] = []  # raise before a step if it must not be taken
         self.observers: list[Observer] = []  # called in order before each step of an optimiser, after these
         self.seconds = seconds or Seconds()
         self.dense_bytes = 0
         pairs = [*zip(method.routes, method.assign(layout), strict=True)]
-        self.momentum = LocalMomentum(pairs, optimisers, speaks=comm.rank == 0)
+        self.momentum = LocalMomentum(pairs, optimisers, logs=comm.rank == 0)
         self._routes = [BoundRoute.of(route, part, comm, self.momentum) for route, part in pairs]
         self.momentum.feedbacks = [route.feedback for route in self._routes]
         self._clip = Clip.of([route.feedback for route, part in pairs if len(part)], layout, comm.size)
@@ -93,8 +93,8 @@ class Attached:
         self.remembers = any(route.remembers for route in self._routes)  # whether a step changes a memory
         self._changed: list[tuple[BoundRoute, Layout]] = []  # in the present step
         self._unwritten: list[Bucket] = []  # buckets whose means are written at the end
-        site = Site(comm, seed, self.seconds)
-        self.rules = BoundRules(method, layout, optimisers, site, parameters or {}, exchanging)
+        context = RuleContext(comm, seed, self.seconds)
+        self.rules = BoundRules(method, layout, optimisers, context, parameters or {}, exchanging)
         optimisers.before_steps(self.before_step)
 
     def begin(self) -> None:
@@ -107,7 +107,7 @@ class Attached:
                 route.remask(masks)
 
     def _reset(self) -> None:
-        self.void = None
+        self.skip_reason = None
         self._put_back()  # of a step that ended with an error
         self._unwritten.clear()
         self.noise.begin()
@@ -121,12 +121,12 @@ class Attached:
             route.accept(part)
         self._changed.clear()
         for bucket in self._unwritten:
-            bucket.write_mean(skipped=self.void is not None)
+            bucket.write_mean(skipped=self.skip_reason is not None)
         self.seconds.decode_s += time.perf_counter() - began if self._unwritten else 0.0
         self._unwritten.clear()
-        if self._clip is not None and self.void is None:
+        if self._clip is not None and self.skip_reason is None:
             self._clip.end()
-        if self.void is None:
+        if self.skip_reason is None:
             self.momentum.end(self.step)
             if self.noise.due(self.step):
                 self.noise.end()
@@ -141,16 +141,16 @@ class Attached:
         watch = Stopwatch(self.seconds, self.comm, bucket.device, self.step)
         try:
             with self._exchanging(f"the exchange of step {self.step}"):
-                if self.void is None:
+                if self.skip_reason is None:
                     self._mean_(bucket, layout, scale, wait=wait)
         except BaseException:
             self._put_back()  # at once: a script may reuse the buckets, which hold the old values
             raise
-        if self.void is not None:
+        if self.skip_reason is not None:
             bucket.fill_(torch.nan)
         watch.stop()
         self.dense_bytes += self.comm.dense_sent(4 * layout.numel)
-        return self.void is None
+        return self.skip_reason is None
 
     def _mean_(self, flat: Tensor, layout: Layout, scale: float, *, wait: bool) -> None:
         turn = Turn(self.step, self.comm.rank, self.seed)
@@ -170,12 +170,12 @@ class Attached:
                 if any(x is None for x in inputs):
                     inputs, suspect = [None] * len(parts), first_not_finite(flat, layout)
                 shares = self._reduce(parts, inputs, bucket, suspect)
-                if self.void is None and self.remembers:
+                if self.skip_reason is None and self.remembers:
                     check_means(parts, bucket)
         except NonFiniteSum:
-            if self.void is None:
+            if self.skip_reason is None:
                 self.cancel(first_not_finite(flat, layout) or "a tensor on another rank")
-        if self.void is not None:
+        if self.skip_reason is not None:
             return
         with deferred():
             for (route, part), sent in zip(parts, shares, strict=True):
@@ -200,11 +200,11 @@ class Attached:
             with self.comm.phase(route.name):
                 ends.append(route.begin(x, part, bucket))
         for (route, part), x, end in zip(parts, inputs, ends, strict=True):
-            if end is None and self.void is not None:
+            if end is None and self.skip_reason is not None:
                 continue
             with self.comm.phase(route.name):
                 sent = route.reduce(x, part, bucket) if end is None else end()
-            if self.void is not None:
+            if self.skip_reason is not None:
                 continue
             if sent is None:
                 at_fault = suspect or first_not_finite(bucket.flat, part)
@@ -219,9 +219,9 @@ class Attached:
         before = self.comm.snapshot().network_sent
         with self._exchanging(f"the exchange of step {self.step}"), self.comm.phase("sparse gradients"):
             mean = sparse_mean(grad, self.comm)
-        if self.void is None and not bool(mean.values().isfinite().all()):
+        if self.skip_reason is None and not bool(mean.values().isfinite().all()):
             self.cancel("a sparse gradient")
-        if self.void is not None:
+        if self.skip_reason is not None:
             mean.values().fill_(torch.nan)
         watch.stop()
         self.dense_bytes += self.comm.snapshot().network_sent - before  # DDP gathers them too
@@ -229,7 +229,7 @@ class Attached:
 
     def cancel(self, reason: str) -> None:
         """Skip this step: every memory is again as before it. All ranks call it. `reason`: the bad tensor."""
-        self.void = reason
+        self.skip_reason = reason
         self._put_back()
 
     def _put_back(self) -> None:
@@ -241,11 +241,11 @@ class Attached:
         """Act before an optimiser's step; return tensors updated already. Raises if the step is skipped."""
         for check in self.checks:
             check()
-        if self.void is not None:
+        if self.skip_reason is not None:
             raise NonFiniteError(
-                f"rank {self.comm.rank}: the gradients of step {self.step - 1} are not finite ({self.void}):"
-                " no parameter was changed, and every memory is as before the step. Skip the step with"
-                " optimizer.zero_grad(), or train with a GradScaler, which skips it by itself"
+                f"rank {self.comm.rank}: the gradients of step {self.step - 1} are not finite"
+                f" ({self.skip_reason}): no parameter was changed, and every memory is as before the step. Skip"
+                " the step with optimizer.zero_grad(), or train with a GradScaler, which skips it by itself"
             )
         self.rules.follow_masks()
         for each in self.observers:
@@ -280,7 +280,7 @@ class Attached:
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
         """Raise `StateError` unless the state has exactly the tensors of this method's memory."""
-        state = as_now(state, own := self._memory(), rules=bool(self.method.rules))
+        state = adapted(state, own := self._memory(), rules=bool(self.method.rules))
         self.rules.check_state(state)
         self.momentum.check_state(state)
         check_shapes(own, without(("rule", "momentum/"), state), "method")
@@ -289,7 +289,7 @@ class Attached:
         """Restore memory and step count. Raises `StateError`, with nothing changed, if a tensor differs."""
         self.check_state(state)
         self.momentum.follow(state)
-        state = as_now(state, self._memory(), rules=bool(self.method.rules))
+        state = adapted(state, self._memory(), rules=bool(self.method.rules))
         self.momentum.load_state_dict(state)
         if self._clip is not None:
             self._clip.load_state_dict(state)

@@ -11,7 +11,7 @@ from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
 from laconic.core.mask import MaskWatch, cleared
 from laconic.exchange.method import Method
-from laconic.exchange.rule import BoundRule, OptimiserSide, OptimiserView, Site
+from laconic.exchange.rule import BoundRule, OptimiserSide, OptimiserView, RuleContext
 from laconic.exchange.state import under
 
 
@@ -22,7 +22,7 @@ class BoundRules:
         method: The method whose rules are bound.
         layout: The model's tensors.
         optimisers: The model's optimisers.
-        site: The group, and the seed.
+        context: The group, and the seed.
         parameters: Parameters that may have masks, by name.
         exchanging: Context around each rule's step, which takes its name.
     """
@@ -32,7 +32,7 @@ class BoundRules:
         method: Method,
         layout: Layout,
         optimisers: OptimiserSide,
-        site: Site,
+        context: RuleContext,
         parameters: Mapping[str, Tensor],
         exchanging: Exchanging,
     ) -> None:
@@ -44,7 +44,7 @@ class BoundRules:
         self._apart: list[BoundRule] = []  # rules under which replicas differ between rounds
         for view, own in optimisers.views(layout):
             for rule, part in method.governed(layout):
-                bound = rule.bind(part.named(own.names), view, site)
+                bound = rule.bind(part.named(own.names), view, context)
                 self._bound.append((view, bound))
                 if not rule.keeps_equal:
                     self._apart.append(bound)

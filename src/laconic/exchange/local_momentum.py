@@ -38,18 +38,18 @@ class LocalMomentum:
     Args:
         routes: The routes, each with its tensors.
         optimisers: The model's optimisers.
-        speaks: Whether this rank logs the decision.
+        logs: Whether this rank logs the decision.
 
     Attributes:
         feedbacks: The working feedbacks of the routes.
     """
 
     def __init__(
-        self, routes: Sequence[tuple[Route, Layout]], optimisers: OptimiserSide, *, speaks: bool
+        self, routes: Sequence[tuple[Route, Layout]], optimisers: OptimiserSide, *, logs: bool
     ) -> None:
         self.feedbacks: Sequence[BoundFeedback] = ()
         self._optimisers = optimisers
-        self._speaks = speaks
+        self._logs = logs
         self._layouts = {entry.name: entry for _, part in routes for entry in part}
         self._wanting: list[tuple[Feedback, frozenset[str]]] = []  # with their local tensors
         self._idle: set[str] = set()  # tensors without momentum so far
@@ -194,11 +194,11 @@ class LocalMomentum:
             self._release()
 
     def _log(self, text: str) -> None:
-        if self._speaks:
+        if self._logs:
             log.info(text)
 
 
-def as_now(state: Mapping[str, Tensor], own: Mapping[str, Tensor], *, rules: bool) -> dict[str, Tensor]:
+def adapted(state: Mapping[str, Tensor], own: Mapping[str, Tensor], *, rules: bool) -> dict[str, Tensor]:
     """Return a state as an exchange with `own` memory would have saved it.
 
     An older state has no velocity: it starts at zero. Velocities that this exchange does not use are

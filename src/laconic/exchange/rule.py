@@ -83,7 +83,7 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True)
-class Site:
+class RuleContext:
     """Context of a rule: the group, the seed of its keys, and the clock of its exchanges."""
 
     comm: Metered
@@ -120,7 +120,7 @@ class Rule(ABC):
         return None
 
     @abstractmethod
-    def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
+    def bind(self, layout: Layout, view: OptimiserView, context: RuleContext) -> BoundRule:
         """Return the working object for these tensors of the model."""
 
 

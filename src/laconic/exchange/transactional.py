@@ -96,7 +96,7 @@ class TransactionalExchange:
         """Replace bucket float32 (n,) by the group's mean, or return the name of a non-finite tensor."""
         exchange = self._working()
         exchange.mean_(bucket, layout)
-        return exchange.void
+        return exchange.skip_reason
 
     def end(self) -> None:
         """End the step after its last bucket."""

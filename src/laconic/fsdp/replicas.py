@@ -172,8 +172,8 @@ class Replicas:
         def end() -> None:
             if (
                 verdict is not None
-                and verdict.is_skipped(exchange.void is not None)
-                and exchange.void is None
+                and verdict.is_skipped(exchange.skip_reason is not None)
+                and exchange.skip_reason is None
             ):
                 exchange.cancel("a tensor in another shard")
             exchange.end()
@@ -182,7 +182,7 @@ class Replicas:
         for each in waiting:
             each.add_mean(self._layouts[each.module])
         if verdict is not None:
-            if exchange.void is not None:
+            if exchange.skip_reason is not None:
                 verdict.set_nan()
             verdict.begin()  # free the references to modules
 

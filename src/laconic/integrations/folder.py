@@ -78,11 +78,11 @@ def _load_own(handle: Handle | ShardedHandle, folder: Path | str, name: str) -> 
                 str(error) if isinstance(error, StateError) else f"it is not the state of a handle: {error!r}"
             )
     step = own.get("step") if isinstance(own, dict) and wrong is None else None
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, (wrong, step))
-    refused = [f"rank {rank}: {why}" for rank, (why, _) in enumerate(told) if why is not None]
-    if not refused and len({step for _, step in told}) > 1:
-        steps = ", ".join("none" if step is None else str(step) for _, step in told)
+    answers: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, (wrong, step))
+    refused = [f"rank {rank}: {why}" for rank, (why, _) in enumerate(answers) if why is not None]
+    if not refused and len({step for _, step in answers}) > 1:
+        steps = ", ".join("none" if step is None else str(step) for _, step in answers)
         refused = [
             f"the files {name}-rank<rank>.pt in {folder} are of different steps ({steps}, by rank): resume"
             " from one checkpoint that all ranks completed, each rank where its file is"

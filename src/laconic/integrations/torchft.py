@@ -136,8 +136,8 @@ class ReplicaHandle:
         if first:
             same, self._quorum = manager._quorum_id == self._quorum, manager._quorum_id
             if not same:  # the number of current replicas; logged, as a thread's warning has no line
-                for told in expensive_gathers(exchange.method, exchange.layout, self._group.size()):
-                    log.warning("%s", told)
+                for text in expensive_gathers(exchange.method, exchange.layout, self._group.size()):
+                    log.warning("%s", text)
             group = None if same else ReplicaComm(self._group)
             exchange.begin(manager.current_step(), group, behind=not takes_part)
         flat = buffer.to(torch.float32)

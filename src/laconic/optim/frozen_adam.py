@@ -17,7 +17,7 @@ from laconic.core.errors import StateError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
 from laconic.exchange.method import Method, Route, everything, routes
-from laconic.exchange.rule import BoundRule, OptimiserView, Site
+from laconic.exchange.rule import BoundRule, OptimiserView, RuleContext
 from laconic.exchange.state import under, without
 from laconic.optim.adam_rule import AdamRule
 from laconic.optim.adam_tensors import AdamTensors
@@ -50,20 +50,20 @@ class FrozenAdam(AdamRule):
     def warm_at(self) -> int:
         return EARLIEST if self.warmup_steps is None else self.warmup_steps
 
-    def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
-        return _BoundFrozenAdam(self, layout, view, site)
+    def bind(self, layout: Layout, view: OptimiserView, context: RuleContext) -> BoundRule:
+        return _BoundFrozenAdam(self, layout, view, context)
 
 
 @outside_inference_mode("close", "state_dict", "load_state_dict")
 class _BoundFrozenAdam(BoundRule):
-    def __init__(self, spec: FrozenAdam, layout: Layout, view: OptimiserView, site: Site) -> None:
+    def __init__(self, spec: FrozenAdam, layout: Layout, view: OptimiserView, context: RuleContext) -> None:
         self._spec = spec
-        self._comm = site.comm
+        self._comm = context.comm
         self._adam = adam = AdamTensors(layout, view)
         self._updates: dict[str, float] = {}  # Adam's steps before v was frozen, by tensor
         self._settled = SettledVariance()
-        self._inner = Inner(spec.inner, adam.layout, site)
-        self._dense = Inner(routes(Route(everything, Sum())), adam.layout, site)
+        self._inner = Inner(spec.inner, adam.layout, context)
+        self._dense = Inner(routes(Route(everything, Sum())), adam.layout, context)
 
     def step_(self, step: int) -> Iterable[str]:
         adam, spec = self._adam, self._spec

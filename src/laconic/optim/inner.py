@@ -13,7 +13,7 @@ from laconic.core.layout import Layout
 from laconic.exchange.attached import Attached
 from laconic.exchange.method import Method, Route, everything, matrices
 from laconic.exchange.no_optimiser import NoOptimiser
-from laconic.exchange.rule import Site
+from laconic.exchange.rule import RuleContext
 from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.reducers.server import Server
 from laconic.reducers.sum import Sum
@@ -29,8 +29,8 @@ def both_ways(codec: Codec) -> Method:
 class Inner:
     """A method at work on some of a layout's tensors, which may be others at each step."""
 
-    def __init__(self, method: Method, layout: Layout, site: Site) -> None:
-        self.exchange = Attached(method, layout, site.comm, NoOptimiser(), site.seed, site.seconds)
+    def __init__(self, method: Method, layout: Layout, context: RuleContext) -> None:
+        self.exchange = Attached(method, layout, context.comm, NoOptimiser(), context.seed, context.seconds)
         self._parts: dict[tuple[str, ...], Layout] = {}
 
     def mean(self, tensors: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
@@ -47,7 +47,7 @@ class Inner:
         self.exchange.end()
         if not finite:
             raise NonFiniteError(
-                f"the momentum of step {step} is not finite ({self.exchange.void}), though its gradients"
-                " were: training has diverged; go back to a checkpoint and lower the learning rate"
+                f"the momentum of step {step} is not finite ({self.exchange.skip_reason}), though its"
+                " gradients were: training has diverged; go back to a checkpoint and lower the learning rate"
             )
         return views

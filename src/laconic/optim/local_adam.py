@@ -18,7 +18,7 @@ from laconic.core.errors import StateError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
 from laconic.exchange.method import Route, everything, routes
-from laconic.exchange.rule import BoundRule, OptimiserView, Site
+from laconic.exchange.rule import BoundRule, OptimiserView, RuleContext
 from laconic.exchange.state import under, without
 from laconic.optim.adam_rule import AdamRule
 from laconic.optim.adam_tensors import AdamTensors
@@ -51,8 +51,8 @@ class LocalAdam(AdamRule):
     def warm_at(self) -> int:
         return self.rounds.freeze_steps
 
-    def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
-        return _BoundLocalAdam(self, layout, view, site)
+    def bind(self, layout: Layout, view: OptimiserView, context: RuleContext) -> BoundRule:
+        return _BoundLocalAdam(self, layout, view, context)
 
 
 @dataclass
@@ -70,11 +70,11 @@ KINDS = ("steps", "since/", "moved/", "anchor/")
 
 @outside_inference_mode("close", "state_dict", "load_state_dict")
 class _BoundLocalAdam(BoundRule):
-    def __init__(self, spec: LocalAdam, layout: Layout, view: OptimiserView, site: Site) -> None:
+    def __init__(self, spec: LocalAdam, layout: Layout, view: OptimiserView, context: RuleContext) -> None:
         self._rounds = spec.rounds
         self._adam = adam = AdamTensors(layout, view)
-        self._inner = Inner(both_ways(spec.codec), adam.layout, site)
-        self._dense = Inner(routes(Route(everything, Sum())), adam.layout, site)
+        self._inner = Inner(both_ways(spec.codec), adam.layout, context)
+        self._dense = Inner(routes(Route(everything, Sum())), adam.layout, context)
         self._steps = -1  # the optimiser's steps so far, as `rounds` counts them; -1 before the first
         self._moved = {name: torch.zeros_like(adam.weights(name)) for name in adam.layout.names}  # u
         self._anchor = {name: adam.weights(name) for name in adam.layout.names}  # w_0

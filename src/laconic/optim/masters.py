@@ -31,7 +31,7 @@ class Masters:
         self._optimizer = optimizer
         self._at_random = at_random
         self._seed = seed
-        self._kept: dict[Tensor, Tensor] = {}
+        self._masters: dict[Tensor, Tensor] = {}
         self._roundings = 0
         self._versions: dict[Tensor, int] = {}  # of the parameters, to detect writes in a step
         self._inside: dict[Tensor, Tensor] = {}  # masters by parameter, inside a step
@@ -47,7 +47,7 @@ class Masters:
 
     def kept(self, parameter: Tensor) -> Tensor | None:
         """Return the stored master of a parameter, or None."""
-        return self._kept.get(parameter)
+        return self._masters.get(parameter)
 
     def behind(self, held: Tensor) -> Tensor:
         """Return the parameter of the model for this tensor of the optimiser."""
@@ -57,9 +57,9 @@ class Masters:
         """Return the stored float32 master of a half-precision parameter, created if needed; else None."""
         if self._at_random or parameter.dtype not in HALF:
             return None
-        if parameter not in self._kept:
-            self._kept[parameter] = parameter.detach().float()
-        return self._kept[parameter]
+        if parameter not in self._masters:
+            self._masters[parameter] = parameter.detach().float()
+        return self._masters[parameter]
 
     def step(self, step: Callable[..., Any], closure: Callable[[], Any] | None) -> Any:
         """Step on masters; skip if a GradScaler found Inf or NaN."""
@@ -105,7 +105,7 @@ class Masters:
 
     def _halves(self, also: Collection[Tensor] = ()) -> list[Tensor]:
         """Return the parameters with masters: trained ones, and frozen ones that were trained before."""
-        known = {*self._kept, *self._optimizer.state, *also}
+        known = {*self._masters, *self._optimizer.state, *also}
         return [
             each
             for each in self._in_order()
@@ -178,7 +178,7 @@ class Masters:
         """Return the optimiser's state with masters and roundings, by number of parameter."""
         state = dict(state_dict["state"])
         for number, parameter in enumerate(self._in_order()):
-            if (master := self._kept.get(parameter)) is not None:
+            if (master := self._masters.get(parameter)) is not None:
                 state[number] = {**state.get(number, {}), MASTER: master}
             elif self._at_random and parameter.dtype in HALF:
                 state[number] = {
@@ -190,7 +190,7 @@ class Masters:
     def copied(self, optimizer: Optimizer, memo: dict[int, Any]) -> Masters:
         """Return the masters for a copy of the optimiser made by `copy.deepcopy` with this memo."""
         made = Masters(optimizer, at_random=self._at_random, seed=self._seed)
-        made._kept = {copy.deepcopy(each, memo): master.clone() for each, master in self._kept.items()}
+        made._masters = {copy.deepcopy(each, memo): master.clone() for each, master in self._masters.items()}
         made._roundings = self._roundings
         return made
 

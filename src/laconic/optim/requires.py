@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
-from laconic.exchange.rule import BoundRule, OnlyChecks, OptimiserView, Rule, Site
+from laconic.exchange.rule import BoundRule, OnlyChecks, OptimiserView, Rule, RuleContext
 
 
 @dataclass(frozen=True)
@@ -38,5 +38,5 @@ class Requires(Rule):
     def make(self, parameters: list[Tensor], *, lr: float | None, weight_decay: float) -> Optimizer:
         return self.build(parameters, lr, weight_decay)
 
-    def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
+    def bind(self, layout: Layout, view: OptimiserView, context: RuleContext) -> BoundRule:
         return OnlyChecks()

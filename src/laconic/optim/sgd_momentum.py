@@ -9,7 +9,7 @@ from torch.optim import SGD, Optimizer
 
 from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
-from laconic.exchange.rule import BoundRule, OnlyChecks, OptimiserView, Rule, Site, refuse_settings
+from laconic.exchange.rule import BoundRule, OnlyChecks, OptimiserView, Rule, RuleContext, refuse_settings
 from laconic.optim.lars import LARS
 from laconic.optim.own_step import check_step, steps_as
 
@@ -37,5 +37,5 @@ class SgdMomentum(Rule):
             )
         refuse_settings(optimiser, ("differentiable", "dampening"), "applies SGD's momentum")
 
-    def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
+    def bind(self, layout: Layout, view: OptimiserView, context: RuleContext) -> BoundRule:
         return OnlyChecks()

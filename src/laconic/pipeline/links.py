@@ -164,8 +164,8 @@ class StageLinks:
         found = known.get((direction, side, slot))
         shape, dtype = tensor.shape, tensor.dtype
         if direction == "forward" and side == "send":  # the announced shape, even if the tensor differs
-            told = self.stage._stage_meta.outputs[slot]
-            shape, dtype = told.shape, told.dtype
+            meta = self.stage._stage_meta.outputs[slot]
+            shape, dtype = meta.shape, meta.dtype
         other = found is not None and (found.shape, found.dtype) != (shape, dtype)
         if found is None or (other and not (training and isinstance(found, Changes))):
             index, step = self.stage.stage_index, 1 if direction == "forward" else -1

@@ -169,16 +169,16 @@ def simulate(
         seed=seed,
         cache_nbytes=None,
     )
-    told = {"down": 0, "up": 0, "rounds": 0}
+    logged = {"down": 0, "up": 0, "rounds": 0}
 
     def after(number: int, arrays: ArrayRecord) -> None:
         if not number:
             return
         down, up = strategy.traffic.down_nbytes, strategy.traffic.up_nbytes
         failed = dict(numbered.failed)
-        sent, came = down - told["down"], up - told["up"]
+        sent, came = down - logged["down"], up - logged["up"]
         tell(Outcome(number, tuple(numbered.chosen), sent, came, tensors_of(arrays), failed))
-        told.update(down=down, up=up, rounds=number)
+        logged.update(down=down, up=up, rounds=number)
 
     def main(grid: Grid, context: Context) -> None:
         strategy.start(grid, record_of(model), num_rounds=rounds, evaluate_fn=after)
@@ -187,5 +187,5 @@ def simulate(
     server.main()(main)
     resources: dict[str, Any] = dict(cores or {"num_cpus": 1, "num_gpus": 0.0})
     run_simulation(server, app_of(train, folder), clients, backend_config={"client_resources": resources})
-    if told["rounds"] < rounds:
-        raise EngineError(f"Flower's engine ended after {told['rounds']} of {rounds} rounds")
+    if logged["rounds"] < rounds:
+        raise EngineError(f"Flower's engine ended after {logged['rounds']} of {rounds} rounds")

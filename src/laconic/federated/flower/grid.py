@@ -16,7 +16,15 @@ from flwr.supercore import log
 from flwr.supercore.run import Run
 
 from laconic.core.errors import SpecError
-from laconic.federated.flower.records import FORM, NEEDS_WHOLE, only_arrays, packed, rounded, tensors_of, told
+from laconic.federated.flower.records import (
+    FORM,
+    NEEDS_WHOLE,
+    form_record,
+    only_arrays,
+    packed,
+    rounded,
+    tensors_of,
+)
 from laconic.federated.flower.replies import Asked, checked
 from laconic.federated.form import Tensors
 from laconic.federated.message import Refused
@@ -153,7 +161,7 @@ class CompressingGrid(Grid):
         form = server.form if server.holds(str(node)) == 0 else None
         records = {key: packed(server.message_for(str(node)))}
         if form is not None:
-            records[FORM] = told(form)
+            records[FORM] = form_record(form)
             server.traffic.sent_down(str(node), len(form.text.encode()), "form")
         others = {name: value for name, value in message.content.items() if name != key}
         coded = Message(

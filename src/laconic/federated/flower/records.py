@@ -63,7 +63,7 @@ def packed(wire: Tensor) -> ArrayRecord:
     return ArrayRecord({WIRE: Array("uint8", (len(raw),), STYPE, raw)})
 
 
-def told(form: Form) -> ConfigRecord:
+def form_record(form: Form) -> ConfigRecord:
     """Return a record with a model's form."""
     return ConfigRecord({"form": form.text})
 

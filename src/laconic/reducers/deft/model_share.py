@@ -53,7 +53,7 @@ class ModelShare:
 
     def note(self, norms: Tensor, bins: Bins, bucket: Layout, step: int) -> None:
         """Record the norms of a bucket's pieces at this step, float32 (L,), for the next one."""
-        squares, at, told = norms.double().square().tolist(), 0, {}
+        squares, at, weights = norms.double().square().tolist(), 0, {}
         sizes = bins.pieces.sizes
         for entry in bucket:
             end, left = at, entry.numel
@@ -61,9 +61,9 @@ class ModelShare:
                 left -= sizes[end]
                 end += 1
             if entry.numel:
-                told[entry.name] = math.sqrt(self._pieces[entry.name] * sum(squares[at:end]))
+                weights[entry.name] = math.sqrt(self._pieces[entry.name] * sum(squares[at:end]))
             at = end
-        self._pending.add(told, bucket, step)
+        self._pending.add(weights, bucket, step)
 
     def put_back(self, bucket: Layout) -> None:
         """Undo the skipped present step."""
@@ -89,6 +89,6 @@ class ModelShare:
         self._weights = {name: float(state[f"{KIND}/{name}"]) for name in self._weights}
         self._shares = None
 
-    def _finish(self, told: dict[str, float], bucket: Layout) -> None:
-        self._weights |= told
+    def _finish(self, weights: dict[str, float], bucket: Layout) -> None:
+        self._weights |= weights
         self._shares = None

@@ -51,7 +51,9 @@ class Outer:
         """Average these tensors' outer gradient over ranks, in place, as a separate exchange."""
         self._exchange.begin()
         if not self._exchange.mean_(gradient, layout):
-            raise NonFiniteError(f"an outer gradient is not finite: {self._exchange.void} has diverged")
+            raise NonFiniteError(
+                f"an outer gradient is not finite: {self._exchange.skip_reason} has diverged"
+            )
         self._exchange.end()
         return gradient
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
 
-from laconic.tools.tasks.options import about, flag, options
+from laconic.tools.tasks.options import flag, info, options
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ def command(of: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]
 
 
 def _parameter(each: Field[Any], kind: Any) -> Parameter:
-    said = about(each)
+    said = info(each)
     information: Any
     if each.default is MISSING:
         information, default = typer.Argument(help=said.help), Parameter.empty

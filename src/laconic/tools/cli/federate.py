@@ -142,10 +142,10 @@ def federate(
                 for text in texts:
                     settings = replace(plan, spec=text, seed=number)
                     if engine == "flower":
-                        told = federate_on_flower(settings, data, folder / FLOWER_LOG)
+                        results = federate_on_flower(settings, data, folder / FLOWER_LOG)
                     else:
-                        told = federation.federate(settings, tensors)
-                    for event in told:
+                        results = federation.federate(settings, tensors)
+                    for event in results:
                         with interrupts.held():
                             events.write(json.dumps({"scheme": text, "seed": number, **event}) + "\n")
                             events.flush()

@@ -18,8 +18,8 @@ from laconic.sparsity.swat import SwatTraining
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy
 from laconic.tools.tasks.blockwise import is_blockwise
-from laconic.tools.tasks.enlarged import Enlarged
 from laconic.tools.tasks.group_model import built
+from laconic.tools.tasks.large_batch import LargeBatch
 from laconic.tools.tasks.task import Recipe
 from laconic.tools.tasks.transforms import attached, transform_of
 from laconic.transforms.transform import Option, Run, Transform
@@ -42,18 +42,18 @@ def normal(text: str) -> str:
         raise SpecError(f"{text}: {error}") from error
 
 
-def check_fit(spec: str, workers: int, recipe: Recipe, enlarged: Enlarged) -> None:
+def check_fit(spec: str, workers: int, recipe: Recipe, large_batch: LargeBatch) -> None:
     """Raise `SpecError` or `AttachError` if this number of workers or the optimiser is refused."""
     found = strategy_or_method(spec)
-    optimizer = _optimizer(nn.Linear(1, 1, dtype=torch.float32, device="cpu"), spec, recipe, enlarged)
+    optimizer = _optimizer(nn.Linear(1, 1, dtype=torch.float32, device="cpu"), spec, recipe, large_batch)
     if isinstance(found, Strategy):
         found.check(workers, optimizer)
-    elif enlarged.recipe is not None:
+    elif large_batch.recipe is not None:
         for rule in found.rules:
             try:
                 rule.check(optimizer, ())
             except AttachError as error:
-                raise SpecError(f"--recipe {enlarged.recipe} does not go with {spec}: {error}") from error
+                raise SpecError(f"--recipe {large_batch.recipe} does not go with {spec}: {error}") from error
 
 
 def check_patience(specs: Iterable[str]) -> None:
@@ -84,7 +84,7 @@ def check_transforms(
     specs: Sequence[str],
     bits: int | None,
     recipe: Recipe,
-    enlarged: Enlarged,
+    large_batch: LargeBatch,
     steps: int,
 ) -> None:
     """Raise `SpecError` or `AttachError` unless transforms fit each other, the methods and the model."""
@@ -107,16 +107,16 @@ def check_transforms(
         tried = set[type[Optimizer]]()
         for spec in filterfalse(is_blockwise, specs):
             model = built(recipe, bits)
-            optimizer = _optimizer(model, spec, recipe, enlarged)
+            optimizer = _optimizer(model, spec, recipe, large_batch)
             if type(optimizer) not in tried:
                 tried.add(type(optimizer))
                 attached(option, str(given[option]), model, optimizer, Run(steps)).remove()
 
 
-def _optimizer(model: nn.Module, spec: str, recipe: Recipe, enlarged: Enlarged) -> Optimizer:
+def _optimizer(model: nn.Module, spec: str, recipe: Recipe, large_batch: LargeBatch) -> Optimizer:
     """Return the optimiser that trains the model by this method or strategy."""
     by, sizes = strategy_or_method(spec), {"batch": 1, "base_batch": 1, "steps": 1}
-    return enlarged.optimizer(model, recipe, by, lr=None, **sizes)[0]
+    return large_batch.optimizer(model, recipe, by, lr=None, **sizes)[0]
 
 
 def _check_pairs(chosen: Mapping[Option, Transform], bits: int | None) -> None:

@@ -13,8 +13,8 @@ from laconic.exchange.method import Method
 from laconic.strategies.distribute import strategy_or_method
 from laconic.tools.cli.fits import check_fit, normal
 from laconic.tools.tasks.blockwise import is_blockwise
-from laconic.tools.tasks.enlarged import Enlarged
-from laconic.tools.tasks.options import TrainingOptions, about, flag, option, options
+from laconic.tools.tasks.large_batch import LargeBatch
+from laconic.tools.tasks.options import TrainingOptions, flag, info, option, options
 from laconic.tools.tasks.settings import Pipeline
 from laconic.tools.tasks.task import Recipe, Task
 
@@ -121,13 +121,13 @@ def check_cut(pipeline: Pipeline, task: Task, model: str, recipe: Recipe) -> Non
         whole = recipe.build()
     recipe.cut(whole, 0, pipeline.stages)
     if pipeline.replicas > 1:
-        check_fit(pipeline.between, pipeline.replicas, recipe, Enlarged())
+        check_fit(pipeline.between, pipeline.replicas, recipe, LargeBatch())
 
 
 def check_alone(settings: Settings, what: str = "--stages") -> None:
     """Raise `SpecError` for an option that cannot be combined with a divided model."""
     for each in options(TrainingOptions):
-        if not about(each).divided and getattr(settings, each.name) != each.default:
+        if not info(each).with_stages and getattr(settings, each.name) != each.default:
             raise SpecError(f"{flag(each)} and {what} cannot be combined: give one of the two")
 
 

@@ -35,10 +35,10 @@ from laconic.tools.tasks import precision as precisions
 from laconic.tools.tasks.blockwise import is_blockwise
 from laconic.tools.tasks.options import (
     TrainingOptions,
-    about,
     at_least,
     check_each,
     fixed,
+    info,
     option,
     options,
     whole,
@@ -159,7 +159,7 @@ class Settings(Options):
             "sparsity": self.sparsity,
             "activations": self.activations,
         }
-        check_transforms(given, self.specs, self.bits, recipe, self.enlarged, self.steps)
+        check_transforms(given, self.specs, self.bits, recipe, self.large_batch, self.steps)
         if self.sparsity is None and (masked := [spec for spec in self.specs if spec.startswith("masked(")]):
             raise SpecError(
                 f"{masked[0]} sends the entries in use by masks; without --sparsity there are none: add it"
@@ -186,12 +186,12 @@ class Settings(Options):
                 " as --patience 30; for methods, use `laconic run --max-restarts`"
             )
         check_name(self.name, self.out)
-        self.enlarged.check(self.workers, self.skew)
+        self.large_batch.check(self.workers, self.skew)
         if self.pipeline is not None:
             check_cut(self.pipeline, find(self.task), self.model, recipe)
             return
         for spec in filterfalse(is_blockwise, self.specs):
-            check_fit(spec, self.workers, recipe, self.enlarged)
+            check_fit(spec, self.workers, recipe, self.large_batch)
             precisions.check_strategy(self.precision, strategy_or_method(spec), self.patience)
 
     @property
@@ -211,7 +211,7 @@ class Settings(Options):
 
     def config(self) -> dict[str, Any]:
         """Return the content of `config.json`."""
-        recorded = [each.name for each in options(Options) if about(each).recorded]
+        recorded = [each.name for each in options(Options) if info(each).recorded]
         return {name: getattr(self, name) for name in recorded} | {
             "title": find(self.task).title,
             "lr": "default" if self.lr is None else self.lr,

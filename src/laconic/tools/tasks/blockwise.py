@@ -89,7 +89,7 @@ def train_blocks(settings: TrainingSettings, emit: Emit) -> list[int]:
             continue
         now = trainer.stats()
         event = {"kind": "step", "step": done, "loss": loss, "step_s": time.perf_counter() - began}
-        emit(event | {"data_s": data_s} | told(before, now) | {"blocks": at_work(trainer, before, now)})
+        emit(event | {"data_s": data_s} | step_costs(before, now) | {"blocks": at_work(trainer, before, now)})
         if done == settings.steps:
             trainer.finish()
         if due(settings, done):
@@ -106,7 +106,7 @@ def train_blocks(settings: TrainingSettings, emit: Emit) -> list[int]:
     return [*range(size)]
 
 
-def told(before: Stats, now: Stats) -> Event:
+def step_costs(before: Stats, now: Stats) -> Event:
     """Return a step's seconds and bytes. Sub-problems, which contain a backward pass, count as backward."""
     up, back = _since(before.activations, now.activations), _since(before.targets, now.targets)
     waited = now.waited_s - before.waited_s

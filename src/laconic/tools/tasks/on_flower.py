@@ -67,7 +67,7 @@ def federate_on_flower(settings: Federation, data: Path | None, log: Path) -> It
     """
     check_engine()
     reads, writes = os.pipe()
-    told = 0
+    logged = 0
     with (
         os.fdopen(reads, encoding="utf-8") as events,
         tempfile.TemporaryDirectory() as folder,
@@ -92,15 +92,15 @@ def federate_on_flower(settings: Federation, data: Path | None, log: Path) -> It
                 stdin.write(json.dumps(given).encode())
             for line in events:
                 yield json.loads(line)
-                told += 1
+                logged += 1
             with suppress(subprocess.TimeoutExpired):  # all events have arrived, and Ray may end slowly
                 engine.wait(STOP_S)
         finally:
             _stop(engine)
-    if told < settings.rounds:
+    if logged < settings.rounds:
         ends = "\n".join(log.read_bytes()[began:].decode(errors="replace").strip().splitlines()[-TAIL:])
         raise EngineFailed(
-            f"Flower's engine ended with exit code {engine.returncode} after {told} of {settings.rounds}"
+            f"Flower's engine ended with exit code {engine.returncode} after {logged} of {settings.rounds}"
             f" rounds; {log} ends with:\n{ends}"
         )
 

@@ -15,7 +15,7 @@ from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.data.copies_sampler import Across
 from laconic.recipes.large_batch import DEFAULTS, Kind
-from laconic.tools.tasks.enlarged import Enlarged
+from laconic.tools.tasks.large_batch import LargeBatch
 from laconic.tools.tasks.skew import check_skew
 
 Check = Callable[[str, Any], None]  # of a flag and its value; raises `SpecError`
@@ -27,7 +27,7 @@ LOST = "Lost workers"
 
 
 @dataclass(frozen=True)
-class About:
+class OptionInfo:
     """Description of an option.
 
     Attributes:
@@ -38,7 +38,7 @@ class About:
         check: Check of a value other than None.
         fixed: Whether a resumed run must have the same value.
         recorded: Whether `config.json` has it.
-        divided: Whether it can be combined with a model in stages or blocks.
+        with_stages: Whether it can be combined with a model in stages or blocks.
     """
 
     help: str
@@ -48,29 +48,29 @@ class About:
     check: Check | None = None
     fixed: bool = False
     recorded: bool = True
-    divided: bool = True
+    with_stages: bool = True
 
 
-def option(help: str, default: Any = None, **about: Any) -> Any:
+def option(help: str, default: Any = None, **info: Any) -> Any:
     """Return a field of a class of options. With the default `MISSING` it is an argument."""
-    return field(default=default, metadata={"about": About(help, **about)})
+    return field(default=default, metadata={"info": OptionInfo(help, **info)})
 
 
-def about(each: Field[Any]) -> About:
+def info(each: Field[Any]) -> OptionInfo:
     """Return the description of an option."""
-    found: About = each.metadata["about"]
+    found: OptionInfo = each.metadata["info"]
     return found
 
 
 def flag(each: Field[Any]) -> str:
     """Return the flag of an option, such as --micro-batch-size."""
-    return about(each).flag or f"--{each.name.replace('_', '-')}"
+    return info(each).flag or f"--{each.name.replace('_', '-')}"
 
 
 def options(of: type) -> list[Field[Any]]:
     """Return the fields of a class that are options, its own before those of its base classes."""
     own = get_annotations(of)
-    found = [each for each in fields(of) if "about" in each.metadata]
+    found = [each for each in fields(of) if "info" in each.metadata]
     return sorted(found, key=lambda each: each.name not in own)
 
 
@@ -106,7 +106,7 @@ class TrainingOptions:
         metavar="ALPHA",
         check=lambda _, value: check_skew(value),
         fixed=True,
-        divided=False,
+        with_stages=False,
     )
     checkpoint_every: int = option("steps between checkpoints; 0: none", 0, check=at_least(0, "none"))
     bits: int | None = option(
@@ -114,13 +114,13 @@ class TrainingOptions:
         group=SMALL,
         check=whole(2, 8),
         fixed=True,
-        divided=False,
+        with_stages=False,
     )
     precision: str | None = option(
         "of forward and backward: fp32, bf16 or fp16, by autocast; fp16 with loss scaling [default: fp32]",
         group=SMALL,
         fixed=True,
-        divided=False,
+        with_stages=False,
     )
     lowbit: str | None = option(
         "train towards weights of a few bits: \"admm(table='ternary')\", or with few bits in products:"
@@ -128,7 +128,7 @@ class TrainingOptions:
         group=SMALL,
         metavar="SPEC",
         fixed=True,
-        divided=False,
+        with_stages=False,
     )
     sparsity: str | None = option(
         'train with few of the weights: "rigl(density=0.1)", "static_masks(density=0.1)"; methods only, which'
@@ -137,14 +137,14 @@ class TrainingOptions:
         group=SMALL,
         metavar="SPARSIFIER",
         fixed=True,
-        divided=False,
+        with_stages=False,
     )
     activations: str | None = option(
         'compress saved activations, such as "comet()" [default: uncompressed]',
         group=SMALL,
         metavar="SPEC",
         fixed=True,
-        divided=False,
+        with_stages=False,
     )
     recipe: Kind | None = option(
         "settings for large batches: lamb, lars or sgd, with a rate scaled from the task's batch to --batch,"
@@ -152,7 +152,7 @@ class TrainingOptions:
         group=LARGE,
         check=lambda name, value: arguments.choice(name, value, tuple(DEFAULTS)),
         fixed=True,
-        divided=False,
+        with_stages=False,
     )
     copies: int = option(
         "batch augmentation: independent augmentations of each example",
@@ -160,7 +160,7 @@ class TrainingOptions:
         group=LARGE,
         check=whole(1),
         fixed=True,
-        divided=False,
+        with_stages=False,
     )
     across: Across = option(
         "where copies are: 'ranks', where groups of workers draw the same examples, or 'batch'",
@@ -174,7 +174,7 @@ class TrainingOptions:
         group=LARGE,
         check=whole(1),
         fixed=True,
-        divided=False,
+        with_stages=False,
     )
     patience: float | None = option(
         "strategies continue if a worker is killed, or silent for this long; methods need all workers"
@@ -182,36 +182,36 @@ class TrainingOptions:
         group=LOST,
         metavar="SECONDS",
         check=lambda name, value: arguments.number(name, value, above=0),
-        divided=False,
+        with_stages=False,
     )
     quorum: int | None = option(
         "with --patience: the fewest workers for a strategy to continue; fewer end the run with an error"
         " [default: 1]",
         group=LOST,
-        divided=False,
+        with_stages=False,
     )
     restarts: int = option(
         "with --patience: restart up to this many killed workers, from the others' model",
         0,
         group=LOST,
         check=at_least(0, "none"),
-        divided=False,
+        with_stages=False,
     )
 
     @property
-    def enlarged(self) -> Enlarged:
+    def large_batch(self) -> LargeBatch:
         """Recipe, copies and micro-batches."""
-        return Enlarged(self.recipe, self.copies, self.across, self.micro_batch_size)
+        return LargeBatch(self.recipe, self.copies, self.across, self.micro_batch_size)
 
 
 def check_each(of: type, given: object) -> None:
     """Check each option of a class by itself. Raises `SpecError`."""
     for each in options(of):
-        value, check = getattr(given, each.name), about(each).check
+        value, check = getattr(given, each.name), info(each).check
         if value is not None and check is not None:
             check(flag(each), value)
 
 
 def fixed(of: type) -> list[str]:
     """Return the names of the options that must be the same in a resumed run."""
-    return [each.name for each in options(of) if about(each).fixed]
+    return [each.name for each in options(of) if info(each).fixed]

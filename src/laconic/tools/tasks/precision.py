@@ -58,7 +58,7 @@ class Precision:
                 " finite"
             )
 
-    def told(self, before: float | None) -> dict[str, Any]:
+    def event_fields(self, before: float | None) -> dict[str, Any]:
         """Return the figures for a step's event. `before`: the step's scale."""
         return {} if before is None else {"loss_scale": before, "skipped": self.skipped}
 

@@ -41,7 +41,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
     plain = built(recipe, settings.bits, mix(settings.seed, rank))
     spec = strategy_or_method(settings.spec)
     sizes = {"batch": settings.batch * size, "base_batch": task.batch * size, "steps": settings.steps}
-    updates, peak_lr, rate = settings.enlarged.optimizer(plain, recipe, spec, lr=settings.lr, **sizes)
+    updates, peak_lr, rate = settings.large_batch.optimizer(plain, recipe, spec, lr=settings.lr, **sizes)
     patience_s = settings.patience_of(spec)
     quorum = settings.quorum_of(spec)
     precision = Precision(settings.precision)
@@ -56,7 +56,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
         scaler=precision.scaler,
     )
     transforms = Transforms(early | attach_all(settings, model, updates, distributed=True))
-    shard = settings.enlarged.shard(partial(shard_of, settings, task, tensors), rank, size)
+    shard = settings.large_batch.shard(partial(shard_of, settings, task, tensors), rank, size)
 
     first = optimizer.stats().steps  # above 0 if this worker replaces a dead one
     if first:
@@ -80,7 +80,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
             transforms.before_step(evaluated=due(settings, step + 1))
             scale = precision.scale
             optimizer.zero_grad()
-            x, y, share, earlier = settings.enlarged.ahead(model, x, y, precision)
+            x, y, share, earlier = settings.large_batch.ahead(model, x, y, precision)
             with precision.autocast():
                 loss = share * cross_entropy(model(x), y)
             clock.append(time.perf_counter())
@@ -99,8 +99,8 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
             emit(
                 {"kind": "step", "step": done, "loss": loss.item() + earlier, "step_s": clock[-1] - clock[0]}
                 | seconds
-                | spent(before, now, with_noise=not settings.enlarged.shares_examples)
-                | precision.told(scale)
+                | spent(before, now, with_noise=not settings.large_batch.shares_examples)
+                | precision.event_fields(scale)
                 | ({"notes": notes} if notes else {})
             )
             for event in transforms.events() if rank == 0 else ():

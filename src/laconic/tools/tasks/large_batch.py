@@ -28,7 +28,7 @@ MICRO_BATCH_SIZE = 256  # of --recipe: fits a small network into a small machine
 
 
 @dataclass(frozen=True)
-class Enlarged:
+class LargeBatch:
     """Options of large batches. `recipe`: of `large_batch`, or None. `micro_batch_size`: a maximum."""
 
     recipe: Kind | None = None

@@ -13,7 +13,7 @@ from torch import nn
 from laconic.core.errors import SpecError
 from laconic.tools.cli.settings import Options, Settings
 from laconic.tools.tasks import find
-from laconic.tools.tasks.enlarged import Enlarged
+from laconic.tools.tasks.large_batch import LargeBatch
 from laconic.tools.tasks.precision import Precision
 from laconic.tools.tasks.shard import Shard
 from laconic.tools.tasks.task import cross_entropy
@@ -26,7 +26,7 @@ def of(rank: int, size: int) -> Shard:
 
 
 def test_a_group_of_workers_draws_the_same_examples_with_other_random_numbers() -> None:
-    shards = [Enlarged(copies=2).shard(of, rank, 4) for rank in range(4)]
+    shards = [LargeBatch(copies=2).shard(of, rank, 4) for rank in range(4)]
     seen = []
     for step in range(N // (BATCH * 2)):
         drawn = [shard.indices(step) for shard in shards]
@@ -37,17 +37,17 @@ def test_a_group_of_workers_draws_the_same_examples_with_other_random_numbers() 
 
 
 def test_in_a_batch_copies_lie_one_after_the_other() -> None:
-    shard = Enlarged(copies=3, across="batch").shard(of, 1, 2)
+    shard = LargeBatch(copies=3, across="batch").shard(of, 1, 2)
     assert torch.equal(shard.indices(4), of(1, 2).indices(4).repeat(3))
 
 
 def test_one_copy_is_the_shard_as_it_was() -> None:
-    assert Enlarged().shard(of, 1, 2) == of(1, 2)
+    assert LargeBatch().shard(of, 1, 2) == of(1, 2)
 
 
 def test_without_a_recipe_optimiser_and_rates_are_the_tasks_own() -> None:
     recipe = find("digits").recipe()
-    made, peak, rate = _made(Enlarged())
+    made, peak, rate = _made(LargeBatch())
     assert type(made) is torch.optim.SGD
     assert peak == recipe.lr
     assert [rate(step) for step in range(20)] == [recipe.rate(recipe.lr, step, 20) for step in range(20)]
@@ -56,17 +56,17 @@ def test_without_a_recipe_optimiser_and_rates_are_the_tasks_own() -> None:
 @for_each("kind, factor", [("sgd", 8.0), ("lars", 8.0), ("lamb", 8**0.5)])
 def test_a_recipe_scales_the_rate_unless_one_is_given(kind: Any, factor: float) -> None:
     usual = {"lamb": 4e-3}.get(kind, find("digits").recipe().lr)
-    _, peak, rate = _made(Enlarged(recipe=kind))
+    _, peak, rate = _made(LargeBatch(recipe=kind))
     assert peak == pytest.approx(usual * factor)
     assert max(rate(step) for step in range(20)) == pytest.approx(peak)
     assert rate(0) < peak and rate(20) == 0
-    assert _made(Enlarged(recipe=kind), lr=0.3)[1] == 0.3
+    assert _made(LargeBatch(recipe=kind), lr=0.3)[1] == 0.3
 
 
-def _made(enlarged: Enlarged, lr: float | None = None) -> Any:
+def _made(large_batch: LargeBatch, lr: float | None = None) -> Any:
     recipe = find("digits").recipe()
     sizes = {"batch": 256, "base_batch": 32, "steps": 20}
-    return enlarged.optimizer(nn.Linear(3, 2), recipe, _method(), lr=lr, **sizes)
+    return large_batch.optimizer(nn.Linear(3, 2), recipe, _method(), lr=lr, **sizes)
 
 
 def _method() -> Any:
@@ -81,7 +81,7 @@ def test_micro_batches_add_up_to_the_batch() -> None:
     parted.load_state_dict(whole.state_dict())
     x, y = torch.randn(10, 4), torch.randint(3, (10,))
     cross_entropy(whole(x), y).backward()
-    rows, labels, share, earlier = Enlarged(micro_batch_size=4).ahead(parted, x, y, Precision(None))
+    rows, labels, share, earlier = LargeBatch(micro_batch_size=4).ahead(parted, x, y, Precision(None))
     loss = share * cross_entropy(parted(rows), labels)
     loss.backward()
     assert loss.item() + earlier == pytest.approx(cross_entropy(whole(x), y).item(), rel=1e-6)
