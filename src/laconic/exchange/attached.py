@@ -244,8 +244,8 @@ class Attached:
         if self.skip_reason is not None:
             raise NonFiniteError(
                 f"rank {self.comm.rank}: the gradients of step {self.step - 1} are not finite"
-                f" ({self.skip_reason}): no parameter was changed, and every memory is as before the step. Skip"
-                " the step with optimizer.zero_grad(), or train with a GradScaler, which skips it by itself"
+                f" ({self.skip_reason}): no parameter was changed, and every memory is as before the step."
+                " Skip the step with optimizer.zero_grad(), or train with a GradScaler, which skips it"
             )
         self.rules.follow_masks()
         for each in self.observers:
