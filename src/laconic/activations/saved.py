@@ -1,9 +1,13 @@
-"""Stored forms of a tensor saved for backward: several kinds, each with its own `unpack`."""
+"""Stored forms of a tensor saved for backward: several kinds, each with its own `unpack`.
+
+Tensors with the same elements share one encoding. A ReLU's form depends on the next saved tensor.
+"""
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,8 +15,11 @@ from torch import Tensor
 from laconic import kernels
 from laconic.activations.coding import CodingRule
 from laconic.activations.layer import Layer
+from laconic.activations.ledger import StorageRef
 
 FP16 = torch.finfo(torch.float16).max
+MAX_ENTRIES = 256  # entries before expired ones are dropped
+Key = tuple[int, int, int, int, torch.dtype, bool, tuple[int, ...]]
 
 
 class SavedTensor(Protocol):
@@ -178,3 +185,66 @@ class ShapeOnly:
 
     def unpack(self) -> Tensor:
         return self.order.shaped(self.like.new_zeros(self.order.shape.numel()))
+
+
+class DeferredRelu:
+    """Saved output of a ReLU whose stored form is chosen when the next tensor is saved."""
+
+    def __init__(self, saved: Tensor, key: Key, label: str) -> None:
+        self.key, self.label = key, label
+        self._saved: Tensor | None = saved.detach()
+        self._version = saved._version
+        self._stored: SavedTensor | None = None
+
+    def resolve(self, coded: Encoded | None = None) -> int:
+        """Store nothing if `coded` has the same elements, else one bit each. Return the bytes stored."""
+        if self._stored is None:
+            saved = self._saved
+            assert saved is not None
+            if saved._version != self._version:
+                self._stored = ModifiedRelu(saved.shape)
+            elif coded is not None:
+                self._stored = MaskFromInput(coded, MemoryOrder.of(saved))
+            else:
+                self._stored = BitMask.of(saved, saved.new_ones(()))
+            self._saved = None
+        return self._stored.nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes stored; 0 before `resolve`."""
+        return self._stored.nbytes if self._stored is not None else 0
+
+    def unpack(self) -> Tensor:
+        """Return a tensor that is positive where the output was positive."""
+        self.resolve()
+        assert self._stored is not None
+        return self._stored.unpack()
+
+
+def elements(saved: Tensor) -> Key:
+    """Return a key that is equal for tensors for which `MemoryOrder.flat` gives the same elements.
+
+    A dense tensor and its flattened views are identified by their place in the storage, other tensors (a
+    transpose, every second row) also by shape and strides.
+    """
+    dense = saved.is_contiguous() or MemoryOrder.of(saved).channels_last
+    form = () if dense else (*saved.shape, *saved.stride())
+    place = int(saved.untyped_storage()._cdata), int(saved._version), int(saved.storage_offset())
+    return *place, saved.numel(), saved.dtype, saved.is_neg(), form
+
+
+class SharedEncodings:
+    """Encodings by elements, as weak references: a graph keeps them alive until backward."""
+
+    def __init__(self) -> None:
+        self._coded: dict[Key, tuple[Any, weakref.ref[Encoded]]] = {}
+
+    def find(self, key: Key) -> Encoded | None:
+        found = self._coded.get(key)
+        return found[1]() if found is not None and not found[0].expired() else None
+
+    def add(self, key: Key, saved: Tensor, coded: Encoded) -> None:
+        if len(self._coded) >= MAX_ENTRIES:
+            self._coded = {k: v for k, v in self._coded.items() if not v[0].expired()}
+        self._coded[key] = StorageRef(saved.untyped_storage()), weakref.ref(coded)

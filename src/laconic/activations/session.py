@@ -16,22 +16,23 @@ from torch.overrides import TorchFunctionMode
 
 from laconic.activations import compiled, state
 from laconic.activations.coding import CodingRule
-from laconic.activations.deferred_relu import DeferredRelu
 from laconic.activations.layer import Layer
 from laconic.activations.ledger import Ledger
 from laconic.activations.pool_indices import PoolIndices, Windows
 from laconic.activations.saved import (
     BitMask,
+    DeferredRelu,
     Encoded,
     EncodedInput,
     Exact,
+    Key,
     MemoryOrder,
     SavedTensor,
     ShapeOnly,
+    SharedEncodings,
+    elements,
 )
-from laconic.activations.shared_encodings import Key, SharedEncodings, elements
-from laconic.activations.statistics import statistics
-from laconic.activations.torch_call import Call
+from laconic.activations.torch_call import Call, statistics
 from laconic.core.errors import AttachError, NonFiniteError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.step_listeners import after_each_step
