@@ -35,9 +35,10 @@ def compressed(spec):
     return model, optimizer, laconic.compress(model, optimizer, spec)
 
 
-def distributed(spec):
+def distributed(spec, **options):
     model = net()
-    model, optimizer = laconic.distribute(model, torch.optim.SGD(model.parameters(), **SGD), spec)
+    plain = torch.optim.SGD(model.parameters(), **SGD)
+    model, optimizer = laconic.distribute(model, plain, spec, **options)
     return model, optimizer, optimizer
 
 
@@ -69,6 +70,13 @@ def steps(model, optimizer, numbers):
         scaler = getattr(optimizer, "scaler", None)
         (loss if scaler is None else scaler.scale(loss)).backward()
         optimizer.step()
+
+
+def noted(model, optimizer, numbers):
+    """Steps of a strategy that elects leaders by their losses."""
+    for step in numbers:
+        optimizer.note_loss(1.0)
+        steps(model, optimizer, [step])
 
 
 def show_average(optimizer):
@@ -136,7 +144,17 @@ ALONE = (
     ("optimizer.state_dict(gather=True)", "distribute(scaler=)", SELDOM, gather, GATHER),
     ("optimizer.stats()", "distribute(scaler=)", SELDOM, lambda o: o.stats(), ""),
     ("optimizer.stats()", "distribute", "local_sgd(every=2)", lambda o: o.stats(), ""),
+    ("optimizer.discard()", "distribute", "local_sgd(every=2)", lambda o: o.discard(), ""),
+    ("optimizer.load_state_dict(state)", "distribute", "local_sgd(every=2)", load_own, "load_state_dict()"),
 )  # fmt: skip
+ELSEWHERE = {  # rows with tests of their own
+    "laconic.compress(...)": "test_waiting.py",
+    "laconic.distribute(...)": "test_waiting.py",
+    "handle.remove()": "test_joint_calls.py",
+    "optimizer.finish()": "test_finishing.py",
+    "optimizer.remove()": "test_joint_calls.py",
+    "accelerator.save_state()": "../integrations/test_accelerate.py",
+}
 
 
 @contextmanager
@@ -194,10 +212,65 @@ def test_a_call_on_one_rank_ends_every_rank_with_a_clear_error(pool):
         assert max(s_0, s_1) < LIMIT_S, case
 
 
+PATIENCE_S = 60.0
+TOTAL = "lsgd(every=8, local_every=4, ranks_per_node=1, count='total')"
+# Call, spec, patience_s, the call as a function, and the later call of rank 1, or "" for its steps.
+AT_ANY_PACE = (
+    ("averaged()", "adpsgd()", None, show_average, ""),
+    ("averaged()", "slowmo(every=1000, base=adpsgd())", None, show_average, ""),
+    ("state_dict()", "adpsgd()", None, lambda o: o.state_dict(), ""),
+    (GATHER, "adpsgd()", None, gather, ""),
+    ("averaged()", TOTAL, None, show_average, "finish()"),
+    (GATHER, TOTAL, None, gather, "finish()"),
+    ("averaged()", "local_sgd(every=1000)", None, show_average, ""),
+    ("averaged()", "adpsgd()", PATIENCE_S, show_average, ""),
+    ("averaged()", "sgp()", PATIENCE_S, show_average, ""),
+    ("averaged()", "local_sgd(every=1000)", PATIENCE_S, show_average, ""),
+    ("averaged()", "diloco(every=4)", PATIENCE_S, show_average, ""),
+    ("state_dict()", "diloco(every=4)", PATIENCE_S, lambda o: o.state_dict(), ""),
+    (GATHER, "osgp()", PATIENCE_S, gather, ""),
+)
+
+
+def made_at_any_pace():
+    """What happens in each case on this rank, while rank 1 takes steps for at most 3 s, and ends."""
+    found = []
+    for _, spec, patience_s, call, later in AT_ANY_PACE:
+        with quick_reports():
+            model, optimizer, _ = distributed(spec, patience_s=patience_s)
+            noted(model, optimizer, range(4))
+
+            def go_on(call=call, model=model, optimizer=optimizer, later=later):
+                if dist.get_rank() == 0:
+                    call(optimizer)
+                for step in range(4, 20 if later else 300):
+                    noted(model, optimizer, [step])
+                    time.sleep(0.01)
+                optimizer.finish()
+
+            found.append(outcome(go_on))
+            dist.barrier()
+    return found
+
+
+def test_a_call_on_one_rank_is_found_where_no_rank_waits_in_a_step(pool):
+    first, second = pool.run(2, made_at_any_pace, timeout_s=240.0)
+    for (call, spec, patience, _, later), (on_0, s_0), (on_1, s_1) in zip(
+        AT_ANY_PACE, first, second, strict=True
+    ):
+        case = f"{call} with {spec}, patience_s={patience}: rank 0: {on_0!r}, rank 1: {on_1!r}"
+        went_on = f"is in {later}" if later else "went on to step "
+        assert f"rank 0 is in {call}, and rank 1 {went_on}" in on_0, case
+        assert f"rank 1 is in {later or 'step '}" in on_1 and f"rank 0 is in {call}" in on_1, case
+        assert "every rank has to make this call" in on_0 and "every rank has to" in on_1, case
+        assert max(s_0, s_1) < LIMIT_S, case
+
+
 def test_the_table_has_a_row_for_each_call():
     section = FAULTS.read_text("utf-8").split("## Calls that every rank makes")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(.*?)`", section, re.MULTILINE)
-    assert {call for call, *_ in ALONE} <= set(rows)
+    assert {call for call, *_ in ALONE} | ELSEWHERE.keys() == set(rows)
+    assert all((Path(__file__).parent / test).exists() for test in ELSEWHERE.values())
 
 
 def without_shorter_waits():
@@ -332,6 +405,65 @@ def test_a_call_after_another_rank_has_removed_its_handle_says_so(pool):
     (text, seconds), _ = pool.run(2, rank_1_removes)
     assert f"rank 0 is in {GATHER}, and " in text and ("ended" in text or "remove()" in text), text
     assert seconds < LIMIT_S
+
+
+def lost_another_before():
+    """After a regroup rank 0 alone asks for the average: the seconds, and the groups formed."""
+    with quick_reports():
+        model, optimizer, _ = distributed("sgp()", patience_s=3.0)
+        steps(model, optimizer, range(4))
+        optimizer.controller._regroup(4, "a rank was lost")
+        start = time.monotonic()
+        if dist.get_rank() == 0:
+            show_average(optimizer)
+        for step in range(4, 50):
+            steps(model, optimizer, [step])
+            time.sleep(0.01)
+        optimizer.finish()
+        seconds = time.monotonic() - start
+        optimizer.remove()
+    return seconds, optimizer.controller.membership.generation
+
+
+def test_after_a_loss_such_a_call_costs_a_new_group(pool):
+    for seconds, generation in pool.run(2, lost_another_before):
+        assert seconds < LIMIT_S and generation >= 2, (seconds, generation)
+
+
+def others_remove(spec):
+    """Rank 1 removes its optimizer, while rank 0 asks for the average."""
+    with quick_reports():
+        model, optimizer, _ = distributed(spec)
+        noted(model, optimizer, range(4))
+        found = outcome(optimizer.remove if dist.get_rank() else lambda: show_average(optimizer))
+        dist.barrier()
+    return found
+
+
+def test_a_rank_that_removes_its_optimizer_ends_a_call_of_another(pool):
+    for spec in ("local_sgd(every=2)", "osgp()", "adpsgd()", TOTAL):
+        (text, seconds), (_, late_s) = pool.run(2, others_remove, spec)
+        assert "rank 0 is in averaged(), and rank 1" in text and "remove()" in text, (spec, text)
+        assert max(seconds, late_s) < LIMIT_S, (spec, seconds, late_s)
+
+
+def next_after_a_removal(make, spec):
+    """Rank 1 removes; the error of rank 0's next steps."""
+    model, optimizer, attached = MAKE[make](spec)
+    steps(model, optimizer, range(2))
+    if dist.get_rank():
+        attached.remove()
+        dist.barrier()
+        return "", 0.0
+    found = outcome(lambda: steps(model, optimizer, range(2, 6)))
+    dist.barrier()
+    return found
+
+
+def test_the_next_exchange_after_a_removal_raises(pool):
+    for make, spec in (("compress", "topk(density=0.1)"), ("distribute", "sgp()")):
+        (text, seconds), _ = pool.run(2, next_after_a_removal, make, spec)
+        assert text and seconds < LIMIT_S, (make, text, seconds)
 
 
 def rank_1_is_slow():

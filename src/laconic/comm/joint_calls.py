@@ -4,9 +4,12 @@ If one rank alone makes such a call, its messages must not meet those of an exch
 begun. So the ranks of a joint call first meet in a process group of their own:
 
 1. Each rank gathers the names of all ranks' calls. If they differ, every rank raises.
-2. A rank that has waited for `REPORT_S` writes to the store what it waits in: a joint call, or an exchange.
+2. A rank that has waited for `report_s` writes to the store what it waits in: a joint call, or an exchange. A
+   thread writes the number of begun exchanges as often.
 3. A rank that waits in a joint call reads these reports. If another rank has begun a later exchange without
-   having made this call, it never will: this rank closes its groups, which wakes the other, and both raise.
+   having made this call, it never will: this rank writes the reason to the store, closes its groups, which
+   wakes ranks that wait for it, and raises.
+4. The threads of the others find the reason, and their next exchange raises.
 
 A rank that is only slow has reported no exchange, and is waited for until the timeout of the process group.
 """
@@ -20,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from typing import NoReturn, TypeAlias
+from typing import Literal, NoReturn, TypeAlias
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch marks no re-export
@@ -34,6 +37,7 @@ from laconic.comm.waiting import waiting_message
 from laconic.core.errors import PeerError
 
 Exchanging: TypeAlias = Callable[[str], AbstractContextManager[None]]  # marks an exchange of this name
+Proof: TypeAlias = Literal["begun", "waits", "none"]  # see `JointCalls.make`
 
 ADVICE = (
     "every rank has to make this call, also one that writes no checkpoint and prints nothing: move it out of"
@@ -42,17 +46,23 @@ ADVICE = (
 NEVER = 1 << 62  # exchanges of a rank that has ended
 REPORT_S = 3.0  # of waiting, after which a rank reports; shorter waits cost no round trip to the store
 POLL_S = 0.5
+FAILED = "failed"  # key of the reason for which a joint call has failed
 
 log = logging.getLogger("laconic")
 
 
 @dataclass(frozen=True)
 class Report:
-    """State of a waiting rank: the call or exchange, and how many of each it has begun."""
+    """State of a rank: its last call or exchange, and how many of each it has begun.
+
+    `waits`: it has waited in this for `report_s`. `proof`: the `Proof` of a call.
+    """
 
     doing: str
     calls: int
     exchanges: int
+    waits: bool = True
+    proof: str = "waits"
 
 
 def unwatched(name: str) -> AbstractContextManager[None]:
@@ -66,14 +76,20 @@ class JointCalls:
     Args:
         comm: The group whose exchanges are watched.
         others: Further groups of the same ranks. All are closed if a joint call fails.
+        survives: Whether the ranks continue without a lost one: a call is then only interrupted. Default:
+            False.
+
+    `failure`: the reason for which a joint call has failed on this rank; "" if none has.
     """
 
-    def __init__(self, comm: TorchComm, *others: TorchComm) -> None:
+    def __init__(self, comm: TorchComm, *others: TorchComm, survives: bool = False) -> None:
         self._comms = comm, *others
-        self._rank, self._size = comm.rank, comm.size
+        self._rank, self._size, self._survives = comm.rank, comm.size, survives
+        self._report_s = min(REPORT_S, comm.timeout.total_seconds() / 4)
         self._calls = self._exchanges = 0
-        self._exchange: tuple[int, str, float] | None = None  # number, name and start of the present one
-        self._failure = ""
+        self._exchange = 0, "", 0.0, False  # number, name, start and whether it runs, of the last one
+        self.failure = ""
+        self._found = ""  # reason of another rank's failed call
         self._closed = threading.Event()
         with ExitStack() as opened:  # closed if anything raises
             self._meeting = TorchComm.own(comm.group)
@@ -89,26 +105,43 @@ class JointCalls:
 
     def close(self) -> None:
         """End the thread and free the process group. Other ranks' joint calls fail from now on."""
-        if not self._closed.is_set():
-            self._closed.set()
-            if not self._failure:  # otherwise other ranks may still look for the call that failed
-                self._report(self._store, "remove() or the end of its process", NEVER)
+        if not self._closed.is_set() and not self.failure:  # otherwise others may still look for the call
+            self._report(self._store, "remove() or the end of its process", NEVER)
+        self.leave()
+
+    def leave(self) -> None:
+        """End the thread and free the process group, as all ranks do that continue in another group."""
+        self._closed.set()
         self._meeting.close()
 
-    def make(self, call: str) -> None:
+    def make(
+        self,
+        call: str,
+        proof: Proof = "waits",
+        serve: Callable[[], object] = lambda: None,
+        interrupted: Callable[[], str] = str,
+    ) -> None:
         """Wait until every rank makes this call; after `close` do nothing.
 
         Args:
             call: The name of the call, for errors.
+            proof: Which later exchange of another rank proves that it does not make this call: any that it
+                has begun ("begun"), one in which it waits ("waits", default), or "none".
+            serve: Takes part in exchanges that the others need until all make a call. Default: nothing.
+            interrupted: Returns why this rank need not wait any longer, or "". Default: never.
 
         Raises:
             PeerError: On every rank: a rank made another call, began an exchange without making this one,
                 or ended. The group cannot be used any more.
         """
-        if self._failure:
-            raise PeerError(self._failure)
+        if self.failure:
+            raise PeerError(self.failure)
         if self._closed.is_set():
             return
+        try:
+            serve()
+        except PeerError as error:
+            self._lose(call, error)
         self._calls += 1
         names: list[str] = []
         failures: list[Exception] = []
@@ -126,16 +159,20 @@ class JointCalls:
         start, reported, logged = time.monotonic(), False, False
         while not done.wait(POLL_S):
             waited = time.monotonic() - start
-            if waited >= REPORT_S and not reported:
+            if waited >= self._report_s and not reported:
                 reported = True
-                self._report(self._store, call, self._exchanges)
+                self._report(self._store, call, self._exchanges, proof=proof)
             if waited >= waiting.PATIENT_S and not logged:
                 logged = True
                 log.warning(waiting_message(self._rank, call))
-            if reported and (elsewhere := self._elsewhere()):
+            if reported and (elsewhere := self._elsewhere(proof) or self._found):
                 self._fail(f"rank {self._rank} is in {call}, and {elsewhere}")
+            if why := interrupted():
+                raise PeerError(why)
         if failures:
-            self._fail(f"rank {self._rank} is in {call}, and another rank ended or is late ({failures[0]})")
+            if elsewhere := self._elsewhere(proof):
+                self._fail(f"rank {self._rank} is in {call}, and {elsewhere}")
+            self._lose(call, failures[0])
         if len(names) < self._size:
             raise PeerError(f"rank {self._rank}: {call} was interrupted by the end of Python")
         for rank, name in enumerate(names):
@@ -146,29 +183,47 @@ class JointCalls:
     def exchange(self, name: str) -> Iterator[None]:
         """Mark an exchange, which all ranks begin in one order. A `PeerError` names the call behind it."""
         self._exchanges += 1
-        self._exchange = self._exchanges, name, time.monotonic()
+        self._exchange = self._exchanges, name, time.monotonic(), True
         try:
+            if self._found and not self.failure:
+                self._fail(f"rank {self._rank} is in {name}, and {self._missed_call() or self._found}")
             yield
         except PeerError as error:
-            if reason := self._missed_call():
+            if not self.failure and (reason := self._missed_call()):
                 self._close_groups(f"rank {self._rank} is in {name}, and {reason}")
-                raise PeerError(self._failure) from error
+                raise PeerError(self.failure) from error
             raise
         finally:
-            self._exchange = None
+            self._exchange = *self._exchange[:3], False
 
     def _watch(self) -> None:
-        """Report an exchange that takes long."""
-        reported = 0
+        """Report exchanges, and look for the reason of another rank's failed call."""
+        reported, waits, looked = 0, False, time.monotonic()
         while not self._closed.wait(POLL_S):
-            number, name, start = self._exchange or (0, "", 0.0)
-            if number > reported and time.monotonic() - start >= REPORT_S:
-                reported = number
+            number, name, start, runs = self._exchange
+            now = time.monotonic()
+            long = runs and now - start >= self._report_s
+            if long and (number, long) != (reported, waits):
+                reported, waits = number, True
                 self._report(self._thread_store, name, number)
+            if now - looked >= self._report_s:
+                looked = now
+                if number > reported:
+                    reported, waits = number, False
+                    self._report(self._thread_store, name, number, waits=False)
+                self._look()
 
-    def _report(self, store: Store, doing: str, exchanges: int) -> None:
+    def _look(self) -> None:
+        with suppress(RuntimeError):
+            if not self._found and self._thread_store.check([FAILED]):
+                self._found = self._thread_store.get(FAILED).decode()
+
+    def _report(
+        self, store: Store, doing: str, exchanges: int, waits: bool = True, proof: Proof = "waits"
+    ) -> None:
+        report = Report(doing, self._calls, exchanges, waits, proof)
         with suppress(RuntimeError):  # the store is gone: the process that holds it has ended
-            store.set(str(self._rank), json.dumps(asdict(Report(doing, self._calls, exchanges))))
+            store.set(str(self._rank), json.dumps(asdict(report)))
 
     def _reports(self) -> Iterator[tuple[int, Report]]:
         """Yield the other ranks that have reported, with their last reports."""
@@ -177,26 +232,37 @@ class JointCalls:
                 if rank != self._rank and self._store.check([str(rank)]):
                     yield rank, Report(**json.loads(self._store.get(str(rank))))
 
-    def _elsewhere(self) -> str:
+    def _elsewhere(self, proof: Proof) -> str:
         """Return which rank has begun a later exchange, or ended, without this call; "" if none is known."""
         for rank, report in self._reports():
-            if report.calls < self._calls and report.exchanges > self._exchanges:
+            proves = proof == "begun" or (proof == "waits" and report.waits) or report.exchanges == NEVER
+            if proves and report.calls < self._calls and report.exchanges > self._exchanges:
                 return f"rank {rank} went on to {report.doing}"
         return ""
 
     def _missed_call(self) -> str:
         """Return which rank makes a call that this rank did not make before this exchange; "" if none."""
         for rank, report in self._reports():
-            if report.calls > self._calls and report.exchanges < self._exchanges:
+            contradicts = report.exchanges < self._exchanges and report.proof != "none"
+            if contradicts and report.calls > self._calls:
                 return f"rank {rank} is in {report.doing}"
         return ""
 
+    def _lose(self, call: str, error: Exception) -> NoReturn:
+        """Raise that another rank ended or is late. A group that survives this can be used again."""
+        reason = f"rank {self._rank} is in {call}, and another rank ended or is late ({error})"
+        if self._survives:
+            raise PeerError(reason)
+        self._fail(reason)
+
     def _fail(self, reason: str) -> NoReturn:
         self._close_groups(reason)
-        raise PeerError(self._failure)
+        raise PeerError(self.failure)
 
     def _close_groups(self, reason: str) -> None:
         """Wake the other ranks, whether they wait in an exchange or in a joint call."""
-        self._failure = f"{reason}: {ADVICE}"
+        self.failure = f"{reason}: {ADVICE}"
+        with suppress(RuntimeError):
+            self._store.compare_set(FAILED, "", reason)
         for comm in (*self._comms, self._meeting):
             comm.close()

@@ -12,7 +12,8 @@ of the process group.
 
 Without heartbeats all ranks wait for each other in step 2. If one of them waits in a step for a rank that is
 there, all raise `PeerError` (`laconic.comm.joint_calls`). Where a strategy lets ranks go at their own pace,
-and for a rank that is only slow, the wait lasts until the timeout of the process group.
+they wait for its remaining steps. For a rank that is only slow, the wait lasts until the timeout of the
+process group.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def adopt_consensus(bound: BoundStrategy, membership: Membership, strategy: Stra
         why = heartbeats.wait_to_finish(
             bound.steps,
             clocked=strategy.clocked,
-            shared=strategy.clocked and not strategy.overlaps,
+            shared=strategy.counts_together,
             apart=isinstance(bound, BoundAlone),
         )
         if why:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -20,12 +20,13 @@ from laconic.exchange.stats import Stats
 from laconic.strategies.alone import Alone, or_alone
 from laconic.strategies.controller import Controller
 from laconic.strategies.finishing import adopt_consensus
+from laconic.strategies.joint import if_pending, make_jointly
 from laconic.strategies.membership import Membership
 from laconic.strategies.membership.average import Stand, average_
 from laconic.strategies.replica import Replica
 from laconic.strategies.several import each_of
 from laconic.strategies.shared_scaler import SharedScaler
-from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
+from laconic.strategies.strategy import Notes, Strategy, Update
 
 Statistics = Literal["average", "keep"]
 MOST_CALLS = 1 << 20  # collective calls between two steps
@@ -105,18 +106,14 @@ class ParameterController(Controller):
             self._regroup(self.bound.steps + 1, error)
 
     def _step_bound(self, update: Update, loss: float | None) -> None:
-        calls = None if self.strategy.clocked else self.membership.joint_calls
-        with nullcontext() if calls is None else calls.exchange(f"step {self.bound.steps}"):
+        with self.membership.exchanging(f"step {self.bound.steps}"):
             self.bound.step(update, loss)
 
     def _collectively(self, call: str, act: Callable[[], object], last: bool = False) -> None:
         """Run `act` on all ranks between steps. `call`: its name, if collective; `last`: it ends training."""
         self._check_own()
-        calls = self.membership.joint_calls
-        if call and calls is not None and not self.strategy.clocked:  # clocked ranks serve others in `act`
-            calls.make(call)
         self._calls += 1
-        while (self.bound.steps, self._calls) >= self._furthest and (error := self._loses_rank(act)):
+        while (self.bound.steps, self._calls) >= self._furthest and (error := self._loses_rank(act, call)):
             steps = self.bound.steps
             self._regroup(steps, error)
             if self.bound.steps > steps:
@@ -131,12 +128,13 @@ class ParameterController(Controller):
                 " is restored at the end, so training or loading there would be lost: exit it first"
             )
 
-    def _loses_rank(self, act: Callable[[], object]) -> str:
+    def _loses_rank(self, act: Callable[[], object], call: str = "") -> str:
         """Return how a rank was lost in this call, or ""; the error would keep the old group alive."""
         try:
+            make_jointly(call, self.bound, self.strategy, self.membership)
             act()
         except PeerError as error:
-            if self.membership.heartbeats is None:
+            if self.membership.heartbeats is None or self.membership.failure:
                 raise
             return str(error)
         return ""
@@ -227,8 +225,7 @@ class ParameterController(Controller):
         return self.bound.comm.rank
 
     def state_dict(self) -> RankState:
-        plain = type(self.bound).drain is BoundStrategy.drain  # nothing is sent
-        self._collectively("" if plain else "state_dict()", self._drain)
+        self._collectively(if_pending("state_dict()", self.bound), self._drain)
         return self._state()
 
     def _drain(self) -> None:
@@ -290,7 +287,7 @@ class ParameterController(Controller):
         )
 
     def remove(self) -> None:
-        self._collectively("", self._drain, last=True)
+        self._collectively(if_pending("remove()", self.bound), self._drain, last=True)
         self.bound.close()
         if self.shared_scaler is not None:
             self.shared_scaler.remove()

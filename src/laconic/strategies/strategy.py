@@ -62,6 +62,11 @@ class Strategy(Spec):
         return any(part.clocked for part in self.parts)
 
     @property
+    def counts_together(self) -> bool:
+        """Whether ranks count their steps together, so that each may do another number of steps."""
+        return self.clocked and not self.overlaps
+
+    @property
     def overlaps(self) -> bool:
         """Whether messages are sent during computation, so that no rank waits for them at each step."""
         return any(part.overlaps for part in self.parts)

@@ -28,7 +28,8 @@ class Membership:
     lost ranks. None: the timeout of `group`, and a broken group stays broken. `quorum`: the minimum number of
     ranks with which `renew` continues; default: 1.
 
-    `joint_calls`: checks that every rank makes a call; None if the group survives lost ranks.
+    `joint_calls`: checks that every rank makes a call; None once a rank was lost, as the others then continue
+    from different places.
 
     `start_comm`: the same ranks with the timeout of `group`, until `started`: ranks may start at very
     different times, and the first model takes long to send.
@@ -56,9 +57,9 @@ class Membership:
             self.comm = Metered(main)
             self._parent = main
             self._name = in_store(main.group.group_name)
-            if patience_s is None:
-                self.joint_calls = JointCalls(main, side)
-            else:
+            self.joint_calls = JointCalls(main, side, survives=patience_s is not None)
+            opened.callback(self.joint_calls.close)
+            if patience_s is not None:
                 store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
                 self.heartbeats = Heartbeats.of(store, self._name, main.rank, main.size)
                 self.heartbeats.hung_after_s = self._start.timeout.total_seconds()
@@ -99,6 +100,11 @@ class Membership:
         """Marks an exchange for `joint_calls`."""
         return unwatched if self.joint_calls is None else self.joint_calls.exchange
 
+    @property
+    def failure(self) -> str:
+        """Reason of a failed joint call, or "" if none has failed; no new group is formed after one."""
+        return "" if self.joint_calls is None else self.joint_calls.failure
+
     def started(self) -> None:
         """All ranks have begun: from now on `patience_s` holds."""
         self._start.close()
@@ -117,6 +123,9 @@ class Membership:
         """
         assert self.heartbeats is not None and self._patience_s is not None
         why_not = ""  # text: the error itself would keep a half-made group alive, in which others wait
+        joint_calls, self.joint_calls = self.joint_calls, None
+        if joint_calls is not None:
+            joint_calls.leave()
         for _ in self._parent.ranks:
             self._leave()
             grace_s, timeout_s = self._patience_s, 60 + 2 * self._patience_s

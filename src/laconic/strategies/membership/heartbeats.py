@@ -44,8 +44,9 @@ class Heartbeats:
     before. `dead_after_s`: seconds without a heartbeat after which a rank counts as dead; default: 3.
     `hung_after_s`: seconds without a step of a living rank while others wait in `finish()`; default: 1800.
 
-    `finishing`: ranks that were no members because they waited in `finish()`. `waited`: this rank was one of
-    them until the current generation, and missed none otherwise. `steps_begun`: steps of this rank.
+    `finishers`: ranks that wait in `finish()`; `finishing`: those that were no members because of it.
+    `waited`: this rank was one of them until the current generation, and missed none otherwise.
+    `steps_begun`: steps of this rank.
 
     `_outside`: this rank is not among the members, and is to be readmitted.
     """
@@ -60,11 +61,11 @@ class Heartbeats:
         self.steps_begun = 0
         self.why = ""
         self._store = store
-        self._finishers, self._standstill = Finishers(store, rank, size), Standstill()
+        self.finishers, self._standstill = Finishers(store, rank, size), Standstill()
         self.rejoining = bool(store.check([f"beat/{rank}"]))
         self.generation = 0
         if self.rejoining:
-            self._finishers.forget()
+            self.finishers.forget()
             if latest := self._latest():
                 self._enter(latest)
         self._outside = self.rejoining
@@ -121,7 +122,7 @@ class Heartbeats:
                 if self._outside:
                     why = f"rank {self.rank} was excluded, or is a new process, and rejoins"
                 self._store.compare_set(f"{self.generation + 1}/called", "", why[:WHY])
-                if self._finishers.waits:
+                if self.finishers.waits:
                     self._wait_for_trainers()
                     self._store.compare_set(f"{self.generation + 1}/called", "", "all ranks have finished")
                     start = time.monotonic()
@@ -138,7 +139,7 @@ class Heartbeats:
             while self._store.check([f"{self.generation + 1}/members"]):
                 self._enter(self.generation + 1)
                 self.waited = not self._outside
-            late = {*self.members} & self.living() - self._finishers.places().keys()
+            late = {*self.members} & self.living() - self.finishers.places().keys()
             late -= {rank for rank in late if self._comes_back(rank)}  # to this rank
             if not late or self._standstill.lasts_s(self._steps_of(late)) > self.hung_after_s:
                 return
@@ -153,17 +154,15 @@ class Heartbeats:
 
         `start`: when this rank arrived. `late`, `end`: when members with a heartbeat are excluded.
         """
-        key, own_wait = f"{generation}/members", self._finishers.waits
+        key, own_wait = f"{generation}/members", self.finishers.waits
         while not self._store.check([key]):
-            living, waiting = self.living(), {*self._finishers.places()}
+            living, waiting = self.living(), {*self.finishers.places()}
             marked = {rank for rank in range(self.size) if self._store.check([f"{generation}/here/{rank}"])}
             here = marked & living
             before = {*self.members} | (waiting if own_wait and not self._outside else set())
             before -= {self.rank} if self._outside else set()
             now, absent = time.monotonic(), before & living - here
-            if (
-                marked - here and now < start + SURE_S
-            ):  # one has just resumed: it sends a beat soon, or is dead
+            if marked - here and now < start + SURE_S:  # one has just resumed: it beats soon, or is dead
                 time.sleep(POLL_S)
                 continue
             if before & here and not own_wait:
@@ -199,9 +198,9 @@ class Heartbeats:
         """
         self._begun, self._standstill = {}, Standstill()
         with self._reaching_the_store():
-            self._finishers.announce(Place(self.generation, steps))
+            self.finishers.announce(Place(self.generation, steps))
             while not self.regroup_requested:
-                places, living = self._finishers.places(), self.living()
+                places, living = self.finishers.places(), self.living()
                 present = {rank for rank, place in places.items() if place.generation == self.generation}
                 late = {*self.members} - present
                 if not late:
@@ -226,7 +225,7 @@ class Heartbeats:
     def end_finish(self) -> None:
         """Withdraw from the finishers: all ranks are in `finish()`, or this rank has left it."""
         with self._reaching_the_store():
-            self._finishers.withdraw()
+            self.finishers.withdraw()
 
     def _nobody_came(self, absent: list[int]) -> str:
         told = f"ranks {absent} do not readmit it" if absent else "their training has ended"

@@ -1,0 +1,74 @@
+"""Joint calls of a strategy's ranks: each makes them after the same step, unless its ranks count together.
+
+A rank that makes such a call alone ends all with a `PeerError` (`laconic.comm.joint_calls`). With heartbeats
+this holds until a rank is lost: the others continue from different places then, and a call that a rank does
+not make costs a new group.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+
+from laconic.comm.joint_calls import Proof
+from laconic.core.errors import NonFiniteError
+from laconic.strategies.membership import Membership
+from laconic.strategies.membership.heartbeats import Heartbeats
+from laconic.strategies.strategy import BoundStrategy, Strategy
+
+FINISH = "finish()"
+
+
+def nothing() -> None:
+    """Serve no other rank."""
+
+
+def make_jointly(call: str, bound: BoundStrategy, strategy: Strategy, membership: Membership) -> None:
+    """Wait until every rank makes this call. `call`: its name, or "" for one that a rank may make alone.
+
+    Raises:
+        PeerError: Another rank does not make it, or is lost. `membership.failure` tells which.
+    """
+    calls, heartbeats = membership.joint_calls, membership.heartbeats
+    if not call or calls is None or (call == FINISH and heartbeats is not None):  # these announce it
+        return
+    calls.make(
+        call,
+        proof_of(call, strategy),
+        serve=partial(_serve, bound, membership) if strategy.counts_together else nothing,
+        interrupted=partial(_others_finish, heartbeats) if heartbeats is not None else str,
+    )
+
+
+def if_pending(call: str, bound: BoundStrategy) -> str:
+    """Return the name of a call that completes pending messages, or "" if the strategy never has any."""
+    return "" if type(bound).drain is BoundStrategy.drain else call
+
+
+def proof_of(call: str, strategy: Strategy) -> Proof:
+    """Return which step of another rank proves that it does not make this call.
+
+    >>> from laconic.core.spec import parse
+    >>> [proof_of("averaged()", parse(spec)) for spec in ("sgp()", "adpsgd()", "lsgd(count='total')")]
+    ['begun', 'begun', 'none']
+    >>> [proof_of("finish()", parse(spec)) for spec in ("sgp()", "adpsgd()", "lsgd(count='total')")]
+    ['waits', 'none', 'none']
+    """
+    if strategy.counts_together:
+        return "none"
+    if call != FINISH:
+        return "begun"
+    return "none" if strategy.clocked else "waits"
+
+
+def _others_finish(heartbeats: Heartbeats) -> str:
+    """Return which ranks wait in `finish()`, so that this rank continues without them; "" if none does."""
+    with suppress(RuntimeError):  # the store is gone, and the call will fail
+        if waiting := sorted(heartbeats.finishers.places(heartbeats.members).keys() - {heartbeats.rank}):
+            return f"ranks {waiting} wait in finish()"
+    return ""
+
+
+def _serve(bound: BoundStrategy, membership: Membership) -> None:
+    with suppress(NonFiniteError):  # the call itself raises it, unless it loads another state
+        bound.drain(membership.side_comm)
