@@ -5,6 +5,7 @@ The rows of the table in docs/faults.md are the cases of this file.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -271,6 +272,28 @@ def test_the_table_has_a_row_for_each_call():
     rows = re.findall(r"^\| `(.*?)`", section, re.MULTILINE)
     assert {call for call, *_ in ALONE} | ELSEWHERE.keys() == set(rows)
     assert all((Path(__file__).parent / test).exists() for test in ELSEWHERE.values())
+
+
+def ends_by_a_refused_call():
+    """Rank 0 ends by the refusal, as a script does; the error of rank 1, and its seconds."""
+    model, optimizer, handle = sharded(FED)
+    steps(model, optimizer, range(2))
+    if dist.get_rank() == 0:
+        refused(handle)
+        os._exit(1)
+    start, text = time.monotonic(), ""
+    while not text and time.monotonic() < start + 2 * LIMIT_S:
+        try:
+            steps(model, optimizer, [2])
+        except RuntimeError as error:
+            text = str(error)
+    return text, time.monotonic() - start
+
+
+def test_a_rank_that_ends_by_a_refused_call_ends_the_others(pool):
+    first, second = pool.fresh(2, ends_by_a_refused_call)
+    assert first.exit_code == 1 and second.error is None, (first, second)
+    assert second.value[0] and second.value[1] < LIMIT_S, second
 
 
 def without_shorter_waits():
