@@ -302,7 +302,7 @@ REFUSED = [
         AttachError,
         "no layer to sparsify: this model has no Linear",
     ),
-    (frozen, {}, AttachError, "no layer to sparsify: this model has no Linear .* to train$"),
+    (frozen, {}, AttachError, "no layer to sparsify: this model has no Linear, .* to train$"),
     (lambda: nn.Linear(3, 3), {"layout": "uniform"}, AttachError, "first of 1 .* no other is left"),
     (Tied, {}, AttachError, "'words' and 'out' share their weight"),
     (lambda: nn.Linear(3, 3, dtype=torch.complex64), {}, AttachError, "need real weights"),

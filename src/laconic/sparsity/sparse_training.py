@@ -96,14 +96,17 @@ class SparseTraining(TransformHandle):
         used = self._dense + sum(int(mask.sum()) for mask in self.masks.values())
         sent = 0 if self._comm is None else self._comm.snapshot().payload_sent
         density = used / whole if whole else 1.0
-        return SparsityStats(self.turn, self.updates, density, self._changed, sent)
+        total = sum(each.numel() for each in self.model.parameters())
+        in_model = 1 - (whole - used) / total
+        return SparsityStats(self.turn, self.updates, density, in_model, self._changed, sent)
 
     def events(self) -> list[dict[str, Any]]:
         """Return density and change after an update of the masks."""
         if self.updates == self._logged:
             return []
         self._logged, figures = self.updates, self.stats()
-        return [{"kind": "masks", "density": figures.density, "changed": figures.changed}]
+        densities = {"density": figures.density, "model_density": figures.model_density}
+        return [{"kind": "masks", **densities, "changed": figures.changed}]
 
     def start(self) -> None:
         """Draw the first masks and attach the hooks."""

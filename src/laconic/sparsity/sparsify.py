@@ -47,10 +47,11 @@ def sparsify(
     seed: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> SparseTraining:
-    """Train a model's Linear and convolution layers with few of their weights.
+    """Train a model with few of the weights of its layers.
 
-    Parameters remain the same objects, with zeros where masked. The mask also applies to their gradients and
-    their optimiser state. Biases and other weights stay dense.
+    Masks the weights of Linear, convolution, recurrent, attention and Embedding layers. Parameters remain the
+    same objects, with zeros where masked. The mask also applies to their gradients and their optimiser state.
+    Biases and parameters of other modules stay dense; `stats().model_density` includes them.
 
     Under DistributedDataParallel and `laconic.compress` all ranks have the same masks; call this before or
     after either, on every rank. Dense gradients are summed over ranks in float32 at updates of the masks.
@@ -74,8 +75,8 @@ def sparsify(
     Raises:
         SpecError: The spec or an argument is wrong.
         AttachError: On every rank, with nothing changed: the model has no such layers, or masks already; two
-            modules share a weight; `keep` names no module; the optimiser lacks a weight, wraps another
-            optimiser, or has momentum outside its `state`; ranks disagree.
+            modules share a weight; an embedding has sparse gradients; `keep` names no module; the optimiser
+            lacks a weight, wraps another optimiser, or has momentum outside its `state`; ranks disagree.
     """
     wrapped = next((each for each in model.modules() if isinstance(each, DistributedDataParallel)), None)
     plain = model if wrapped is None else wrapped.module

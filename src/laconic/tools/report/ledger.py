@@ -10,10 +10,9 @@ Other events:
     {"kind": "start", ..., "optimiser": "SGD", "lr": 0.1}      rank 0, before its first step and after a
                                                                resume
     {"kind": "decision", ..., "step": 20, "message": "..."}    rank 0: a method's decision
-    {"kind": "masks", ..., "step": 20, "density": 0.1, ...}    rank 0: share of weights in use, and the share
-    of
-                                                               these that the last update of the masks
-                                                               "changed"
+    {"kind": "masks", ..., "step": 20, "density": 0.1, ...}    rank 0: share of weights in use, in the sparse
+                                                               layers and ("model_density") in the model, and
+                                                               the share that the last update "changed"
     {"kind": "lost", ..., "rank": 2, "step": 17}               a lost worker, with its last step
     {"kind": "back", ..., "rank": 2, "step": 31}               a new process replaces it, from this step on
     {"kind": "interface", ..., "sent": 123, "received": 120}   in a lab, at the end: bytes counted by the
