@@ -26,6 +26,7 @@ from laconic.optim.master_weights import masters_of
 from laconic.optim.unwrapping import check_state
 from laconic.sparsity.dense_gradients import DenseGradients
 from laconic.sparsity.dropped_weights import DroppedWeightsCheck
+from laconic.sparsity.flops import Flops, forward_flops
 from laconic.sparsity.mask_agreement import check_equal_masks
 from laconic.sparsity.mask_rule import MaskRule, Moment
 from laconic.sparsity.slots import clear_
@@ -99,6 +100,11 @@ class SparseTraining(TransformHandle):
         total = sum(each.numel() for each in self.model.parameters())
         in_model = 1 - (whole - used) / total
         return SparsityStats(self.turn, self.updates, density, in_model, self._changed, sent)
+
+    def flops(self, *inputs: Any) -> Flops:
+        """Return the operations for a batch: `model(*inputs)` runs once, in evaluation. See `flops`."""
+        counted = sum(self.sparsifier.counts(turn, self.steps) for turn in range(self.steps))
+        return Flops.of(*forward_flops(self.model, *inputs), counted / self.steps)
 
     def events(self) -> list[dict[str, Any]]:
         """Return density and change after an update of the masks."""
