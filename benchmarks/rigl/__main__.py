@@ -4,6 +4,8 @@
     python -m benchmarks.rigl --width 2      some with twice as many channels, to see what becomes of gaps
     python -m benchmarks.rigl --times 4      some 4 times as long, to see the same
     python -m benchmarks.rigl forward        size and time of a forward pass: dense, and exported as CSR
+    python -m benchmarks.rigl letters        an LSTM on Shakespeare: dense, RigL and static masks
+    python -m benchmarks.rigl flops          operations of ResNet-50, as a share of the dense net's
     python -m benchmarks.rigl traffic        bytes of gradients among four processes
     python -m benchmarks.rigl --quick        a few steps of each, written nowhere
 
@@ -45,6 +47,7 @@ SEEDS = (0, 1, 2)
 STEPS, BATCH, LR = 2400, 64, 0.1
 EVERY = 50
 WORKERS = 4
+OTHERS = ("forward", "letters", "flops", "traffic")
 # at another width or length
 AGAIN = ("dense", f"rigl(density=0.2, every={EVERY})", "static_masks(density=0.2)")
 
@@ -253,7 +256,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", nargs="?", choices=("train", "forward", "traffic"), default="train")
+    parser.add_argument("what", nargs="?", choices=("train", *OTHERS), default="train")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="only these")
     other = parser.add_mutually_exclusive_group()
@@ -266,7 +269,15 @@ def main() -> None:
     if given.what == "train":
         train_all(given.seeds, given.quick, given.width, given.times)
     else:
-        (forward if given.what == "forward" else traffic)(given.quick)
+        from benchmarks.rigl import recurrent  # it uses the results of this module
+
+        calls = {
+            "forward": forward,
+            "traffic": traffic,
+            "letters": recurrent.letters,
+            "flops": recurrent.flops,
+        }
+        calls[given.what](given.quick)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,20 @@ Least of many forward passes on one thread, in milliseconds of processor time, a
 buffers, of the dense model and of its `export(model, "csr")`. A sparse convolution writes its patches to
 memory, a dense one does not.
 """
+RECURRENT = """## A recurrent net
+
+Shakespeare, letter by letter: an embedding, an LSTM of 128 and a linear layer, all of them masked;
+{steps:,} steps at batch {batch}, Adam at a peak rate of {lr:g}, the best of four for each training. Bits per
+letter of the test text, the fewer the better; *in the model*: share of all parameters in use; *FLOPs*: share
+of the dense net's, by `handle.flops(x)` (`python -m benchmarks.rigl letters`).
+"""
+FLOPS = """## FLOPs
+
+Operations of ResNet-50 with RigL, updated every 100 of 32,000 steps, as a share of the dense net's
+{dense:.2f} billion per image and forward pass: 2 for each entry in use and position of an output.
+*Published*: those of a training in the README of google-research/rigl (`python -m benchmarks.rigl flops`).
+"""
+PUBLISHED = {("erk", 0.2): "0.42", ("uniform", 0.2): "0.23", ("erk", 0.1): "0.24", ("uniform", 0.1): "0.13"}
 SPECS = ("rigl", "sparse_evolution", "static_masks", "gradual_pruning")
 WEIGHTS = 74_800  # of the net's convolutions and its linear layer
 WITHIN, SHARE = 2, 0.11  # aims: points below dense at density 0.2, and share of the gradients' bytes at 0.1
@@ -45,7 +59,10 @@ WITHIN, SHARE = 2, 0.11  # aims: points below dense at density 0.2, and share of
 
 def page() -> str:
     """The whole page, of the results that are there."""
-    return "\n".join([HEAD, *_accuracy(), *_traffic(), *_forward()]).rstrip("\n") + "\n"
+    return (
+        "\n".join([HEAD, *_accuracy(), *_recurrent(), *_flops(), *_traffic(), *_forward()]).rstrip("\n")
+        + "\n"
+    )
 
 
 def runs(group: str = "") -> list[dict[str, Any]]:
@@ -130,6 +147,43 @@ def _order(spec: str) -> tuple[float, int]:
 def _spread(values: list[float]) -> str:
     mean = f"{statistics.mean(values):.2f}"
     return mean if len(values) < 2 else f"{mean} ± {_deviation(values):.2f}"
+
+
+def _recurrent() -> Iterator[str]:
+    found = RUNS.rows("letters")
+    if not found:
+        return
+    yield RECURRENT.format(**{key: found[0][key] for key in ("steps", "batch", "lr")})
+    rows = []
+    for spec in sorted({run["spec"] for run in found}, key=_order):
+        mine = [run for run in found if run["spec"] == spec]
+        shares = [
+            f"{mine[0].get(key, 1.0):.2f}"
+            for key in ("density", "model_density", "forward_share", "training_share")
+        ]
+        rows.append([f"`{spec}`", *shares, _spread([run["bits_per_letter"] for run in mine]), str(len(mine))])
+    heads = ("training", "density", "in the model", "FLOPs, forward", "FLOPs, training", "bits per letter")
+    yield from table((*heads, "seeds"), rows)
+    yield ""
+
+
+def _flops() -> Iterator[str]:
+    found = RUNS.get("flops")
+    if found is None:
+        return
+    yield FLOPS.format(dense=found["rows"][0]["dense_forward"] / 1e9)
+    rows = [
+        [
+            f"`{row['layout']}`",
+            f"{row['density']:g}",
+            f"{row['forward_share']:.3f}",
+            f"{row['training_share']:.3f}",
+            PUBLISHED[row["layout"], row["density"]],
+        ]
+        for row in found["rows"]
+    ]
+    yield from table(("layout", "density", "forward", "training", "published"), rows)
+    yield ""
 
 
 def _traffic() -> Iterator[str]:
