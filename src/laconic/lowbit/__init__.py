@@ -8,9 +8,11 @@ from laconic.lowbit.evonorm import EvoNormS0 as EvoNormS0
 from laconic.lowbit.evonorm import RangeEvoNorm as RangeEvoNorm
 from laconic.lowbit.few_bit_handle import FewBitHandle as FewBitHandle
 from laconic.lowbit.few_bit_layers import FewBitConv2d as FewBitConv2d
-from laconic.lowbit.few_bit_layers import FewBitGRUCell as FewBitGRUCell
 from laconic.lowbit.few_bit_layers import FewBitLinear as FewBitLinear
-from laconic.lowbit.few_bit_layers import FewBitLSTMCell as FewBitLSTMCell
+from laconic.lowbit.few_bit_recurrent import FewBitGRU as FewBitGRU
+from laconic.lowbit.few_bit_recurrent import FewBitGRUCell as FewBitGRUCell
+from laconic.lowbit.few_bit_recurrent import FewBitLSTM as FewBitLSTM
+from laconic.lowbit.few_bit_recurrent import FewBitLSTMCell as FewBitLSTMCell
 from laconic.lowbit.grid import Precision as Precision
 from laconic.lowbit.layers import QuantConv2d as QuantConv2d
 from laconic.lowbit.layers import QuantLinear as QuantLinear
@@ -18,9 +20,11 @@ from laconic.lowbit.pack import load_packed as load_packed
 from laconic.lowbit.pack import pack as pack
 from laconic.lowbit.pack import save_packed as save_packed
 from laconic.lowbit.packed_layers import PackedConv2d as PackedConv2d
-from laconic.lowbit.packed_layers import PackedGRUCell as PackedGRUCell
 from laconic.lowbit.packed_layers import PackedLinear as PackedLinear
-from laconic.lowbit.packed_layers import PackedLSTMCell as PackedLSTMCell
+from laconic.lowbit.packed_recurrent import PackedGRU as PackedGRU
+from laconic.lowbit.packed_recurrent import PackedGRUCell as PackedGRUCell
+from laconic.lowbit.packed_recurrent import PackedLSTM as PackedLSTM
+from laconic.lowbit.packed_recurrent import PackedLSTMCell as PackedLSTMCell
 from laconic.lowbit.quantise import quantise as quantise
 from laconic.lowbit.range_norm import RangeGroupNorm as RangeGroupNorm
 from laconic.lowbit.range_norm import RangeNorm as RangeNorm
@@ -36,12 +40,16 @@ __all__ = [
     "Admm",
     "EvoNormS0",
     "FewBitConv2d",
+    "FewBitGRU",
     "FewBitGRUCell",
     "FewBitHandle",
+    "FewBitLSTM",
     "FewBitLSTMCell",
     "FewBitLinear",
     "PackedConv2d",
+    "PackedGRU",
     "PackedGRUCell",
+    "PackedLSTM",
     "PackedLSTMCell",
     "PackedLinear",
     "Precision",

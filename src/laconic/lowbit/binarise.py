@@ -1,7 +1,8 @@
 """Training with the signs of weights and inputs (Courbariaux et al. 2016, arXiv:1602.02830).
 
 Checked against the authors' code: signs with sign(0) = 1, float32 master weights clipped to [-1, 1] after
-each step, the gradient of a hard tanh. The equations are in `few_bit_layers` and `levels`.
+each step, the gradient of a hard tanh. The equations are in `few_bit_layers`, `few_bit_recurrent` and
+`levels`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def binarise(
     Training computes in float32 and saves neither time nor memory.
 
     Args:
-        model: Its Linear, Conv2d, LSTMCell and GRUCell layers are replaced.
+        model: Its Linear, Conv2d, LSTM, GRU, LSTMCell and GRUCell layers are replaced.
         first: First of these layers in the order of the model: "real" (default) leaves it unchanged,
             "weights" uses only the signs of its weights, "binary" treats it like the others.
         last: Last layer: "real" (default) leaves it unchanged, "binary" treats it like the others.
@@ -68,8 +69,8 @@ def binarise(
     Raises:
         SpecError: An argument is out of range.
         AttachError: The model has no such layers, is such a layer, or is binarised already; a layer is not
-            float32, shares a weight, has hooks, or has padding that is not a number of zeros; `keep` names
-            no module. The model is unchanged.
+            float32, shares a weight, has hooks, projections, or padding that is not a number of zeros; `keep`
+            names no module. The model is unchanged.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Linear(8, 2))
     >>> handle = binarise(net)

@@ -14,7 +14,7 @@ from laconic import kernels
 from laconic.core.errors import StateError
 from laconic.core.inference import outside_inference_mode
 from laconic.lowbit import clipping
-from laconic.lowbit.few_bit_layers import FEW_BIT_LAYERS
+from laconic.lowbit.few_bit_kinds import FEW_BIT_LAYERS
 from laconic.lowbit.pack import pack, save_packed
 from laconic.lowbit.training import LowBitHandle
 from laconic.transforms.fast_path import FastPathOff

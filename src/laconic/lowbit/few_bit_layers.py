@@ -24,7 +24,7 @@ from laconic.lowbit.few_bits import Rounding
 from laconic.transforms.transformed import TransformedLayer
 
 
-class _FewBits(TransformedLayer):
+class FewBitLayer(TransformedLayer):
     """Base with `rounding` and clipped master weights."""
 
     state: ClassVar[str] = "has few bits already"
@@ -50,7 +50,7 @@ class _FewBits(TransformedLayer):
         return f"{super().extra_repr()}, {self.rounding}"  # type: ignore[no-untyped-call,unused-ignore]
 
 
-class FewBitLinear(_FewBits, nn.Linear):
+class FewBitLinear(FewBitLayer, nn.Linear):
     """A dense layer of x (..., c). Made by `binarise` and `quantise`."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class FewBitLinear(_FewBits, nn.Linear):
             return rounding.round_gradient(y if self.bias is None else y + self.bias, training)
 
 
-class FewBitConv2d(_FewBits, nn.Conv2d):
+class FewBitConv2d(FewBitLayer, nn.Conv2d):
     """A convolution of x (n, c, h, w), padded with zeros. Made by `binarise` and `quantise`."""
 
     @classmethod
@@ -84,68 +84,3 @@ class FewBitConv2d(_FewBits, nn.Conv2d):
             shape: Any = (self.stride, self.padding, self.dilation, self.groups)
             y = rounding.rescale(F.conv2d(levels, rounding.weight(self.weight), None, *shape))
             return rounding.round_gradient(y if self.bias is None else y + self.bias.view(-1, 1, 1), training)
-
-
-class _FewBitCell(_FewBits):
-    """Base of cells, with the products of input and state."""
-
-    def gates(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        rounding, training = self.rounding, self.training
-        rounding.begin(training, x, h)
-        found = []
-        with torch.autocast(x.device.type, enabled=False):
-            for place, side in ((x, "ih"), (h, "hh")):
-                weight, bias = getattr(self, f"weight_{side}"), getattr(self, f"bias_{side}")
-                levels = rounding.activation(place.to(weight.dtype), training, side)
-                y = rounding.rescale(F.linear(levels, rounding.weight(weight)))
-                found.append(y if bias is None else y + bias)
-        return found[0], found[1]
-
-
-def lstm(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the next h and c of `nn.LSTMCell`, from its four gates (b, 4 n) and c (b, n)."""
-    i, f, g, o = gates.chunk(4, -1)
-    after = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    return o.sigmoid() * after.tanh(), after
-
-
-def gru(of_x: Tensor, of_h: Tensor, h: Tensor) -> Tensor:
-    """Return the next h of `nn.GRUCell`, from both products (b, 3 n)."""
-    (r, z, n), (s, t, m) = of_x.chunk(3, -1), of_h.chunk(3, -1)
-    update = (z + t).sigmoid()
-    new = (n + (r + s).sigmoid() * m).tanh()
-    return (1 - update) * new + update * h
-
-
-class FewBitLSTMCell(_FewBitCell, nn.LSTMCell):
-    """An LSTM step of x (b, c) or (c,) and both states, which stay float32."""
-
-    def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        if hx is None:
-            zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
-            hx = (zeros, zeros)
-        of_x, of_h = self.gates(input, hx[0])
-        return lstm(self.rounding.round_gradient(of_x + of_h, self.training), hx[1])
-
-
-class FewBitGRUCell(_FewBitCell, nn.GRUCell):
-    """A GRU step of x (b, c) or (c,) and its state, which stays float32."""
-
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        if hx is None:
-            hx = input.new_zeros(*input.shape[:-1], self.hidden_size)
-        of_x, of_h = self.gates(input, hx)
-        back, training = self.rounding.round_gradient, self.training
-        return gru(back(of_x, training), back(of_h, training, "gradient_hh"), hx)
-
-
-KINDS: dict[type, Any] = {
-    nn.Linear: FewBitLinear,
-    nn.Conv2d: FewBitConv2d,
-    nn.LSTMCell: FewBitLSTMCell,
-    nn.GRUCell: FewBitGRUCell,
-}
-"""Few-bit form of each kind of layer."""
-
-FEW_BIT_LAYERS = (FewBitConv2d, FewBitGRUCell, FewBitLinear, FewBitLSTMCell)
-"""All few-bit layers."""

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from laconic.core import arguments
 from laconic.core.errors import AttachError
 from laconic.lowbit.few_bit_handle import FewBitHandle
-from laconic.lowbit.few_bit_layers import KINDS
+from laconic.lowbit.few_bit_kinds import KIND_NAMES, KINDS
 from laconic.lowbit.few_bits import FewBits, Rounding
 from laconic.lowbit.shift_norm import ShiftBatchNorm
 from laconic.lowbit.training import LowBitTraining
@@ -25,7 +25,6 @@ from laconic.transforms.transform import DEFAULT_RUN, Run
 First = Literal["real", "weights", "binary"]
 Last = Literal["real", "binary"]
 Norm = Literal["float", "shift"]
-KIND_NAMES = "Linear, Conv2d, LSTMCell and GRUCell"
 
 
 @dataclass(frozen=True, repr=False)

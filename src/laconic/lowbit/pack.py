@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from laconic.core.errors import AttachError, SpecError, StateError
-from laconic.lowbit.few_bit_layers import KINDS
+from laconic.lowbit.few_bit_kinds import KINDS
+from laconic.lowbit.few_bit_layers import FewBitConv2d, FewBitLinear
+from laconic.lowbit.few_bit_recurrent import FewBitGRU, FewBitGRUCell, FewBitLSTM, FewBitLSTMCell
 from laconic.lowbit.few_bits import FewBits
-from laconic.lowbit.packed_layers import FORMS, Packed
+from laconic.lowbit.packed_layers import Packed, PackedConv2d, PackedLinear
+from laconic.lowbit.packed_recurrent import PackedGRU, PackedGRUCell, PackedLSTM, PackedLSTMCell
 from laconic.lowbit.shift_norm import ShiftBatchNorm
 from laconic.transforms.computed import copy_model
 from laconic.transforms.fast_path import FastPathOff
@@ -21,6 +24,14 @@ from laconic.transforms.selection import refuse_hooks, replace_layers
 
 FORMAT = "laconic packed model 2"
 PREVIOUS_FORMAT = "laconic packed model 1"  # without the names of norms
+FORMS: dict[type, type[Any]] = {  # packed form of each simulated layer
+    FewBitLinear: PackedLinear,
+    FewBitConv2d: PackedConv2d,
+    FewBitLSTM: PackedLSTM,
+    FewBitGRU: PackedGRU,
+    FewBitLSTMCell: PackedLSTMCell,
+    FewBitGRUCell: PackedGRUCell,
+}
 FORMS_BY_LAYER = {plain: FORMS[few] for plain, few in KINDS.items()} | FORMS
 
 

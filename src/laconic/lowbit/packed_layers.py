@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from laconic import kernels
 from laconic.core.errors import AttachError, StateError
 from laconic.kernels.xnor.shape import LONGEST
-from laconic.lowbit.few_bit_layers import FewBitConv2d, FewBitGRUCell, FewBitLinear, FewBitLSTMCell, gru, lstm
+from laconic.lowbit.few_bit_layers import FewBitConv2d, FewBitLinear
 from laconic.lowbit.few_bits import FewBits, Rounding
 from laconic.lowbit.levels import level_indices
 
@@ -180,63 +180,8 @@ class PackedConv2d(Packed):
         return F.conv2d(x, weight.permute(0, 3, 1, 2).contiguous(), None, groups=self.groups, **self.shape)
 
 
-class _PackedCell(Packed):
-    """Base of cells. `bits_ih` and `bits_hh` uint8 (planes, gates, ceil(c / 8))."""
-
-    def __init__(self, layer: Any, levels: FewBits) -> None:
-        super().__init__(levels, max(layer.input_size, layer.hidden_size))
-        self.hidden_size = layer.hidden_size
-        for side in ("ih", "hh"):
-            weight, bias = getattr(layer, f"weight_{side}"), getattr(layer, f"bias_{side}")
-            self.add_bits_buffer(f"bits_{side}", (len(weight),), weight, weight.shape[1])
-            self.add_bias_buffer(f"bias_{side}", bias)
-
-    @classmethod
-    def of(cls, layer: Any) -> Any:
-        made = cls(layer, layer.rounding.bits)
-        for side in ("ih", "hh"):
-            made.pack_weight(f"bits_{side}", getattr(layer, f"weight_{side}"))
-        return made
-
-    def gates(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        found = []
-        for side, given in (("ih", x), ("hh", h)):
-            y, bias = linear(self, f"bits_{side}", given.float()), getattr(self, f"bias_{side}")
-            found.append(y if bias is None else y + bias)
-        return found[0], found[1]
-
-
-class PackedLSTMCell(_PackedCell):
-    """A `FewBitLSTMCell`."""
-
-    def forward(self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        if hx is None:
-            zeros = x.new_zeros(*x.shape[:-1], self.hidden_size)
-            hx = (zeros, zeros)
-        of_x, of_h = self.gates(x, hx[0])
-        return lstm(of_x + of_h, hx[1])
-
-
-class PackedGRUCell(_PackedCell):
-    """A `FewBitGRUCell`."""
-
-    def forward(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
-        if hx is None:
-            hx = x.new_zeros(*x.shape[:-1], self.hidden_size)
-        return gru(*self.gates(x, hx), hx)
-
-
 def linear(layer: Packed, name: str, x: Tensor) -> Tensor:
     """Return the product of x (..., c) with the bits of a dense layer."""
     flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     y = layer.product(name, flat, kernels.xnor_matmul, F.linear)
     return y.view(*x.shape[:-1], y.shape[-1])
-
-
-FORMS: dict[type, type[Any]] = {
-    FewBitLinear: PackedLinear,
-    FewBitConv2d: PackedConv2d,
-    FewBitLSTMCell: PackedLSTMCell,
-    FewBitGRUCell: PackedGRUCell,
-}
-"""Packed form of each simulated layer."""

@@ -1,6 +1,6 @@
 """Training with few bits in weights, inputs and gradients (Hubara et al. 2016, arXiv:1609.07061).
 
-As `binarise`, with more levels. The equations are in `few_bit_layers` and `levels`.
+As `binarise`, with more levels. The equations are in `few_bit_layers`, `few_bit_recurrent` and `levels`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def quantise(
     Generalises `binarise`, which has one bit in weights and inputs and float32 gradients.
 
     Args:
-        model: Its Linear, Conv2d, LSTMCell and GRUCell layers are replaced.
+        model: Its Linear, Conv2d, LSTM, GRU, LSTMCell and GRUCell layers are replaced.
         weights: Bits of weights, 1 to 8; default: 1.
         activations: Bits of inputs, 1 to 8, or None for float32; default: 2.
         gradients: Bits of the gradients of outputs, 3 to 8, or None for float32: powers of two, rounded at
