@@ -77,12 +77,11 @@ class Trained:
         self.weights, self.agree = flat(model), agree(model)
         self.local = bool(self.handle.exchange.momentum.names(self.handle.exchange.step))
         self.told = [text for text in self.logged if "momentum" in text]
-        self.applies = "deft" not in str(spec)
 
     def check(self, *, local: bool) -> None:
-        """Local momentum, or one line that says why not; neither if the method leaves it to the optimiser."""
-        assert self.agree and self.local == (local and self.applies)
-        wanted = 0 if local or dist.get_rank() or not self.applies else 1
+        """Local momentum, or one line that says why not."""
+        assert self.agree and self.local == local
+        wanted = 0 if local or dist.get_rank() else 1
         assert len(self.told) == wanted, self.told
 
 
@@ -138,8 +137,8 @@ def two_kinds(model: nn.Module) -> list[Any]:
 def test_sgd_beside_adamw(spec: str) -> None:
     """The momentum of SGD's tensors is local, that of the others stays where it is."""
     trained = Trained(spec, two_kinds)
-    assert trained.agree and trained.local == trained.applies
-    assert len(trained.told) == (trained.applies and dist.get_rank() == 0)
+    assert trained.agree and trained.local
+    assert len(trained.told) == (dist.get_rank() == 0)
     assert all("AdamW" in text for text in trained.told)
 
 

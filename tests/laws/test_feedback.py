@@ -11,7 +11,7 @@ from torch import Tensor
 from laconic.core.errors import SpecError, StateError
 from laconic.core.layout import Layout
 from laconic.exchange.method import lift
-from laconic.feedback.error_feedback import ErrorFeedback
+from laconic.feedback.error_feedback import KEPT, ErrorFeedback
 from tests.cases import over
 from tests.laws.table import listed
 from tests.laws.worlds import MODEL, Settings, cut, everywhere, exchange_on, gradient, one_step, take
@@ -89,13 +89,13 @@ def test_resume_draws_the_same_bits(spec: str) -> None:
     assert all(all(same) for same in everywhere(3, play))
 
 
-@over(nesterov=(False, True))
-def test_dgc_is_the_papers_recursion(nesterov: bool) -> None:
-    """Against the definitions, tensor by tensor; all is sampled, so the selection is exact. To float32."""
+@over(spec=("dgc(density=0.05, sample_ratio=1.0)", "topk(density=0.05)"), nesterov=(False, True))
+def test_local_momentum_is_the_stated_recursion(spec: str, nesterov: bool) -> None:
+    """Against the definitions, tensor by tensor; the selection is exact. To float32."""
     density, size, mu = 0.05, 2, 0.9
 
     def play(comm):  # type: ignore[no-untyped-def]
-        exchange = exchange_on(comm, f"dgc(density={density}, sample_ratio=1.0)", Settings(mu, nesterov))
+        exchange = exchange_on(comm, spec, Settings(mu, nesterov))
         return [one_step(exchange, gradient(comm.rank, t), [MODEL])[0] for t in range(STEPS)]
 
     got = everywhere(size, play)[0]
@@ -108,13 +108,14 @@ def test_dgc_is_the_papers_recursion(nesterov: bool) -> None:
             mean = torch.zeros(entry.numel)
             for r in range(size):
                 g, key = gradient(r, t)[where], (r, entry.name)
+                waited = v[key] != 0
                 u[key] = mu * (u[key] + g) if nesterov else mu * u[key] + g
                 v[key] = v[key] + u[key] + g if nesterov else v[key] + u[key]
                 k = math.ceil(density * entry.numel)
                 chosen = v[key].abs().topk(k).indices
                 mean[chosen] += v[key][chosen] / size
                 v[key][chosen] = 0
-                u[key][chosen] = 0
+                u[key][chosen] *= 0 if spec.startswith("dgc") else torch.where(waited[chosen], KEPT, 1.0)
             assert torch.allclose(got[t][where], mean, rtol=1e-4, atol=1e-4), (t, entry.name)
 
 

@@ -109,6 +109,7 @@ def test_add_sparse_passes_on_nan_and_inf() -> None:
 
 SEGMENTS, COUNTS = Segments((100, 3, 50, 60), (900, 40, 0, 33)), torch.tensor([300, 7, 0, 33])
 X, VALUES = normal(1000), normal(340, 1)
+WAITED = torch.arange(1000.0) % 3
 
 
 def chosen() -> tuple[Tensor, Tensor]:
@@ -130,7 +131,11 @@ def test_gather_and_scatter_reach_the_chosen_entries_and_no_other() -> None:
         assert torch.equal(got, X.index_add(0, flat, VALUES * torch.tensor(alpha)))
     got = agree(lambda: kernels.scatter_zero_(X.clone(), SEGMENTS, indices, COUNTS))
     assert torch.equal(got, X.index_fill(0, flat, 0))
+    got = agree(lambda: kernels.scatter_scale_(X.clone(), WAITED, SEGMENTS, indices, COUNTS, 1 / 3))
+    some = flat[WAITED[flat] != 0]
+    assert torch.equal(got, X.index_copy(0, some, X[some] * torch.tensor(1 / 3)))
     out = X.clone()
+    assert kernels.scatter_scale_(out, WAITED, SEGMENTS, indices, COUNTS, 1.0) is out
     assert kernels.scatter_zero_(out, SEGMENTS, indices, COUNTS) is out
     assert kernels.scatter_add_(out, SEGMENTS, indices, COUNTS, VALUES) is out
 
@@ -144,6 +149,7 @@ def test_an_index_out_of_its_segment_stops_every_write(place_index: tuple[int, i
         lambda: kernels.gather(x, SEGMENTS, indices, COUNTS),
         lambda: kernels.scatter_add_(x, SEGMENTS, indices, COUNTS, torch.ones(340)),
         lambda: kernels.scatter_zero_(x, SEGMENTS, indices, COUNTS),
+        lambda: kernels.scatter_scale_(x, WAITED, SEGMENTS, indices, COUNTS, 0.5),
     )
     assert torch.equal(x, X)
 

@@ -39,6 +39,13 @@ class Sent(ABC):
     def clear_(self, memory: Tensor) -> Tensor:
         """Set the sent entries of memory to zero."""
 
+    def scale_chosen_(self, memory: Tensor, waited: Tensor, factor: float) -> Tensor:
+        """Multiply the sent entries of memory by `factor` where flat `waited` is not 0.
+
+        Nothing changes if all entries are sent, as they are by default.
+        """
+        return memory
+
     def subtract_from_(self, x: Tensor) -> Tensor:
         return self.add_to_(x, -1.0)
 
@@ -61,6 +68,11 @@ class SentMessage(Sent):
             self.codec.clear_segments_(self.wire, self.segments, memory)
         return memory
 
+    def scale_chosen_(self, memory: Tensor, waited: Tensor, factor: float) -> Tensor:
+        if self.segments.numel:
+            self.codec.scale_chosen_(self.wire, self.segments, memory, waited, factor)
+        return memory
+
 
 @dataclass(frozen=True)
 class ScaledShare(Sent):
@@ -74,6 +86,9 @@ class ScaledShare(Sent):
 
     def clear_(self, memory: Tensor) -> Tensor:
         return self.share.clear_(memory)
+
+    def scale_chosen_(self, memory: Tensor, waited: Tensor, factor: float) -> Tensor:
+        return self.share.scale_chosen_(memory, waited, factor)
 
 
 @dataclass(frozen=True)
@@ -90,6 +105,11 @@ class SentParts(Sent):
     def clear_(self, memory: Tensor) -> Tensor:
         for part in self.parts:
             part.clear_(memory)
+        return memory
+
+    def scale_chosen_(self, memory: Tensor, waited: Tensor, factor: float) -> Tensor:
+        for part in self.parts:
+            part.scale_chosen_(memory, waited, factor)
         return memory
 
 
@@ -125,6 +145,16 @@ class SentEntries(Sent):
         if dispatch.native(memory) is None:
             return memory.index_fill_(0, self.positions, 0.0)
         return kernels.scatter_zero_(memory, self.segments, self.indices, self.counts)
+
+    def scale_chosen_(self, memory: Tensor, waited: Tensor, factor: float) -> Tensor:
+        if len(self.indices) == self.segments.numel:
+            return memory
+        if dispatch.native(memory) is None:
+            old = memory[self.positions]
+            return memory.index_copy_(
+                0, self.positions, torch.where(waited[self.positions] == 0, old, old * factor)
+            )
+        return kernels.scatter_scale_(memory, waited, self.segments, self.indices, self.counts, factor)
 
 
 def sent_by(rank: int) -> AbstractContextManager[None]:

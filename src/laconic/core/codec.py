@@ -189,6 +189,29 @@ class Codec(Spec):
         self.check_size(wire, segments)
         return segments.zero_(memory)
 
+    def scale_chosen_(
+        self, wire: Tensor, segments: Segments, memory: Tensor, waited: Tensor, factor: float
+    ) -> Tensor:
+        """Multiply the entries of flat memory that this message contains by `factor`, if it omits others.
+
+        By default a message contains all entries, and nothing changes; a sparse codec overrides this.
+
+        Args:
+            wire: the message, uint8 (m,).
+            segments: the ranges, with the sizes that were encoded.
+            memory: float32 (n,). Only the ranges change.
+            waited: float32 (n,); an entry that is 0 here does not change.
+            factor: the factor.
+
+        Returns:
+            `memory`.
+
+        Raises:
+            WireError: if no message of these segments has this many bytes.
+        """
+        self.check_size(wire, segments)
+        return memory
+
     def encode_layout(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
         """Encode these tensors of flat x as one message with this rank's keys: ranks round independently."""
         return self.encode_segments(x, layout.segments, turn.own_keys(layout.names))

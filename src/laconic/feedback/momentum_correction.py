@@ -86,4 +86,5 @@ class MomentumCorrection(Feedback):
 
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
         local = layout.where(lambda entry: optimised.is_local(entry.name))
-        return LocalResidual(local, layout, optimised, masking=self.masking, dense_steps=self.dense_steps)
+        kept = 0.0 if self.masking else 1.0
+        return LocalResidual(local, layout, optimised, kept=kept, dense_steps=self.dense_steps)

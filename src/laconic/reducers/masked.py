@@ -127,6 +127,11 @@ class PackedShare(Sent):
         packed = self.share.clear_(memory[self.packing.positions])
         return memory.index_copy_(0, self.packing.positions, packed)
 
+    def scale_chosen_(self, memory: Tensor, waited: Tensor, factor: float) -> Tensor:
+        places = self.packing.positions
+        packed = self.share.scale_chosen_(memory[places], waited[places], factor)
+        return memory.index_copy_(0, places, packed)
+
 
 class BoundMasked(BoundReducer):
     """Working reduction of these tensors; its state has the tensors' own shapes."""

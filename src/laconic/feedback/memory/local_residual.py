@@ -4,7 +4,10 @@ Lin et al. 2018, arXiv:1712.01887 (DGC), section 3. Per tensor, with local gradi
 
     heavy ball   u = mu * u + g           v = decay * v + u
     Nesterov     u = mu * (u + g)         v = decay * v + u + g
-    sent = C(v)  v = v - sent             with masking, u = 0 where sent
+    sent = C(v)  v = v - sent             u = kept * u where sent after waiting
+
+An entry has waited if its residual was not 0 before the step, so one that is sent in every step keeps its
+velocity: if all are, this is SGD with momentum. DGC clears u of all sent entries instead.
 
 Weight decay never enters: the optimiser adds it after the exchange.
 """
@@ -36,7 +39,7 @@ class LocalResidual(Residual):
         layout: All tensors.
         optimised: The optimiser's side.
         decay: Share of the old residual that is kept.
-        masking: Whether the velocity of sent entries is cleared.
+        kept: Factor of the velocity of entries that are sent after waiting; 0: of all sent entries.
         dense_steps: First steps that are exchanged whole, with the optimiser's momentum.
     """
 
@@ -47,13 +50,13 @@ class LocalResidual(Residual):
         optimised: Optimised,
         decay: float = 1.0,
         *,
-        masking: bool = False,
+        kept: float = 1.0,
         dense_steps: int = 0,
     ) -> None:
         super().__init__(layout, decay)
         self._local = local
         self._all = layout
-        self._masking = masking
+        self._kept = kept
         self._dense_steps = dense_steps
         self._velocity: Velocity | None = Velocity(local, optimised) if len(local) else None
         self._former = Memory("former", layout)  # residuals before the present step
@@ -68,8 +71,13 @@ class LocalResidual(Residual):
 
     def _finish(self, share: Share, layout: Layout) -> None:
         super()._finish(share, layout)
-        if self._masking and self._velocity is not None and len(self._parts(layout)[0]):
-            share.clear_(self._velocity.held(layout))
+        if self._kept == 1 or self._velocity is None or not len(self._parts(layout)[0]):
+            return
+        velocity = self._velocity.held(layout)
+        if self._kept == 0:
+            share.clear_(velocity)
+        else:
+            share.scale_chosen_(velocity, self._former.held(layout), self._kept)
 
     def correct(
         self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False
@@ -87,11 +95,11 @@ class LocalResidual(Residual):
         old, fresh = grad if free else copied(grad, layout), self._former.flat(layout, grad.device)
         finite = True
         if len(others):
-            self._kept(residual, fresh, others)
+            self._decayed(residual, fresh, others)
             finite = kernels.accumulate_(fresh, old, others.segments, scale)
         before = residual
         if self._decay != 1:
-            self._kept(residual, fresh, local)
+            self._decayed(residual, fresh, local)
             before = fresh
         done = []
         for part, momentum, nesterov, factor in self._velocity.forms(local):
@@ -109,7 +117,7 @@ class LocalResidual(Residual):
         self._residual.swap(self._former, layout)
         return fresh
 
-    def _kept(self, residual: Tensor, fresh: Tensor, part: Layout) -> None:
+    def _decayed(self, residual: Tensor, fresh: Tensor, part: Layout) -> None:
         """Write decay * residual to `fresh`, of these tensors."""
         runs = part.segments.merged
         torch._foreach_copy_(runs.views(fresh), runs.views(residual))

@@ -45,6 +45,22 @@ def scatter_add_(
     return reference.scatter_add_(out, segments, indices, counts, values, alpha)
 
 
+def scatter_scale_(
+    out: Tensor, where: Tensor, segments: Segments, indices: Tensor, counts: Tensor, factor: float
+) -> Tensor:
+    """out[index] *= factor, in place, if where[index] is not 0, for float32 (n,).
+
+    `WireError`, before any write, for an index out of range.
+    """
+    checks.buffer("out", out, segments)
+    checks.buffer("where", where, segments)
+    checks.chosen(indices, counts, segments)
+    if (native := dispatch.native(out, where, indices)) is not None:
+        native.scatter_scale_(out, where, segments, indices, counts, factor)
+        return out
+    return reference.scatter_scale_(out, where, segments, indices, counts, factor)
+
+
 def scatter_zero_(out: Tensor, segments: Segments, indices: Tensor, counts: Tensor) -> Tensor:
     """out[index] = 0, in place. `WireError`, before any write, for an index out of range."""
     checks.buffer("out", out, segments)

@@ -78,11 +78,6 @@ class Deft(ChoiceInParts):
     code: ClassVar[str] = "kljp/deft"
     examples: ClassVar[tuple[str, ...]] = ("deft(density=0.01)", "deft(density=0.3, indices=raw32())")
 
-    @property
-    def local_momentum(self) -> bool:
-        """Return False: ResNet-9 on CIFAR-10, 18 epochs, loses 0.3 points with it."""
-        return False
-
     def bind_sparse(self, layout: Layout, comm: Comm) -> BoundReducer:
         return _Deft(self, layout, comm)
 
