@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from textwrap import fill
 
 from benchmarks.common.small_net import SMALL_GPT, SMALL_NET
-from benchmarks.common.tables import EARLIER, spread, table
+from benchmarks.common.tables import spread, table
 from benchmarks.common.workers import WORKERS, Row
 from benchmarks.own_rates.__main__ import DIVERGED, FAMILIES, SEEDS, Family, Run, own_rate
 
@@ -31,7 +31,7 @@ TOLD = ("method", "rate", "accuracy, %", "lost", "at dense's rate", "MB a worker
 
 def page() -> str:
     """The page, of the searches that have ended."""
-    lines = [HEAD, EARLIER, ""]
+    lines = [HEAD, ""]
     for family in FAMILIES:
         if found := [*rows(family)]:
             heading = f"## {family.name}, {family.steps:,} steps"
