@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,11 +42,18 @@ class Faulty(Sum):
 LINUX = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds workers in /proc, as on Linux")
 
 
+FOREVER = ("--steps", 100000, "--eval-every", 0, "--with", "dense()", "--name", "run")
+
+
+def has_trained(folder: Path) -> bool:
+    """Whether a run has done some steps."""
+    return max((event.get("step", 0) for event in read_events(folder / "run")), default=0) > 5
+
+
 def training(folder: Path) -> subprocess.Popen[str]:
     """A run without end that has done some steps."""
-    process = train(folder, "--steps", 100000, "--eval-every", 0, "--with", "dense()", "--name", "run")
-    run = folder / "run"
-    wait_for(lambda: max((event.get("step", 0) for event in read_events(run)), default=0) > 5, process)
+    process = train(folder, *FOREVER)
+    wait_for(lambda: has_trained(folder), process)
     return process
 
 
@@ -109,22 +118,21 @@ def test_ctrl_c_ends_all_and_keeps_what_was_measured(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rows"][0]["steps"] > 5
 
 
-def test_a_crash_shows_that_workers_traceback(tmp_path: Path) -> None:
+def test_a_crash_shows_that_workers_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = multiprocessing.active_children()
     package = tmp_path / "faulty-1.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1\n")
     (package / "entry_points.txt").write_text("[laconic.methods]\nfaulty = faulty:Faulty\n")
     (tmp_path / "faulty.py").write_text(THIRD_PARTY)
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    given = ("--steps", 5, "--with", "faulty()", "--name", "run")
-    process = train(tmp_path, *given, env={"PYTHONPATH": path})
-    code, _, complaints = finish(process)
+    monkeypatch.syspath_prepend(tmp_path)  # workers have it too
+    code, _, complaints = trained(tmp_path, "--steps", 5, "--with", "faulty()", "--name", "run")
     assert code == 1
     assert "Traceback" in complaints and "ZeroDivisionError: a fault of rank 1" in complaints
     *_, books, reason = complaints.strip().splitlines()
     assert reason == "laconic: faulty(), seed 0: rank 1: ZeroDivisionError: a fault of rank 1"
     assert books == f"all steps before this error are in {tmp_path / 'run' / EVENTS}"
-    assert group_is_gone(process.pid), "a worker is left"
+    assert multiprocessing.active_children() == before, "a worker is left"
 
 
 def test_a_training_that_diverges_is_one_line_with_the_way_out(tmp_path: Path) -> None:
@@ -140,16 +148,23 @@ def test_a_training_that_diverges_is_one_line_with_the_way_out(tmp_path: Path) -
     assert "report.html" in output, "what was measured until then is there"
 
 
-@LINUX
 def test_a_killed_worker_is_named(tmp_path: Path) -> None:
-    process = training(tmp_path)
-    os.kill(workers_of(process)[-1], signal.SIGKILL)
-    code, output, complaints = finish(process)
+    before = multiprocessing.active_children()
+
+    def kill_rank_1() -> None:
+        wait_for(lambda: has_trained(tmp_path))
+        workers = (each for each in multiprocessing.active_children() if each not in before)
+        max(workers, key=lambda each: each.pid or 0).kill()
+
+    with ThreadPoolExecutor(1) as threads:
+        killed = threads.submit(kill_rank_1)
+        code, output, complaints = trained(tmp_path, *FOREVER)
+        killed.result()
     assert code == 1
     assert "laconic: dense(), seed 0: rank 1: the worker was killed by SIGKILL" in complaints
     assert str(tmp_path / "run" / EVENTS) in complaints
     assert "report.html" in output
-    assert group_is_gone(process.pid), "a worker is left"
+    assert multiprocessing.active_children() == before, "a worker is left"
 
 
 @pytest.mark.nightly
