@@ -91,7 +91,7 @@ class ByMethod:
         self.bucket = torch.empty(self.layout.numel)
 
     def step(self, loss: float) -> None:
-        """Attached the gradients, and step."""
+        """Exchange the gradients, and step."""
         grads = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         torch.cat([grad.flatten() for grad in grads], out=self.bucket)
         self.exchange.begin()
