@@ -188,7 +188,7 @@ def test_status_words_are_explained_in_the_list_and_beside_a_name() -> None:
 def test_names_and_figures_are_whole_on_narrow_screens() -> None:
     """Figures of one method stand below each other; the list leaves out what it has no room for."""
     for width in (40, 80):
-        env = {"COLUMNS": str(width), "FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "dumb"}
+        env = {"COLUMNS": str(width), "LINES": "25", "FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "dumb"}
         one = CliRunner().invoke(app, ["methods", "dgc"], env=env).output
         (entry, *_) = (each for each in entries() if each.name == "dgc")
         for head, cell in zip(HEADS, cells(entry), strict=True):
