@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,19 +22,33 @@ def losses(folder: Path, seed: int) -> dict[tuple[int, int], float]:
     return {(event["step"], event["rank"]): event["loss"] for event in steps}
 
 
+def terminated(when: Callable[[], object], folder: Path, *words: str) -> None:
+    """Train in this process, and send it SIGTERM when a condition holds."""
+
+    def terminate() -> None:
+        wait_for(when)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # if the run has already ended
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            sent = threads.submit(terminate)
+            code, _, complaints = trained(folder, *words)
+            sent.result()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert code == 130, complaints
+
+
 def test_a_resumed_run_ends_with_the_same_bits_and_never_from_a_damaged_part(tmp_path: Path) -> None:
     arguments = ["--steps", "24", "--eval-every", "12", "--checkpoint-every", "4", "--seeds", "2"]
     arguments += ["--with", "dgc(density=0.05)"]
     code, _, complaints = trained(tmp_path, *arguments, "--name", "whole")
     assert code == 0, complaints
 
-    process = train(tmp_path, *arguments, "--name", "cut")
     folder = tmp_path / "cut"
     seed1 = folder / "dgc_density_0.05" / "seed1"
-    wait_for(lambda: checkpoint.latest(seed1), process)
-    process.send_signal(signal.SIGTERM)
-    assert finish(process)[0] == 130
-
+    terminated(lambda: checkpoint.latest(seed1), tmp_path, *arguments, "--name", "cut")
     place = checkpoint.latest(seed1)
     assert place is not None
     part = place / "rank1.pt"
