@@ -19,6 +19,7 @@ from tests.unit.wrappers import (
     Elsewhere,
     Lookahead,
     Negated,
+    Nested,
     NoOptimizer,
     SignAdamW,
     SignAdamW2,
@@ -37,7 +38,15 @@ from laconic.core.errors import AttachError
 from laconic.optim import LARS, master_weights
 from laconic.optim.outside_state import kept_outside
 from laconic.optim.own_step import check_step, steps_as
-from laconic.optim.unwrapping import is_ours, require_plain, stepping, unwrap, unwrap_all
+from laconic.optim.unwrapping import (
+    after_steps,
+    before_steps,
+    is_ours,
+    require_plain,
+    stepping,
+    unwrap,
+    unwrap_all,
+)
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 
 SRC = Path(laconic.__file__).parent
@@ -96,6 +105,36 @@ def test_hooks_go_where_each_update_passes() -> None:
     )
     with pytest.raises(AttachError, match="runs no hooks"):
         stepping(unhooked())
+
+
+def test_hooks_run_once_if_a_step_calls_that_of_its_parent() -> None:
+    """torch runs those of both steps once an optimiser of the parent's class exists."""
+    sgd(net())
+    optimizer = Nested(net().parameters(), lr=0.1)
+    seen: list[str] = []
+    before_steps(optimizer, lambda *_: seen.append("before"))
+    after_steps(optimizer, lambda *_: seen.append("after"))
+
+    def fails() -> float:
+        raise ZeroDivisionError
+
+    optimizer.step()
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(fails)
+    optimizer.step()
+    assert seen == ["before", "after", "before", "before", "after"]
+
+
+def test_masks_are_the_same_if_a_step_calls_that_of_its_parent() -> None:
+    weights = []
+    for kind in (SGD, Nested):
+        model = net()
+        optimizer = kind(model.parameters(), lr=0.1, momentum=0.9)
+        sparse = laconic.sparsity.rigl(model, optimizer, density=0.3, steps=40, every=2)
+        train(model, optimizer, range(12))
+        weights.append([each.detach().clone() for each in model.parameters()])
+        sparse.remove()
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
 
 
 def test_what_is_no_optimiser_is_refused_with_the_fix() -> None:

@@ -228,6 +228,13 @@ class Clipping(SGD):
         return super().step(closure)
 
 
+class Nested(SGD):
+    """Its parent's step."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
 class WithSettings(SGD):
     """Inherits the step."""
 

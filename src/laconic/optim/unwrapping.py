@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from laconic.core import arguments
 from laconic.core.errors import AttachError
 from laconic.optim.closure import refuse_lbfgs
+from laconic.optim.nested_steps import outermost
 from laconic.optim.outside_state import kept_outside, second_weights
 
 
@@ -138,8 +139,8 @@ def stepping(optimizer: Optimizer) -> Optimizer:
 
 
 def before_steps(optimizer: Optimizer, hook: Hook, *, first: bool = False) -> RemovableHandle:
-    """Call this hook before each step, as torch does. `first`: before earlier hooks."""
-    handle = optimizer.register_step_pre_hook(hook)
+    """Call this hook once before each step. `first`: before earlier hooks."""
+    handle = optimizer.register_step_pre_hook(outermost(hook))
     if first:
         hooks = handle.hooks_dict_ref()
         assert hooks is not None
@@ -148,8 +149,8 @@ def before_steps(optimizer: Optimizer, hook: Hook, *, first: bool = False) -> Re
 
 
 def after_steps(optimizer: Optimizer, hook: Hook) -> RemovableHandle:
-    """Call this hook after each step, as torch does."""
-    return optimizer.register_step_post_hook(hook)
+    """Call this hook once after each step."""
+    return optimizer.register_step_post_hook(outermost(hook))
 
 
 def check_is_scaler(scaler: object) -> None:
