@@ -5,6 +5,7 @@
 #
 # The interface is the one through which this machine reaches one of the hosts. It reaches itself through lo, so
 # a host with any other interface is preferred. Variables that are already set stay.
+found=
 for host in $1; do
     address=$(getent ahosts "$host" | awk '{ print $1; exit }')
     device=$(ip -o route get "$address" 2> /dev/null | sed -E 's/.* dev ([^ ]+).*/\1/')

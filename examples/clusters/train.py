@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,10 @@ def main() -> None:
     options = parser.parse_args()
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(
+        backend, timeout=timedelta(minutes=5)
+    )  # for a machine that vanishes: 30 by default
     finished = train(options.folder, steps=options.steps, every=options.every, spec=options.spec)
     dist.destroy_process_group()
     if not finished:
