@@ -83,7 +83,7 @@ FAMILIES = (
     ),
     Family(
         "SGD with momentum before compression",
-        0.05,
+        0.025,
         "dense()",
         (
             "topk(density=0.01)",
