@@ -6,23 +6,29 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from typer.testing import CliRunner
 
+from laconic.core.errors import PeerError
 from laconic.tools.cli.main import app
-from tests.dist.commands import LACONIC, Ended, finish, interrupt, laconic, start
+from tests.dist.commands import LACONIC, Ended, interrupt, laconic, start
+from tests.dist.nets import compress_anyway
+from tests.dist.pool import Pool
 
 REFUSED = "import laconic\nfrom beside import SPEC\n\nlaconic.parse(SPEC)\n"
 FAULT = "import os\nimport sys\n\nif os.environ['RANK'] == '1':\n    raise ZeroDivisionError(sys.argv[1])\n"
 
 
-def ran(folder: Path, script: str, *arguments: str) -> Ended:
+def ran(folder: Path, script: str, *arguments: str, workers: int = 2) -> Ended:
     (folder / "beside.py").write_text("SPEC = 'dgc(density=2)'\n")
     (folder / "script.py").write_text(script)
-    return laconic("run", folder / "script.py", "--nproc-per-node", 2, "--", *arguments)
+    return laconic("run", folder / "script.py", "--nproc-per-node", workers, "--", *arguments)
 
 
 def test_what_laconic_refuses_is_one_line_for_all_workers(tmp_path: Path) -> None:
@@ -44,7 +50,7 @@ def test_a_fault_of_the_script_keeps_its_own_traceback(tmp_path: Path) -> None:
 
 
 def test_the_exit_code_is_the_script_s_own(tmp_path: Path) -> None:
-    done = ran(tmp_path, "raise SystemExit(7)")
+    done = ran(tmp_path, "raise SystemExit(7)", workers=1)
     assert done.code == 7 and done.errors.splitlines()[-1].endswith("exit code 7; its output is above")
 
 
@@ -77,36 +83,25 @@ def test_a_script_that_is_none_is_one_line(script: str) -> None:
     assert said.stderr.startswith(f"laconic: there is no script {script!r} in ")
 
 
-DYING = """
-import os, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-import laconic
-dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(8, 8))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-handle = laconic.compress(model, optimizer, "cgx()")
-for step in range(3):
-    if step == 2 and dist.get_rank() == 0:
-        os._exit(0)
-    optimizer.zero_grad()
-    model(torch.randn(4, 8)).sum().backward()
-    optimizer.step()
-"""
+def dying() -> None:
+    model = DistributedDataParallel(nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compress_anyway(model, optimizer, "cgx()")
+    for step in range(3):
+        if step == 2 and dist.get_rank() == 0:
+            os._exit(0)
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
 
 
-def test_a_dying_peer_is_called_so_on_the_healthy_rank(tmp_path: Path) -> None:
+def test_a_dying_peer_is_called_so_on_the_healthy_rank(pool: Pool) -> None:
     """Each rank by itself: `laconic run` would kill the healthy one."""
-    (tmp_path / "dying.py").write_text(DYING)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    script = (sys.executable, tmp_path / "dying.py")
-    dying, healthy = (start(*script, env=place | {"RANK": str(rank)}) for rank in range(2))
-    said = finish(healthy).errors
-    finish(dying)
-    last = [line for line in said.splitlines() if "Error" in line][-1]
-    assert "laconic.core.errors.PeerError: a peer of rank 1 died, left or was late" in last, said
-    assert "Unable to cast" not in last and "GLHF" not in last
+    dead, healthy = pool.fresh(2, dying)
+    assert dead.exit_code == 0 and isinstance(healthy.error, PeerError)
+    said = str(healthy.error)
+    assert "a peer of rank 1 died, left or was late" in said
+    assert "Unable to cast" not in said and "GLHF" not in said
 
 
 def is_free(port: int) -> bool:
