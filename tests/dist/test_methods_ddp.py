@@ -132,7 +132,7 @@ def many_small_buckets(steps):
 
 @on_ranks(4)
 def test_powersgd_does_not_hang_on_many_buckets():
-    many_small_buckets(30)
+    many_small_buckets(12)
 
 
 @pytest.mark.soak
