@@ -106,7 +106,7 @@ MUTANTS = (
     ),
     Mutant(
         "feedback-discard",
-        "feedback/memory/local_residual.py",
+        "feedback/memory/residual.py",
         "            self._velocity.discard()",
         "            pass",
         "the velocity survives `discard`",

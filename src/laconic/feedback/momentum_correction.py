@@ -26,7 +26,7 @@ from laconic.core.layout import Layout
 from laconic.core.spec import Status
 from laconic.feedback import BoundFeedback, Feedback, Optimised
 from laconic.feedback.memory.contraction import safe_gain
-from laconic.feedback.memory.local_residual import LocalResidual
+from laconic.feedback.memory.residual import LocalResidual
 
 
 @dataclass(frozen=True, repr=False)

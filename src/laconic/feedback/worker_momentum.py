@@ -24,8 +24,7 @@ from laconic.core.layout import Layout
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
-from laconic.feedback.memory import Memory, copied, mark_overflow_
-from laconic.feedback.memory.velocity import Velocity
+from laconic.feedback.memory import Memory, Velocity, copied, mark_overflow_
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,4 +1,17 @@
-"""The residual of error feedback at work: added to each gradient, less by what is sent."""
+"""Residual of error feedback: added to each gradient, less the sent share. Also on velocities.
+
+With local momentum, the momentum of some tensors is applied before the exchange: Lin et al. 2018,
+arXiv:1712.01887 (DGC), section 3. Per tensor, with local gradient g and momentum mu:
+
+    heavy ball   u = mu * u + g           v = decay * v + u
+    Nesterov     u = mu * (u + g)         v = decay * v + u + g
+    sent = C(v)  v = v - sent             u = kept * u where sent after waiting
+
+An entry has waited if its residual was not 0 before the step, so one that is sent in every step keeps its
+velocity: if all are, this is SGD with momentum. DGC clears u of all sent entries instead.
+
+Weight decay never enters: the optimiser adds it after the exchange.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +21,10 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.core.layout import Layout
+from laconic.core.layout import Layout, PerLayout
 from laconic.core.turn import Turn
-from laconic.feedback import BoundFeedback, Share
-from laconic.feedback.memory import Memory, Pending, copied, mark_overflow_
+from laconic.feedback import BoundFeedback, Optimised, Share
+from laconic.feedback.memory import Memory, Pending, Velocity, copied, mark_overflow_
 
 
 class Residual(BoundFeedback):
@@ -94,6 +107,143 @@ class Residual(BoundFeedback):
         self._residual.check(state)
         self._pending.finish_all()
         self._residual.load_state_dict(state)
+
+
+class LocalResidual(Residual):
+    """Residual v of all tensors and velocity u of the `local` ones, and v before the present step.
+
+    Three float32 an element of a bucket with local tensors; if the gradient's buffer is not free, as on a
+    GPU, a fourth during a step. Momentum is the optimiser's, as set at each step.
+
+    Args:
+        local: Tensors whose momentum is applied here.
+        layout: All tensors.
+        optimised: The optimiser's side.
+        decay: Share of the old residual that is kept.
+        kept: Factor of the velocity of entries that are sent after waiting; 0: of all sent entries.
+        dense_steps: First steps that are exchanged whole, with the optimiser's momentum.
+    """
+
+    def __init__(
+        self,
+        local: Layout,
+        layout: Layout,
+        optimised: Optimised,
+        decay: float = 1.0,
+        *,
+        kept: float = 1.0,
+        dense_steps: int = 0,
+    ) -> None:
+        super().__init__(layout, decay)
+        self._local = local
+        self._all = layout
+        self._kept = kept
+        self._dense_steps = dense_steps
+        self._velocity: Velocity | None = Velocity(local, optimised) if len(local) else None
+        self._former = Memory("former", layout)  # residuals before the present step
+        self._old_velocity: dict[int, Tensor] = {}  # of the present step, by layout
+        self._parts = PerLayout(self._split)
+
+    def _split(self, layout: Layout) -> tuple[Layout, Layout]:
+        names = set(self._local.names)
+        if names.issuperset(layout.names):
+            return layout, Layout(())
+        return layout.named(names), layout.where(lambda entry: entry.name not in names)
+
+    def _finish(self, share: Share, layout: Layout) -> None:
+        super()._finish(share, layout)
+        if self._kept == 1 or self._velocity is None or not len(self._parts(layout)[0]):
+            return
+        velocity = self._velocity.held(layout)
+        if self._kept == 0:
+            share.clear_(velocity)
+        else:
+            share.scale_chosen_(velocity, self._former.held(layout), self._kept)
+
+    def correct(
+        self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False
+    ) -> Tensor | None:
+        if turn.step < self._dense_steps:
+            scaled = layout.segments.scale_(grad, scale)
+            return scaled if kernels.all_finite(scaled, layout.segments) else None
+        local, others = self._parts(layout)
+        if self._velocity is None or not len(local):
+            return super().correct(grad, layout, turn, scale, free=free)
+        self._velocity.start(turn.step)
+        self.finish_before(turn.step)
+        velocity = self._velocity.flat(layout, grad.device)
+        residual = self._residual.flat(layout, grad.device)
+        old, fresh = grad if free else copied(grad, layout), self._former.flat(layout, grad.device)
+        finite = True
+        if len(others):
+            self._decayed(residual, fresh, others)
+            finite = kernels.accumulate_(fresh, old, others.segments, scale)
+        before = residual
+        if self._decay != 1:
+            self._decayed(residual, fresh, local)
+            before = fresh
+        done = []
+        for part, momentum, nesterov, factor in self._velocity.forms(local):
+            done.append(part)
+            finite &= kernels.velocity_(
+                velocity, before, old, fresh, part.segments, momentum, scale * factor, nesterov=nesterov
+            )
+        if not finite:
+            for part in done:
+                kernels.undo_(velocity, old, part.segments)
+            mark_overflow_(grad, old, layout)
+            mark_overflow_(grad, fresh, layout)
+            return None
+        self._old_velocity[id(layout)] = old
+        self._residual.swap(self._former, layout)
+        return fresh
+
+    def _decayed(self, residual: Tensor, fresh: Tensor, part: Layout) -> None:
+        """Write decay * residual to `fresh`, of these tensors."""
+        runs = part.segments.merged
+        torch._foreach_copy_(runs.views(fresh), runs.views(residual))
+        part.segments.scale_(fresh, self._decay)
+
+    def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
+        if turn.step >= self._dense_steps:
+            super().settle(share, layout, turn)
+
+    def put_back(self, layout: Layout) -> None:
+        super().put_back(layout)
+        if self._velocity is None:
+            return
+        old = self._old_velocity.pop(id(layout), None)
+        if old is not None:
+            kernels.undo_(self._velocity.held(layout), old, self._parts(layout)[0].segments)
+            self._residual.swap(self._former, layout)
+        self._velocity.put_back()
+
+    def accept(self, layout: Layout) -> None:
+        super().accept(layout)
+        self._old_velocity.pop(id(layout), None)
+
+    def release_momentum(self) -> None:
+        self._pending.finish_all()
+        self._velocity = None
+        self._old_velocity.clear()
+        self._former = Memory("former", self._all)
+
+    def discard(self) -> None:
+        super().discard()
+        self._old_velocity.clear()
+        if self._velocity is not None:
+            self._velocity.discard()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        residual = super().state_dict()
+        return residual if self._velocity is None else {**self._velocity.state_dict(), **residual}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        if self._velocity is not None:
+            self._velocity.check(state)
+        super().load_state_dict(state)
+        if self._velocity is not None:
+            self._velocity.load_state_dict(state)
 
 
 def norm(parts: list[Tensor]) -> float:
