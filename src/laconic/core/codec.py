@@ -196,18 +196,8 @@ class Codec(Spec):
 
         By default a message contains all entries, and nothing changes; a sparse codec overrides this.
 
-        Args:
-            wire: the message, uint8 (m,).
-            segments: the ranges, with the sizes that were encoded.
-            memory: float32 (n,). Only the ranges change.
-            waited: float32 (n,); an entry that is 0 here does not change.
-            factor: the factor.
-
-        Returns:
-            `memory`.
-
-        Raises:
-            WireError: if no message of these segments has this many bytes.
+        Arguments, result and error as for `clear_segments_`. `waited` float32 (n,): an entry that is 0 there
+        does not change.
         """
         self.check_size(wire, segments)
         return memory

@@ -21,7 +21,7 @@ from laconic.comm.messages import Sent
 from laconic.core import arguments, deferred
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
-from laconic.core.layout import Entry, Layout, PerLayout
+from laconic.core.layout import Layout, PerLayout
 from laconic.core.mask import Mask
 from laconic.core.selector import Selector
 from laconic.core.spec import Status
@@ -204,8 +204,7 @@ class BoundMasked(BoundReducer):
         self._inner.put_back(self._packed_layout(layout))
 
     def _packed_layout(self, layout: Layout) -> Layout:
-        masked = not self._masks.keys().isdisjoint(layout.names)
-        return self._packings(layout).layout if masked else layout
+        return layout if self._masks.keys().isdisjoint(layout.names) else self._packings(layout).layout
 
     def accept(self, layout: Layout) -> None:
         self._let_go = None
@@ -250,16 +249,13 @@ class BoundMasked(BoundReducer):
         return None if share is None else PackedShare(share, packing)
 
     def _packing(self, layout: Layout) -> Packing:
-        shapes = ((entry.name, self._shape(entry)) for entry in layout)
+        counts = {name: (mask.positions.numel(),) for name, mask in self._masks.items()}
+        shapes = ((entry.name, counts.get(entry.name, entry.shape)) for entry in layout)
         return Packing(Layout.of(shapes), self._positions(layout))
 
     def _again(self, layout: Layout, packing: Packing) -> Packing:
         """Return the packing of other masks with equal counts: `inner` knows its layouts by identity."""
         return Packing(packing.layout, self._positions(layout))
-
-    def _shape(self, entry: Entry) -> tuple[int, ...]:
-        mask = self._masks.get(entry.name)
-        return entry.shape if mask is None else (mask.positions.numel(),)
 
     def _positions(self, layout: Layout) -> Tensor:
         device = next((mask.positions.device for mask in self._masks.values()), torch.device("cpu"))
@@ -278,10 +274,8 @@ class BoundMasked(BoundReducer):
             name = key.rpartition("/")[2]
             mask = None if key.startswith(self._inner.own_shapes) else self._masks.get(name)
             if mask is not None and value.shape == mask.positions.shape:
-                whole = value.new_zeros(self._layout[name].numel)
-                made[key] = whole.index_copy_(0, mask.positions.to(value.device), value).view(
-                    self._layout[name].shape
-                )
+                made[key] = value.new_zeros(self._layout[name].shape)
+                made[key].view(-1).index_copy_(0, mask.positions.to(value.device), value)
         return made
 
     def _narrowed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -131,12 +131,9 @@ class Sparse(Codec):
         indices, counts = self.select.select_segments(x, segments, keys)
         if self._fused and (made := kernels.sparse_encode(x, segments, indices, counts)) is not None:
             return made[0], Carried(indices, counts, *made[1:])
-        at = None
-        if dispatch.native(x, indices) is not None:
-            chosen = kernels.gather(x, segments, indices, counts)
-        else:
-            at = kernels.flat_positions(indices, counts, segments)
-            chosen = x.index_select(0, at)
+        native = dispatch.native(x, indices) is not None
+        at = None if native else kernels.flat_positions(indices, counts, segments)
+        chosen = kernels.gather(x, segments, indices, counts) if at is None else x.index_select(0, at)
         carried = None
         if isinstance(self.values, Dense):
             carried = Carried(indices, counts, chosen, at)
@@ -165,17 +162,15 @@ class Sparse(Codec):
         if not messages:
             return out
         wires, segments = [wire for wire, _ in messages], messages[0][1]
-        alike = all(each is segments or each == segments for _, each in messages)
-        if not alike or not self._batched(*wires, out):
+        if any(each != segments for _, each in messages) or not self._batched(*wires, out):
             return super().decode_messages_add_(messages, out, alpha)
         return self._add_all_(wires, segments, out, alpha) if segments.numel else out
 
     @property
     def _fused(self) -> bool:
         """Whether the kernels for whole messages know this form."""
-        return (
-            isinstance(self.values, Dense) and isinstance(self.indices, Golomb) and not self.select.replayable
-        )
+        known = isinstance(self.values, Dense) and isinstance(self.indices, Golomb)
+        return known and not self.select.replayable
 
     def _batched(self, *tensors: Tensor) -> bool:
         """Whether one set of operations decodes all messages; native code is called for each."""
@@ -189,18 +184,21 @@ class Sparse(Codec):
         flags = kernels.sparse_add_(wires, segments, out, alpha)
         if flags is None:
             return self._add_(wires, segments, out, alpha)
+        deferred.check(flags, lambda number: self._damage([number], wires, segments, out))
+        return out
 
-        def damaged(number: int) -> WireError:
+    def _damage(
+        self, numbers: Sequence[int], wires: Sequence[Tensor], segments: Segments, out: Tensor
+    ) -> WireError:
+        """Return the error of the first of these messages that cannot be decoded alone."""
+        for number in numbers:
             try:
                 with deferred.deferred():
-                    self._add_([wires[number]], segments, torch.zeros_like(out), alpha)
+                    self._add_([wires[number]], segments, torch.zeros_like(out), 1)
             except WireError as error:
                 error.message = number if len(wires) > 1 else None
                 return error
-            raise AssertionError("the reference decodes a message that the kernel refuses")
-
-        deferred.check(flags, damaged)
-        return out
+        raise AssertionError("each message decodes alone, but not all of them together")
 
     def _add_(self, wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor:
         """Add the messages of N ranks, in order: one set of operations decodes all, and each is added."""
@@ -211,16 +209,9 @@ class Sparse(Codec):
         flags = torch.stack([wrong, infinite]).to(torch.int32)
 
         def damaged(which: int) -> WireError:
-            if len(wires) == 1:
-                return WireError(f"{self!r}: {DAMAGED[which]}")
-            for number, wire in enumerate(wires):
-                try:
-                    with deferred.deferred():
-                        self._add_([wire], segments, torch.zeros_like(out), alpha)
-                except WireError as error:
-                    error.message = number
-                    return error
-            raise AssertionError("each message decodes, but not all of them together")
+            if len(wires) > 1:
+                return self._damage(range(len(wires)), wires, segments, out)
+            return WireError(f"{self!r}: {DAMAGED[which]}")
 
         deferred.check(flags, damaged)
         scaled = values * alpha
