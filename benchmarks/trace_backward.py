@@ -1,14 +1,15 @@
-"""List the files of `laconic` that one backward pass runs, one per line.
+"""List the files of `laconic` that one backward pass runs, one per line, each with its purpose.
 
 Two ranks train a small net under DistributedDataParallel with `laconic.compress`. After a few steps, rank 0
 records the file of every Python function of the package that runs during `loss.backward()`, in all threads.
-Before the path was simplified there were 54, afterwards 42.
+Before the path was simplified there were 54, afterwards 41.
 
     python -m benchmarks.trace_backward [SPEC]      # default: dgc
 """
 
 from __future__ import annotations
 
+import ast
 import sys
 import tempfile
 import threading
@@ -66,12 +67,20 @@ def trace_backward(spec: str) -> list[str]:
     return sorted(str(file.relative_to(ROOT)) for file in own if file.is_relative_to(ROOT))
 
 
+def purpose(file: str) -> str:
+    """Return the first line of the docstring of a file of the package."""
+    text = ast.get_docstring(ast.parse((ROOT / file).read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0]
+
+
 def play(rank: int, spec: str, store: str) -> None:
     """Run one rank; rank 0 prints the files."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     files = trace_backward(spec)
     if rank == 0:
-        print("\n".join(files), flush=True)
+        for file in files:
+            print(f"{file:36}{purpose(file)}", flush=True)
+        print(f"{len(files)} files", flush=True)
     dist.destroy_process_group()
 
 
