@@ -2,6 +2,7 @@
 
     python -m benchmarks.lowbit mnist      an MLP of 3 x 1024, each training that is not stored yet
     python -m benchmarks.lowbit cifar10    a small convolutional net
+    python -m benchmarks.lowbit shakespeare    an LSTM
     python -m benchmarks.lowbit mnist --seeds 1    of this seed alone; another process can do the others
     meanwhile
     python -m benchmarks.lowbit mnist --quick      a few steps of each, in a temporary folder
@@ -160,10 +161,15 @@ def packed(model: nn.Module, task: Any, tensors: Tensors, logits: Tensor, tested
 def main() -> None:
     """Train what is not stored yet."""
     options = argparse.ArgumentParser(prog="benchmarks.lowbit")
-    options.add_argument("task", choices=tuple(NETS))
+    options.add_argument("task", choices=(*NETS, "shakespeare"))
     options.add_argument("--quick", action="store_true", help="a few steps of each, in a temporary folder")
     options.add_argument("--seeds", type=int, nargs="+", default=range(SEEDS), help="these alone")
     given = options.parse_args()
+    if given.task == "shakespeare":
+        from benchmarks.lowbit.recurrent import train_all  # it uses the results of this module
+
+        train_all(given.seeds, given.quick)
+        return
     tensors = find(given.task).load(None)
     examples, epochs, tested = len(tensors["train_y"]), EPOCHS[given.task], len(tensors["test_y"])
     if given.quick:
