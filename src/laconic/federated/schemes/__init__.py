@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from laconic.core.spec import Spec, parse
 from laconic.exchange.method import lift
-from laconic.federated.form import Buffers
+from laconic.federated.form import Buffers, Tensors
 from laconic.federated.rounds import Aggregate, weighted_mean
 from laconic.federated.samplings import Sampling
 from laconic.federated.server import Server
@@ -42,6 +42,17 @@ class Scheme(Spec):
     def max_norm(self) -> float | None:
         """Norm to which updates are clipped; None: no clipping."""
         return None
+
+    def attached(self, net: nn.Module) -> Scheme:
+        """Return this scheme for the model that clients train, which it may transform."""
+        return self
+
+    def begin(self) -> None:
+        """Prepare the model for the training of another client."""
+
+    def shared(self, model: Tensors, trained: Tensors) -> Tensors:
+        """Return the trained model that a client sends, given the model that it received."""
+        return trained
 
     def server(
         self,

@@ -23,7 +23,7 @@ from laconic.federated.form import Tensors as Model
 from laconic.federated.rounds import Outcome, simulate
 from laconic.federated.samplings import LEAST
 from laconic.federated.samplings.constant import Constant
-from laconic.federated.schemes import scheme_of
+from laconic.federated.schemes import Scheme, scheme_of
 from laconic.tools.tasks.catalogue import find
 from laconic.tools.tasks.evaluation import evaluate
 from laconic.tools.tasks.shard import Shard
@@ -85,14 +85,14 @@ def federate(settings: Federation, tensors: Tensors) -> Iterator[dict[str, Any]]
         SpecError: The scheme, the partition or the sampling is unsuitable.
     """
     task, shares = find(settings.task), deal(settings, tensors)
-    scheme = scheme_of(settings.spec)
     torch.manual_seed(settings.seed)  # every method starts from the same model
     net = task.recipe(settings.model).build()
+    scheme = scheme_of(settings.spec).attached(net)
     start: Model = {name: value.detach().clone() for name, value in net.state_dict().items()}
     rounds = simulate(
         start,
         lambda client, model, number: local_training(
-            settings, task, tensors, net, shares, client, model, number
+            settings, task, tensors, net, shares, scheme, client, model, number
         ),
         scheme.server(start, seed=settings.seed, shared_start=True),
         clients=settings.clients,
@@ -112,13 +112,14 @@ def local_training(
     tensors: Tensors,
     net: nn.Module,
     shares: Deal,
+    scheme: Scheme,
     client: int,
     model: Model,
     number: int,
 ) -> tuple[Model, int]:
     """Train one client for one round from this model, in `net`, and return its number of examples.
 
-    Its batches continue over rounds, epoch by epoch.
+    Its batches continue over rounds, epoch by epoch. `scheme` is attached to `net`.
     """
     own = shares.indices(client)
     if not len(own):
@@ -127,6 +128,7 @@ def local_training(
     order = Shard(len(own), batch, 0, 1, mix(settings.seed, client))
     net.load_state_dict(model)
     net.train()
+    scheme.begin()
     optimizer = torch.optim.SGD(net.parameters(), lr=settings.lr, momentum=settings.momentum)
     first = (number - 1) * settings.local_steps
     for step in range(first, first + settings.local_steps):
@@ -136,7 +138,8 @@ def local_training(
         loss = cross_entropy(logits, tensors["train_y"][chosen])
         torch.autograd.backward(loss)
         optimizer.step()
-    return {name: value.detach().clone() for name, value in net.state_dict().items()}, len(own)
+    trained = {name: value.detach().clone() for name, value in net.state_dict().items()}
+    return scheme.shared(model, trained), len(own)
 
 
 def told_of(

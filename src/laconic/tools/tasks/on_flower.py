@@ -30,7 +30,7 @@ from laconic.data.partition import Deal
 from laconic.federated.form import Tensors as Model
 from laconic.federated.rounds import Outcome
 from laconic.federated.samplings.constant import Constant
-from laconic.federated.schemes import scheme_of
+from laconic.federated.schemes import Scheme, scheme_of
 from laconic.tools.tasks.catalogue import find
 from laconic.tools.tasks.federation import Federation, deal, local_training, told_of
 from laconic.tools.tasks.task import Tensors
@@ -125,18 +125,19 @@ class LocalTraining:
     data: Path | None
 
     def __call__(self, client: int, model: Model, number: int) -> tuple[Model, int]:
-        tensors, net, shares = _read(self.settings, self.data)
+        tensors, net, shares, scheme = _read(self.settings, self.data)
         task = find(self.settings.task)
-        return local_training(self.settings, task, tensors, net, shares, client, model, number)
+        return local_training(self.settings, task, tensors, net, shares, scheme, client, model, number)
 
 
 @cache
-def _read(settings: Federation, data: Path | None) -> tuple[Tensors, nn.Module, Deal]:
+def _read(settings: Federation, data: Path | None) -> tuple[Tensors, nn.Module, Deal, Scheme]:
     torch.set_num_threads(1)
     task = find(settings.task)
     tensors = task.load(data)
     torch.manual_seed(settings.seed)  # the same first model as in one process
-    return tensors, task.recipe(settings.model).build(), deal(settings, tensors)
+    net = task.recipe(settings.model).build()
+    return tensors, net, deal(settings, tensors), scheme_of(settings.spec).attached(net)
 
 
 def main() -> None:
@@ -146,8 +147,7 @@ def main() -> None:
     given = json.load(sys.stdin)
     settings = Federation(**given["settings"])
     data = None if given["data"] is None else Path(given["data"])
-    scheme = scheme_of(settings.spec)
-    tensors, net, _ = _read(settings, data)
+    tensors, net, _, scheme = _read(settings, data)
     with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as events:
 
         def tell(outcome: Outcome) -> None:
