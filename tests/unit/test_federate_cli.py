@@ -36,6 +36,17 @@ def test_fewer_clients_than_the_default_all_take_part_and_nothing_is_smaller_tha
     assert event["chosen"] == [0, 1, 2, 3, 4]
 
 
+def test_a_scheme_may_transform_the_model_that_clients_train(tmp_path: Path) -> None:
+    code, said = run(
+        *SMALL, "--with", "zerofl(sparsity=0.8)", "--against", "fedavg()",
+        "--out", str(tmp_path), "--name", "a",
+    )  # fmt: skip
+    assert code == 0, said
+    rows = json.loads((tmp_path / "a" / SUMMARY).read_text())["rows"]
+    assert [row["spec"] for row in rows] == ["fedavg()", "zerofl(sparsity=0.8)"]
+    assert rows[1]["smaller"] > 1 and rows[1]["failed"] == 0
+
+
 def test_a_run_compares_schemes_and_writes_a_page(tmp_path: Path) -> None:
     code, said = run(
         *SMALL, "--with", "stc(density=0.05, down=0.05)", "--against", "fedavg()", "--seeds", "2",

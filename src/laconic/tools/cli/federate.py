@@ -129,7 +129,8 @@ def federate(
     tensors = found.load(data)
     deal(plan, tensors)  # raises if the partition does not fit the data
     for text in texts:  # raises if a scheme does not fit the model
-        scheme_of(text).server(recipe.build().state_dict())
+        net = recipe.build()
+        scheme_of(text).attached(net).server(net.state_dict())
     fresh_folder(folder, overwrite=overwrite, way_out=WAY_OUT)
     config = _config(plan, folder.name, list(texts), baselines, seeds, found.title)
     (folder / CONFIG).write_text(json.dumps(config, indent=1))
