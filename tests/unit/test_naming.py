@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from tests.unit.shared import for_each
 
-from laconic.comm.naming import _all_are_being_destroyed, not_split_off
+from laconic.comm.naming import _all_are_being_destroyed, in_store, not_split_off
 from laconic.comm.posted import PostedComm
 from laconic.core.errors import PeerError
 
@@ -23,6 +23,15 @@ def test_a_new_group_is_not_split_off_a_default_group_with_a_device(monkeypatch,
         assert default.bound_device_id is None
         raise ZeroDivisionError
     assert default.bound_device_id == device
+
+
+def test_keys_differ_between_restarts_only_in_a_shared_store(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    assert in_store("group") == "laconic/2/group"
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert in_store("group") == "laconic/2/group"
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")  # nodes count their restarts separately
+    assert in_store("group") == "laconic/0/group"
 
 
 def test_two_ranks_on_one_gpu_are_told_how_to_choose_another():

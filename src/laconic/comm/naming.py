@@ -20,8 +20,13 @@ DESTROY = inspect.unwrap(dist.destroy_process_group).__code__
 
 
 def in_store(name: str) -> str:
-    """Return the prefix of this group's keys: torchrun's store still has the keys from before a restart."""
-    return f"laconic/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
+    """Return the prefix of this group's keys: torchrun's store still has the keys from before a restart.
+
+    If torchrun does not share its store, each restart has a new one. Then the prefix has no number of
+    restarts, which torchrun counts separately on each node.
+    """
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "False"
+    return f"laconic/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') if shared else '0'}/{name}"
 
 
 def backend_of(backends: Mapping[str, str]) -> str:
