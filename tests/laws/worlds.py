@@ -81,7 +81,7 @@ def exchange_on(
 
 
 def one_step(exchange: Attached, flat: Tensor, buckets: list[Layout]) -> tuple[Tensor, bool]:
-    """Exchange one gradient bucket by bucket, and return its mean in the layout's coordinates; whether it is valid."""
+    """Exchange one gradient bucket by bucket. Return its flat mean, and whether it is valid."""
     mean = torch.zeros_like(flat)
     exchange.begin()
     for bucket in buckets:
