@@ -88,6 +88,7 @@ class JointCalls:
         self._report_s = min(REPORT_S, comm.timeout.total_seconds() / 4)
         self._calls = self._exchanges = 0
         self._exchange = 0, "", 0.0, False  # number, name, start and whether it runs, of the last one
+        self._in_call = False
         self.failure = ""
         self._found = ""  # reason of another rank's failed call
         self._closed = threading.Event()
@@ -142,7 +143,13 @@ class JointCalls:
             serve()
         except PeerError as error:
             self._lose(call, error)
+        self._in_call = True
         self._calls += 1
+        self._meet(call, proof, interrupted)
+        self._in_call = False  # after a failure the others still look for this call
+
+    def _meet(self, call: str, proof: Proof, interrupted: Callable[[], str]) -> None:
+        """Wait until every rank is in this call."""
         names: list[str] = []
         failures: list[Exception] = []
         done = threading.Event()
@@ -208,7 +215,7 @@ class JointCalls:
                 self._report(self._thread_store, name, number)
             if now - looked >= self._report_s:
                 looked = now
-                if number > reported:
+                if number > reported and not self._in_call:  # a call has its own report
                     reported, waits = number, False
                     self._report(self._thread_store, name, number, waits=False)
                 self._look()
