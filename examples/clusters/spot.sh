@@ -7,6 +7,8 @@
 # Each loss of an instance costs every other torchrun one of its restarts; an instance that joins costs none.
 store=$1
 shift
+# A new store for each restart: in torchrun's shared one ranks may find the addresses of earlier ranks, and hang.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 exec bash examples/clusters/interface.sh "$store" \
     torchrun --nnodes "${NODES:-1:8}" --nproc-per-node "${RANKS_PER_NODE:-1}" --max-restarts 1000 \
     --rdzv-backend c10d --rdzv-endpoint "$store:${PORT:-29400}" --rdzv-id "${RUN:-spot}" \

@@ -69,9 +69,9 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     """Start a command of the launch files with one output. Its processes end with the test."""
     path, started = scripts(tmp_path / "bin", SCRIPTS), []
 
-    def begin(*words: Any, **env: str) -> subprocess.Popen[str]:
+    def begin(*words: Any, stdout: Any = subprocess.PIPE, **env: str) -> subprocess.Popen[str]:
         env = {"PATH": path, "FOLDER": str(tmp_path / "run"), "CALLS": str(tmp_path / "calls"), **env}
-        process = start(*words, stderr=subprocess.STDOUT, env=env, cwd=ROOT)
+        process = start(*words, stdout=stdout, stderr=subprocess.STDOUT, env=env, cwd=ROOT)
         started.append(process)
         return process
 
@@ -149,15 +149,15 @@ def ranks_of(process: subprocess.Popen[str]) -> list[int]:
 @pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the ranks in /proc, which is Linux")
 def test_slurm_restarts_after_the_loss_of_a_rank(launch: Launch, pool: Pool, tmp_path: Path) -> None:
-    process = sbatch(launch, "--steps", "6000", "--every", "20")
+    process = sbatch(launch, "--steps", "1500", "--every", "20")
     wait_for(lambda: saved_step(tmp_path / "run"), process)
     os.kill(ranks_of(process)[-1], signal.SIGKILL)
     code, output, _ = finish(process)
     assert code == 0, output
     resumed = [int(step) for step in re.findall(r"of 2 resumes after step (\d+)", output)]
-    assert len(resumed) == 2 and 0 < resumed[0] == resumed[1] < 6000
+    assert len(resumed) == 2 and 0 < resumed[0] == resumed[1] < 1500
     assert "finished on 2 ranks" in output and not (tmp_path / "calls").exists()
-    continues_with_the_same_bits(pool, tmp_path / "run", 6000)
+    continues_with_the_same_bits(pool, tmp_path / "run", 1500)
 
 
 def test_the_interface_leads_to_another_host(tmp_path: Path) -> None:
