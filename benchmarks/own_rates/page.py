@@ -31,7 +31,7 @@ TOLD = ("method", "rate", "accuracy, %", "lost", "at dense's rate", "MB a worker
 
 def page() -> str:
     """The page, of the searches that have ended."""
-    lines = [HEAD, ""]
+    lines = [HEAD]
     for family in FAMILIES:
         if found := [*rows(family)]:
             heading = f"## {family.name}, {family.steps:,} steps"

@@ -186,7 +186,7 @@ MUTANTS = (
     ),
     Mutant(
         "activations-stale",
-        "activations/shared_encodings.py",
+        "activations/saved.py",
         "int(saved.untyped_storage()._cdata), int(saved._version), int(saved.storage_offset())",
         "int(saved.untyped_storage()._cdata), 0, int(saved.storage_offset())",
         "a tensor that was changed in place is taken for its old self",
