@@ -105,8 +105,12 @@ class JointCalls:
             opened.pop_all()
 
     def close(self) -> None:
-        """End the thread and free the process group. Other ranks' joint calls fail from now on."""
-        if not self._closed.is_set() and not self.failure:  # otherwise others may still look for the call
+        """End the thread and free the process group.
+
+        Other ranks' joint calls fail from now on, unless their training continues without this rank.
+        """
+        # with a failure others may still look for the call
+        if not self._closed.is_set() and not self.failure and not self._survives:
             self._report(self._store, "remove() or the end of its process", NEVER)
         self.leave()
 

@@ -125,7 +125,8 @@ class Membership:
         why_not = ""  # text: the error itself would keep a half-made group alive, in which others wait
         joint_calls, self.joint_calls = self.joint_calls, None
         if joint_calls is not None:
-            joint_calls.leave()
+            with contextlib.suppress(RuntimeError, ValueError):  # it may be broken already
+                joint_calls.leave()
         for _ in self._parent.ranks:
             self._leave()
             grace_s, timeout_s = self._patience_s, 60 + 2 * self._patience_s
