@@ -11,7 +11,7 @@ from torch import Tensor
 from laconic.core.errors import SpecError, StateError
 from laconic.core.layout import Layout
 from laconic.exchange.method import lift
-from laconic.feedback.error_feedback import KEPT, ErrorFeedback
+from laconic.feedback.error_feedback import VELOCITY_FACTOR, ErrorFeedback
 from tests.cases import over
 from tests.laws.table import listed
 from tests.laws.worlds import MODEL, Settings, cut, everywhere, exchange_on, gradient, one_step, take
@@ -115,7 +115,9 @@ def test_local_momentum_is_the_stated_recursion(spec: str, nesterov: bool) -> No
                 chosen = v[key].abs().topk(k).indices
                 mean[chosen] += v[key][chosen] / size
                 v[key][chosen] = 0
-                u[key][chosen] *= 0 if spec.startswith("dgc") else torch.where(waited[chosen], KEPT, 1.0)
+                u[key][chosen] *= (
+                    0 if spec.startswith("dgc") else torch.where(waited[chosen], VELOCITY_FACTOR, 1.0)
+                )
             assert torch.allclose(got[t][where], mean, rtol=1e-4, atol=1e-4), (t, entry.name)
 
 

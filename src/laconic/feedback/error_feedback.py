@@ -14,8 +14,9 @@ With SGD's momentum mu, g is by default the velocity, as in DGC, and the optimis
 A gradient that waits is then not multiplied by 1 / (1 - mu) when it arrives late. If only some entries are
 sent, the velocity of one that has waited is multiplied by 0.75 when it is sent: between no masking (1) and
 DGC's (0). We chose the factor by experiment: a smaller one is worse at low learning rates, a larger one at
-high ones. A phase in which everything is sent is SGD with momentum. The papers leave momentum to the
-optimiser: `momentum="optimizer"`.
+high ones. With `two_level`, whose members do not know what their leader sends, velocities do not change. A
+phase in which everything is sent is SGD with momentum. The papers leave momentum to the optimiser:
+`momentum="optimizer"`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from laconic.feedback.memory.residual import LocalResidual
 from laconic.feedback.memory.residual import Residual as Residual
 
 Momentum = Literal["local", "optimizer"]
-KEPT = 0.75  # of the velocity of an entry that is sent after waiting
+VELOCITY_FACTOR = 0.75  # of the velocity of an entry that is sent after waiting
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,7 +72,7 @@ class ErrorFeedback(Feedback):
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
         local = layout.where(lambda entry: self.local_momentum and optimised.is_local(entry.name))
         return (
-            LocalResidual(local, layout, optimised, self.decay, kept=KEPT)
+            LocalResidual(local, layout, optimised, self.decay, velocity_factor=VELOCITY_FACTOR)
             if len(local)
             else Residual(layout, self.decay)
         )

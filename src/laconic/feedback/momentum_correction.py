@@ -86,5 +86,5 @@ class MomentumCorrection(Feedback):
 
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
         local = layout.where(lambda entry: optimised.is_local(entry.name))
-        kept = 0.0 if self.masking else 1.0
-        return LocalResidual(local, layout, optimised, kept=kept, dense_steps=self.dense_steps)
+        factor = 0.0 if self.masking else 1.0
+        return LocalResidual(local, layout, optimised, velocity_factor=factor, dense_steps=self.dense_steps)

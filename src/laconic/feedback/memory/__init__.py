@@ -173,7 +173,7 @@ class Velocity(Memory):
         return made
 
     def discard(self) -> None:
-        """All zero again; what the optimiser has gathered is not taken any more."""
+        """Clear all velocities, and no longer take over the optimiser's momentum."""
         self.zero_()
         self._replaced.clear()
 

@@ -1,14 +1,15 @@
-"""Residual of error feedback: added to each gradient, less the sent share. Also on velocities.
+"""Residual of error feedback, also with local momentum: added to each gradient, less the sent share.
 
 With local momentum, the momentum of some tensors is applied before the exchange: Lin et al. 2018,
 arXiv:1712.01887 (DGC), section 3. Per tensor, with local gradient g and momentum mu:
 
     heavy ball   u = mu * u + g           v = decay * v + u
     Nesterov     u = mu * (u + g)         v = decay * v + u + g
-    sent = C(v)  v = v - sent             u = kept * u where sent after waiting
+    sent = C(v)  v = v - sent             u = factor * u where sent after waiting
 
 An entry has waited if its residual was not 0 before the step, so one that is sent in every step keeps its
-velocity: if all are, this is SGD with momentum. DGC clears u of all sent entries instead.
+velocity: if all are, this is SGD with momentum. The residual that is left by rounded values counts too, so
+with them this holds only where all entries are sent. DGC clears u of all sent entries instead.
 
 Weight decay never enters: the optimiser adds it after the exchange.
 """
@@ -78,7 +79,7 @@ class Residual(BoundFeedback):
         return x if finite else None, x is held
 
     def norm(self, layout: Layout) -> float:
-        """The Euclidean norm of what is left behind of these tensors."""
+        """Return the Euclidean norm of the residual of these tensors."""
         kept = (self._residual.tensor(name) for name in layout.names)
         return norm([each for each in kept if each is not None])
 
@@ -120,7 +121,8 @@ class LocalResidual(Residual):
         layout: All tensors.
         optimised: The optimiser's side.
         decay: Share of the old residual that is kept.
-        kept: Factor of the velocity of entries that are sent after waiting; 0: of all sent entries.
+        velocity_factor: Factor of the velocity of entries that are sent after waiting. 0 clears the velocity
+            of all sent entries, whether they have waited or not.
         dense_steps: First steps that are exchanged whole, with the optimiser's momentum.
     """
 
@@ -131,13 +133,13 @@ class LocalResidual(Residual):
         optimised: Optimised,
         decay: float = 1.0,
         *,
-        kept: float = 1.0,
+        velocity_factor: float = 1.0,
         dense_steps: int = 0,
     ) -> None:
         super().__init__(layout, decay)
         self._local = local
         self._all = layout
-        self._kept = kept
+        self._velocity_factor = velocity_factor
         self._dense_steps = dense_steps
         self._velocity: Velocity | None = Velocity(local, optimised) if len(local) else None
         self._former = Memory("former", layout)  # residuals before the present step
@@ -152,13 +154,13 @@ class LocalResidual(Residual):
 
     def _finish(self, share: Share, layout: Layout) -> None:
         super()._finish(share, layout)
-        if self._kept == 1 or self._velocity is None or not len(self._parts(layout)[0]):
+        if self._velocity_factor == 1 or self._velocity is None or not len(self._parts(layout)[0]):
             return
         velocity = self._velocity.held(layout)
-        if self._kept == 0:
+        if self._velocity_factor == 0:
             share.clear_(velocity)
         else:
-            share.scale_chosen_(velocity, self._former.held(layout), self._kept)
+            share.scale_chosen_(velocity, self._former.held(layout), self._velocity_factor)
 
     def correct(
         self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False
