@@ -165,3 +165,8 @@ def test_an_embedding_with_sparse_gradients_is_refused_unless_it_is_kept() -> No
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     refuses(AttachError, "'embed' has sparse gradients.*sparse=False", rigl, net, optimizer, steps=9)
     assert rigl(net, optimizer, steps=9, keep=("embed",)).masks
+
+
+def test_the_uniform_layout_leaves_all_of_a_first_attention_layer_dense() -> None:
+    net = nn.Sequential(nn.MultiheadAttention(WIDTH, 2), nn.Linear(WIDTH, WIDTH))
+    assert rigl(net, adam(net), 0.5, steps=9, layout="uniform").masks.keys() == {"1.weight"}

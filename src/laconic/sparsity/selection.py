@@ -47,9 +47,12 @@ def masked_weights(model: nn.Module, keep: Collection[str], layout: DensityLayou
         for name, module in layers.found.items()
         if type(module) in LAYERS and any(part.requires_grad for _, part in weights_of(module))
     ]
+    chosen = found
+    if layout == "uniform":  # without parts of the first, such as out_proj of attention
+        chosen = [name for name in found[1:] if not name.startswith(f"{found[0]}.")]
     fit = {
         (name, key): weight
-        for name, module in layers.outside_keep(found[1:] if layout == "uniform" else found).items()
+        for name, module in layers.outside_keep(chosen).items()
         for key, weight in weights_of(module)
         if weight.requires_grad and (layout != "2:4" or fours.divisible(weight))
     }
