@@ -4,6 +4,7 @@
 #     python examples/clusters/store.py            # at 10.0.0.1
 #     examples/clusters/spot.sh 10.0.0.1           # on each instance, also on later ones
 #
+# The machine with store.py runs no ranks. store.py serves a name once: for a new training set RUN to another.
 # Each loss of an instance costs every other torchrun one of its restarts; an instance that joins costs none.
 store=$1
 shift
