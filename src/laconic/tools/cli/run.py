@@ -56,7 +56,7 @@ def run(
     named = given.training_script
     if not given.no_python:
         given.training_script_args = [*(["-m"] if given.module else []), named, *given.training_script_args]
-        given.training_script, given.module = WORKER, True
+        given.training_script, given.module = WORKER, False
     logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
     try:
         with meeting(given):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 
 INTERRUPTED = 130  # exit code, the same as that of shells
-WORKER = "laconic.tools.cli.worker"  # as `python -m` runs it
+WORKER = str(Path(__file__).with_name("begin_worker.py"))  # as Python runs it
 LAUNCHER = "LACONIC_LAUNCHER"  # environment variable of workers: the launcher's process
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 
 from laconic.core.errors import LaconicError
-from laconic.tools.cli.startup import INTERRUPTED, LAUNCHER, exit_on_interrupt, raise_on_interrupt
+from laconic.tools.cli.startup import INTERRUPTED, LAUNCHER, WORKER, exit_on_interrupt, raise_on_interrupt
 from laconic.tools.lab import linux
 
-OWN = (__file__, "<frozen runpy>", runpy.__file__)  # files with frames of ours, not the script's
+OWN = (WORKER, __file__, "<frozen runpy>", runpy.__file__)  # files with frames of ours, not the script's
 HOME = Path(__file__).parent
 
 
@@ -64,7 +64,3 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
         get_error_handler().record_exception(type(error)(f"{error}{where}"))
     else:
         traceback.print_exception(kind, error, trace)
-
-
-if __name__ == "__main__":
-    main()
