@@ -1,10 +1,10 @@
 """Joint calls: calls that every rank of a group makes between steps, such as `state_dict(gather=True)`.
 
 If one rank alone makes such a call, its messages must not meet those of an exchange that the others have
-begun. So the ranks of a joint call first meet in a process group of their own:
+begun. So the ranks of a joint call first meet in a separate process group:
 
 1. Each rank gathers the names of all ranks' calls. If they differ, every rank raises.
-2. A rank that has waited for `report_s` writes to the store what it waits in: a joint call, or an exchange. A
+2. A rank that has waited for `report_s` writes the name of its joint call or exchange to the store. A
    thread writes the number of begun exchanges as often.
 3. A rank that waits in a joint call reads these reports. If another rank has begun a later exchange without
    having made this call, it never will: this rank writes the reason to the store, closes its groups, which
@@ -126,7 +126,7 @@ class JointCalls:
         serve: Callable[[], object] = lambda: None,
         interrupted: Callable[[], str] = str,
     ) -> None:
-        """Wait until every rank makes this call; after `close` do nothing.
+        """Wait until every rank makes this call. Return at once after `close`.
 
         Args:
             call: The name of the call, for errors.

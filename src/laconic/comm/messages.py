@@ -42,7 +42,7 @@ class Sent(ABC):
     def scale_chosen_(self, memory: Tensor, waited: Tensor, factor: float) -> Tensor:
         """Multiply the sent entries of memory by `factor` where flat `waited` is not 0.
 
-        Nothing changes if all entries are sent, as they are by default.
+        A share of all entries changes nothing; by default a share has all.
         """
         return memory
 

@@ -89,7 +89,7 @@ class Feedback(Spec):
 
     @property
     def needs_optimiser(self) -> bool:
-        """Whether it makes sense only beside an optimiser whose momentum it applies."""
+        """Whether it needs an optimiser whose momentum it applies."""
         return False
 
     def applies_momentum(self, step: int) -> bool:

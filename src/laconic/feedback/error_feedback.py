@@ -39,7 +39,7 @@ VELOCITY_FACTOR = 0.75  # of the velocity of an entry that is sent after waiting
 
 @dataclass(frozen=True, repr=False)
 class ErrorFeedback(Feedback):
-    """Residual memory, one float32 an element; with local momentum three, of which one is a velocity.
+    """Residual memory: one float32 an element. Local momentum needs three, one of them for the velocity.
 
     `decay` in (0, 1]: how much of the old residual is kept. `damped`: scale an unbiased high-variance codec
     by 1 / (1 + omega) instead of refusing it. `momentum`: "local" (default) applies the momentum of a

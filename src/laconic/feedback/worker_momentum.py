@@ -1,4 +1,4 @@
-"""Worker momentum: SGD's momentum on each rank, before the exchange; what travels is made of the velocity.
+"""Worker momentum: SGD's momentum on each rank, before the exchange. Velocities are sent.
 
 Bernstein et al. 2019, arXiv:1810.05291 (Signum): a sign of one gradient is noisy, that of an average over
 many steps less so. Per tensor, with local gradient g and momentum mu:

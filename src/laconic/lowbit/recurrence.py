@@ -69,7 +69,7 @@ def run(layer: Recurrent, x: Any, hx: Any, dtype: torch.dtype) -> tuple[Any, Any
         x = x.transpose(0, 1)
     directions = 2 if layer.bidirectional else 1
     shape = (layer.num_layers * directions, x.shape[1], layer.hidden_size)
-    x = x.to(dtype).contiguous()  # products of other strides may differ in their last bit
+    x = x.to(dtype).contiguous()  # with other strides the last bit of a product may be different
     if hx is None:
         first: State = (x.new_zeros(shape),) * layer.states
     else:

@@ -1,4 +1,4 @@
-"""Hand SGD a gradient from which its own momentum step yields a given update.
+"""Hand SGD a gradient with which its momentum step makes a given update.
 
 Where momentum is applied before the exchange, a gradient holds x, the mean of the sent velocities. With SGD's
 momentum m, its buffer b, and the momentum d of the weight decay, which no rank compresses:

@@ -40,7 +40,7 @@ class Scheme(Spec):
 
     @property
     def max_norm(self) -> float | None:
-        """Norm to which updates are clipped; None: no clipping."""
+        """Norm to which updates are clipped. None: no clipping."""
         return None
 
     def attached(self, net: nn.Module) -> Scheme:

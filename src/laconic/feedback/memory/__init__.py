@@ -173,7 +173,7 @@ class Velocity(Memory):
         return made
 
     def discard(self) -> None:
-        """Clear all velocities, and no longer take over the optimiser's momentum."""
+        """Clear all velocities, and do not start from the optimiser's momentum again."""
         self.zero_()
         self._replaced.clear()
 

@@ -63,9 +63,10 @@ class Residual(BoundFeedback):
         return residual
 
     def bleed(self, grad: Tensor, layout: Layout, turn: Turn, most: float) -> tuple[Tensor | None, bool]:
-        """As `correct`, but x = grad + part * residual, 0 <= part <= 1, whose second term has at most `most`
-        times the gradient's norm. The rest stays in the memory. Also tells whether part is 1: x is then the
-        memory itself.
+        """Correct with a limited part of the residual: x = grad + part * residual, 0 <= part <= 1.
+
+        The norm of the second term is at most `most` times that of the gradient. The rest stays.
+        Also return whether part is 1; x is then the memory itself.
         """
         self.finish_before(turn.step)
         held, views = self._residual.flat(layout, grad.device), layout.segments.views(grad)
