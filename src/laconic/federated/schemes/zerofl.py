@@ -12,6 +12,7 @@ from torch import nn
 from laconic.codecs.selectors.topk import TopK
 from laconic.core import arguments
 from laconic.core.errors import SpecError
+from laconic.core.layout import Segments
 from laconic.core.spec import Status
 from laconic.federated.form import Tensors
 from laconic.federated.schemes import Scheme
@@ -94,9 +95,8 @@ class ZeroFL(Scheme):
         return trained | {name: self._masked(model[name], trained[name]) for name in self._attached.weights}
 
     def _masked(self, start: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-        """Return `end` on the mask, and `start` elsewhere."""
-        x = (end - start if self.mask == "top_diff" else end).flatten()
-        chosen = TopK(density=self._uplink.density).select(x, 0).long()
-        out = start.flatten().clone()
-        out[chosen] = end.flatten()[chosen]
-        return out.view(start.shape)
+        """Return `end` where it is sent, and `start` elsewhere, so that a client's residual stays zero."""
+        content = self._uplink.content(start.flatten(), end.flatten(), Segments.whole(start.numel()))
+        chosen = self._uplink.codec.select.select(content, 0).long()
+        sent = torch.zeros_like(content).index_copy_(0, chosen, content[chosen])
+        return torch.where(sent.view_as(start) != 0, end, start)
