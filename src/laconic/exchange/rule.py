@@ -115,6 +115,10 @@ class Rule(ABC):
     def check(self, optimiser: Optimizer, missing: Collection[str]) -> None:
         """Raise `AttachError` unless this optimiser is suitable. `missing`: trained tensors not in it."""
 
+    def steps(self, settings: Mapping[str, Any]) -> bool:
+        """Return whether it is made for tensors of a group with these settings; by default for all."""
+        return True
+
     def make(self, parameters: list[Tensor], *, lr: float | None, weight_decay: float) -> Optimizer | None:
         """Return a suitable optimiser, at this or a usual rate; None if plain SGD is suitable."""
         return None
