@@ -65,7 +65,8 @@ def test_two_optimisers_do_what_one_with_two_groups_does(spec):
 def muon_and_adamw(spec):
     model = net()
     matrices, rest = halves(model)
-    optimizers = (torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(rest, lr=0.01))
+    muon = torch.optim.Muon(matrices, lr=0.02, nesterov=False)
+    optimizers = (muon, torch.optim.AdamW(rest, lr=0.01))
     return laconic.distribute(model, optimizers, spec)
 
 
@@ -88,6 +89,7 @@ def stop_and_go(spec):
         ("diloco(every=5, fragments=2, overlap=1, mix=0.5)", 2),
         ("sparseloco(every=2)", 2),
         ("topk(density=0.1)", 1),
+        ("dion2()", 1),
     ],
 )
 def test_muon_beside_adamw_is_saved_and_goes_on(pool, spec, held):

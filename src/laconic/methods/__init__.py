@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from laconic.methods.demo import demo as demo
     from laconic.methods.dgc import dgc as dgc
     from laconic.methods.dhqc import dhqc as dhqc
+    from laconic.methods.dion2 import dion2 as dion2
     from laconic.methods.ef21_sgdm import ef21_sgdm as ef21_sgdm
     from laconic.methods.error_fed import error_fed as error_fed
     from laconic.methods.fastsgd import fastsgd as fastsgd
@@ -51,6 +52,7 @@ __all__ = [
     "demo",
     "dgc",
     "dhqc",
+    "dion2",
     "ef21_sgdm",
     "error_fed",
     "fastsgd",
