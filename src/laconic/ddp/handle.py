@@ -22,7 +22,6 @@ from laconic.ddp.optimiser import Optimisers, refuse_complex
 from laconic.ddp.uneven import JoinedModel, UnevenInputs
 from laconic.exchange.attached import Attached
 from laconic.exchange.gathered import GatheredState, gather_states, same_states
-from laconic.exchange.held_by import limited
 from laconic.exchange.method import Method
 from laconic.exchange.save_watch import SaveWatch, saved_by_rank_0
 from laconic.exchange.state import RankState, model_digest
@@ -66,9 +65,8 @@ class Handle(Joinable):
         self._saves = SaveWatch(comm.counter(), comm.size)
         self._optimisers = Optimisers(optimizer, names, method.rules)
         exchanging = unwatched if joint_calls is None else joint_calls.exchange
-        limits = limited(method, self.layout, self._optimisers)
         self.exchange = Attached(
-            limits, self.layout, comm, self._optimisers, seed, parameters=dense, exchanging=exchanging
+            method, self.layout, comm, self._optimisers, seed, parameters=dense, exchanging=exchanging
         )
         self.buckets = Buckets(self.exchange, names, self._optimisers, scaler, keep_means=restore_unused)
         self.buckets.watch(dense.values())

@@ -26,6 +26,7 @@ from laconic.core.mask import MaskWatch
 from laconic.core.turn import Turn
 from laconic.exchange.bound_rules import BoundRules
 from laconic.exchange.clip import Clip
+from laconic.exchange.held_by import limited
 from laconic.exchange.local_momentum import LocalMomentum, adapted
 from laconic.exchange.method import Method
 from laconic.exchange.noise_scale import NoiseMeter, exactly_summed
@@ -71,6 +72,7 @@ class Attached:
         parameters: Mapping[str, Tensor] | None = None,
         exchanging: Exchanging = unwatched,
     ) -> None:
+        method = limited(method, layout, optimisers)
         self.method = method
         self.layout = layout
         self.comm = comm
