@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 
 from benchmarks.common.workers import Data, Problem
 from laconic.exchange.method import Method
+from laconic.strategies.several import as_one
 from laconic.strategies.strategy import Strategy
 from laconic.tools.tasks.cifar10 import inputs
 from laconic.tools.tasks.shakespeare import GPT
@@ -77,6 +78,14 @@ def adamw(model: nn.Module, lr: float, by: Method | Strategy) -> Optimizer:
     return AdamW(model.parameters(), lr=lr, weight_decay=0.0)
 
 
+def muon(model: nn.Module, lr: float, by: Method | Strategy) -> Optimizer:
+    """Muon without Nesterov's correction for the matrices inside layers, AdamW for the rest."""
+    inside = {p: None for name, p in model.named_parameters() if name.startswith("layers.") and p.dim() == 2}
+    rest = [p for p in model.parameters() if p not in inside]
+    matrices = Muon([*inside], lr=lr, weight_decay=0.0, nesterov=False, adjust_lr_fn="match_rms_adamw")
+    return as_one([matrices, AdamW(rest, lr=lr, weight_decay=0.0)])
+
+
 def signs(model: nn.Module, lr: float, by: Method | Strategy) -> Optimizer:
     """Steps of one length, against the sign of what the method hands over, by which DeMo was published."""
     return Adam(model.parameters(), lr=lr, betas=(0.0, 0.0))
@@ -94,4 +103,5 @@ def load_windows() -> Data:
 SMALL_NET = Problem(net, 16, image_loss, image_test, sgd)
 WITHOUT_MOMENTUM = Problem(net, 16, image_loss, image_test, plain_sgd)
 SMALL_GPT = Problem(GPT, 8, letter_loss, letter_test, adamw)
+BY_MUON = Problem(GPT, 8, letter_loss, letter_test, muon)
 BY_SIGNS = Problem(GPT, 8, letter_loss, letter_test, signs)

@@ -25,6 +25,7 @@ from laconic.exchange.attached import Attached
 from laconic.exchange.method import Method
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.replica import Replica
+from laconic.strategies.several import each_of
 from laconic.strategies.strategy import Strategy
 
 WORKERS, WARMUP, POINTS = 4, 50, 40
@@ -86,7 +87,7 @@ class ByMethod:
         names = {parameter: name for name, parameter in model.named_parameters()}
         self.model, self.optimizer = model, optimizer
         self.layout = Layout.of((name, tuple(p.shape)) for p, name in names.items())
-        optimisers = Optimisers(optimizer, names, method.rules)
+        optimisers = Optimisers(each_of(optimizer), names, method.rules)
         self.exchange = Attached(method, self.layout, comm, optimisers, seed)
         self.bucket = torch.empty(self.layout.numel)
 
@@ -156,7 +157,8 @@ def trained(comm: Loopback, problem: Problem, spec: str, lr: float, steps: int, 
     losses = []
     for step in range(steps):
         risen, fallen = (step + 1) / WARMUP, 0.5 + 0.5 * math.cos(math.pi * step / steps)
-        worker.optimizer.param_groups[0]["lr"] = lr * min(1.0, risen) * fallen
+        for group in worker.optimizer.param_groups:
+            group["lr"] = lr * min(1.0, risen) * fallen
         chosen = torch.randint(len(data["train_x"]), (problem.batch,), generator=draws)
         losses.append(worker.step(data["train_x"][chosen], data["train_y"][chosen], draws))
     sent = worker.metered.snapshot().network_sent

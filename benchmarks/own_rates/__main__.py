@@ -27,7 +27,14 @@ import torch
 
 from benchmarks.common.machine import machine
 from benchmarks.common.results import Results, Row
-from benchmarks.common.small_net import BY_SIGNS, SMALL_GPT, SMALL_NET, WITHOUT_MOMENTUM, load_windows
+from benchmarks.common.small_net import (
+    BY_MUON,
+    BY_SIGNS,
+    SMALL_GPT,
+    SMALL_NET,
+    WITHOUT_MOMENTUM,
+    load_windows,
+)
 from benchmarks.common.workers import Data, Problem, train
 from laconic.core.errors import NonFiniteError
 from laconic.tools.report.ledger import slug
@@ -136,6 +143,29 @@ FAMILIES = (
         600,
         "shakespeare",
         "shakespeare",
+    ),
+    Family(
+        "AdamW and bf16 autocast, the same transformer",
+        2e-3,
+        "dense()",
+        ("onebit_adam()", "sparse_adam()"),
+        SMALL_GPT,
+        2000,
+        "shakespeare",
+        "shakespeare-2000",
+        "Bytes include the warm-up, in which gradients are not compressed.",
+    ),
+    Family(
+        "Muon beside AdamW and bf16 autocast, the same transformer",
+        4e-3,
+        "dense()",
+        ("cgx(bits=4)", "dion2()", "dion2(fraction=1.0)"),
+        BY_MUON,
+        600,
+        "shakespeare",
+        "shakespeare-by-muon",
+        "Muon, without Nesterov's correction, trains the matrices inside layers, AdamW the rest, at the same"
+        " rate. `dion2(fraction=1.0)` is Muon whose momentum, not the gradient, is exchanged.",
     ),
     Family(
         "Steps by sign and bf16 autocast, the same transformer",
