@@ -146,7 +146,7 @@ FAMILIES = (
     ),
     Family(
         "AdamW and bf16 autocast, the same transformer",
-        2e-3,
+        8e-3,
         "dense()",
         ("onebit_adam()", "sparse_adam()"),
         SMALL_GPT,
