@@ -95,13 +95,13 @@ SITUATIONS = (
         "100 Mbit/s and less",
         "Only bytes count: send the largest entries, or signs, and the rest in later steps. At"
         " density d an entry waits for about 1 / d steps: this costs accuracy in short trainings, and less"
-        " in longer ones ([DGC over twice the steps](accuracy.md)). The delay acts like a second momentum: on"
-        " top of SGD's momentum it costs points, which `dgc` is made to avoid; with plain `SGD(lr=...)` top-k"
-        " lost none ([best rates](own_rates.md)).",
+        " in longer ones ([DGC over twice the steps](accuracy.md)). The delay acts like a second momentum,"
+        " so these methods apply SGD's momentum before the exchange. With plain `SGD(lr=...)` top-k lost no"
+        " accuracy at all ([best rates](own_rates.md)).",
         (
             Pick(
                 "dgc(density=0.01, warmup_steps=100)",
-                "unsent entries accumulate momentum too; needs a warm-up",
+                "clears the momentum of sent entries; most accurate with a warm-up",
             ),
             Pick("sign()", "one bit per entry, with error feedback"),
             Pick("sketchml()", "quantises values to bins of equal count"),
@@ -148,6 +148,16 @@ SITUATIONS = (
                 "the signs of a tenth of the entries, chosen by how far they move the weights",
             ),
             Pick("comp_ams()", "AMSGrad with any codec or selector"),
+            Pick("cgx()", "works with any optimiser"),
+        ),
+    ),
+    Situation(
+        "Muon",
+        "Muon updates matrices by orthonormalised momentum, usually with AdamW for embeddings, heads and"
+        " vectors: pass both optimisers as a list. Newton-Schulz iterations are the same on all ranks, so any"
+        " exchange of gradients works; Dion2 exchanges and orthonormalises only some of the rows.",
+        (
+            Pick("dion2()", "a quarter of the rows or columns; Muon with `nesterov=False`"),
             Pick("cgx()", "works with any optimiser"),
         ),
     ),
