@@ -1,7 +1,7 @@
-"""The loops, one meaning each: `reference.py` (plain torch, any device) and `cpu.cc` (native, the same bits).
+"""Kernels: `reference.py` (plain torch, any device) specifies each; `cpu.cc` gives the same bits.
 
-Callers write `from laconic import kernels`; `dispatch` says which implementation is live. Buffers are flat
-float32 (n,), ranges of them are `Segments`; starts, sizes, counts and ks are CPU int64 (s,).
+`dispatch` selects the implementation. Buffers are flat float32 (n,) with ranges `Segments`; starts, sizes,
+counts and ks are CPU int64 (s,).
 """
 
 from laconic.kernels.accumulate import accumulate_ as accumulate_

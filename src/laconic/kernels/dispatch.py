@@ -19,7 +19,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from laconic._native import Target
 
-TARGETS = ("avx512", "avx2", "portable")  # widest first
+TARGETS = ("avx512", "avx2", "portable")
 NAMES = ("reference", *reversed(TARGETS))
 LEAST_TRITON = (3, 6)  # div_rn keeps denormals from this version on; torch 2.10 installs it
 
@@ -40,14 +40,14 @@ _reference_only = False  # set by `using("reference")`
 
 
 def native(*tensors: Tensor) -> type[Target] | None:
-    """Return the native functions that serve these tensors, or None where the reference does."""
+    """Return the native functions for these tensors, or None if the reference serves them."""
     if _live is None or not all(tensor.is_cpu for tensor in tensors):
         return None
     return _live
 
 
 def gpu(*tensors: Tensor) -> bool:
-    """Return whether Triton kernels serve these tensors: all on one CUDA device, with Triton installed."""
+    """Return whether Triton kernels serve these tensors: all are on one CUDA device."""
     device = tensors[0].device
     if device.type != "cuda" or _reference_only or triton_missing() is not None:
         return False
@@ -56,7 +56,7 @@ def gpu(*tensors: Tensor) -> bool:
 
 @cache
 def triton_missing() -> str | None:
-    """Return why the Triton kernels cannot run; None if they can. Does not import Triton."""
+    """Return why Triton kernels cannot run, or None. Does not import Triton."""
     try:
         version = metadata.version("triton")
     except metadata.PackageNotFoundError:
@@ -67,20 +67,19 @@ def triton_missing() -> str | None:
 
 
 def device_of(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Return a context in which the tensor's GPU is the current device: Triton launches there."""
+    """Return a context in which the tensor's GPU is current: Triton launches there."""
     if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(tensor.device)
 
 
 def runnable() -> tuple[str, ...]:
-    """Return the implementations that this machine can run, for `using`."""
     return tuple(name for name in NAMES if name == "reference" or name in _runnable)
 
 
 @contextmanager
 def using(name: str) -> Iterator[None]:
-    """Make one implementation live, in the whole process, for the length of a `with` block: a tool for tests.
+    """Use one implementation in the whole process, within a `with` block; for tests.
 
     >>> with using("reference"):
     ...     info()["live"]
@@ -98,7 +97,6 @@ def using(name: str) -> Iterator[None]:
 
 
 def info() -> dict[str, Any]:
-    """Return the active kernels, the compiled ones, this CPU's features, and reasons for missing ones."""
     return {
         "live": _name if _live is None else f"native-{_name}",
         "runnable": runnable(),

@@ -1,7 +1,7 @@
 """Launch of Triton kernels with little work on the host.
 
-Triton binds and specialises all arguments at each launch, which takes longer than most of our kernels. Here a
-kernel that was launched before with arguments of the same kind is launched directly.
+Triton binds and specialises all arguments at each launch, which takes longer than most of our kernels. Later
+launches with arguments of the same kind skip it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import Tensor
 
 WORD = 1 << 31  # an int below it is an i32 for Triton
 
-_compiled: dict[tuple[Any, ...], tuple[Any, Any]] = {}  # kernels, and what Triton compiled of them
+_compiled: dict[tuple[Any, ...], tuple[Any, Any]] = {}  # kernel and compiled kernel
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 8, **options: Any) -> None:
     """Launch `kernel` on the current GPU: `kernel[grid](*args, num_warps=num_warps, **options)`.
 
     Args:
-        kernel: A `triton.jit` function. In Triton's interpreter it runs on the CPU.
-        grid: Number of programs, of one to three dimensions.
-        args: All arguments of the kernel in their order, constexprs too.
-        num_warps, options: Compiler options; products and sums are not contracted to fused ones.
+        kernel: A `triton.jit` function. Triton's interpreter runs it on the CPU.
+        grid: Number of programs, one to three dimensions.
+        args: All arguments in their order, including constexprs.
+        num_warps, options: Compiler options; multiply-add is never fused.
     """
     options["enable_fp_fusion"] = False
     if not hasattr(kernel, "device_caches"):  # interpreted
@@ -47,7 +47,7 @@ def _constants(kernel: Any) -> tuple[bool, ...]:
 
 
 def _kind(value: Any) -> Any:
-    """Return what Triton compiles for an argument: dtype and alignment, or size of an int."""
+    """Return the part of an argument that Triton specialises on: dtype and alignment, or size of an int."""
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % 16 == 0
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Tensors cut into squares, each transformed as a matrix: all squares of a side together."""
+"""Transform of tensors cut into squares; all squares of one side are transformed together."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def by_squares(
     at_once: int,
     transform: Callable[[int, Tensor], Tensor],
 ) -> Tensor:
-    """Transform the squares of tensors that follow each other in flat x: float32 (n,).
+    """Cut consecutive tensors of flat x float32 (n,) into squares and transform each.
 
-    Each tensor is cut into as many squares of `side` as it has, the rest into squares of half the side,
-    and so on down to 2; up to three elements remain unchanged.
+    A tensor is cut into squares of `side`, its rest into squares of half the side, and so on down to 2; up to
+    three elements stay unchanged.
 
     Args:
-        at_once: elements that a CPU has in float64 at a time.
-        transform: takes the side t and squares float64 (m, t, t), and returns such squares.
+        at_once: Elements that a CPU converts to float64 at a time.
+        transform: Maps side t and squares float64 (m, t, t) to such squares.
     """
     sides, lengths = _runs(tuple(sizes), side)
     parts = list(torch.split(x, list(lengths)))
@@ -53,7 +53,7 @@ def _transformed(
 
 @lru_cache(maxsize=512)
 def _runs(sizes: tuple[int, ...], side: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Side and elements of each run of squares of one tensor; side 0 for elements outside all squares."""
+    """Return side and elements of each run of squares; side 0 for the rest of a tensor."""
     runs: list[tuple[int, int]] = []
     for n in sizes:
         each = side

@@ -1,7 +1,6 @@
-"""Tables that let one launch process all tensors of a message: the tile and tensor of each program.
+"""Tables of the tile and tensor of each program, so that one launch processes a whole message.
 
-Full tiles and the shorter last tile of each tensor are listed apart, because a load that needs a mask is
-not a 128-bit load.
+Full tiles are listed apart from each tensor's shorter last one: a masked load is not a 128-bit load.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles of one kind: `segment` int32 (t,), the tensor; `first` int64 (t,), the first element in it."""
+    """Tiles of one kind: tensor `segment` int32 (t,) and its first element `first` int64 (t,)."""
 
     segment: Tensor
     first: Tensor
@@ -26,7 +25,7 @@ class Tiles:
 
 @lru_cache(maxsize=512)
 def tiles(sizes: tuple[int, ...], tile: int, device: torch.device) -> tuple[Tiles, Tiles]:
-    """Return the full tiles of `tile` elements of tensors of these sizes, and the shorter last ones.
+    """Return the full tiles of `tile` elements and the shorter last tiles.
 
     >>> full, last = tiles((5, 2), 2, torch.device("cpu"))
     >>> full.segment.tolist(), full.first.tolist(), last.segment.tolist(), last.first.tolist()
@@ -39,7 +38,7 @@ def tiles(sizes: tuple[int, ...], tile: int, device: torch.device) -> tuple[Tile
 
 @lru_cache(maxsize=512)
 def table(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return these integers as int64 (s,) on a device. The tensor is shared: do not change it."""
+    """Return integers as int64 (s,) on a device. The tensor is cached: do not change it."""
     return torch.tensor(values, dtype=torch.int64, device=device)
 
 

@@ -1,4 +1,4 @@
-"""Add gradients to residuals, detect NaN and Inf, and add decoded updates to parameters."""
+"""Accumulation of gradients in residuals, detection of NaN and Inf, and addition of sparse updates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from laconic.kernels.accumulate import reference
 
 
 def all_finite(x: Tensor, segments: Segments) -> bool:
-    """True if no entry of these ranges of x float32 (n,) is NaN or infinite."""
+    """Return whether no entry of these ranges of x float32 (n,) is NaN or infinite."""
     checks.buffer("x", x, segments)
     if (native := dispatch.native(x)) is not None:
         return bool(native.all_finite(x, segments))
@@ -30,12 +30,12 @@ def accumulate_(
     decay: float = 1.0,
     keep: bool = False,
 ) -> bool:
-    """residual = decay * residual + scale * grad on the segments of float32 (n,), in place.
+    """Compute residual = decay * residual + scale * grad on the segments of float32 (n,), in place.
 
-    An entry whose new value would not be finite keeps its old one, and the answer is then False.
+    An entry whose new value is not finite keeps its old one, and the function returns False.
 
     Args:
-        keep: Write the old residual over `grad`, for `undo_`.
+        keep: Write the old residual to `grad`, for `undo_`.
 
     >>> r, g = torch.ones(3), torch.tensor([1.0, 2.0, float("inf")])
     >>> accumulate_(r, g, Segments.whole(3), scale=0.5), r.tolist()
@@ -63,12 +63,11 @@ def velocity_(
     scale: float = 1.0,
     nesterov: bool = False,
 ) -> bool:
-    """DGC's momentum correction on the segments of float32 (n,); `momentum` is float32 (s,).
+    """Apply DGC's momentum correction on the segments of float32 (n,); `momentum` is float32 (s,).
 
-    g = scale * grad. Heavy ball: u = m u + g; fresh = v + u. Nesterov: u = m (u + g); fresh = v + u + g. Here
-    u is the velocity, in place, and v the residual. `grad` gets the old velocity, for `undo_`. `fresh` may be
-    the residual itself. An entry whose new u or v would not be finite keeps both old ones, and the answer is
-    then False.
+    With g = scale * grad, velocity u (in place) and residual v: heavy ball u = m u + g, fresh = v + u;
+    Nesterov u = m (u + g), fresh = v + u + g. `grad` gets the old velocity, for `undo_`; `fresh` may be the
+    residual. An entry whose new u or v is not finite keeps both old ones, and the function returns False.
     """
     checks.buffer("velocity", velocity, segments)
     checks.buffer("residual", residual, segments)
@@ -86,9 +85,9 @@ def velocity_(
 
 
 def undo_(memory: Tensor, grad: Tensor, segments: Segments) -> None:
-    """Write the old values that `accumulate_` or `velocity_` left in `grad` back to the memory.
+    """Restore the memory from the old values that `accumulate_` or `velocity_` wrote to `grad`.
 
-    Where the new value was not finite, `grad` is infinite, and the memory has its old value already.
+    `grad` is infinite where the new value was not finite: there the memory is unchanged.
 
     >>> r, g = torch.ones(2), torch.tensor([2.0, float("inf")])
     >>> accumulate_(r, g, Segments.whole(2), keep=True), r.tolist(), g.tolist()
@@ -102,9 +101,9 @@ def undo_(memory: Tensor, grad: Tensor, segments: Segments) -> None:
 
 
 def add_sparse_(x: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
-    """x += alpha * y for float32 (n,), in place, where `y` is not zero.
+    """Add alpha * y to x float32 (n,), in place, where `y` is not zero.
 
-    For a `y` that is mostly zero: of `x`, only those 64 bytes are touched for which `y` has something.
+    For a mostly zero `y`: touches only the cache lines of `x` where `y` has entries.
 
     >>> add_sparse_(torch.ones(4), torch.tensor([0.0, 2.0, 0.0, -1.0]), alpha=0.5)
     tensor([1.0000, 2.0000, 1.0000, 0.5000])

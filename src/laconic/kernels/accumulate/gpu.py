@@ -18,7 +18,7 @@ from laconic.kernels.tiles import table, tiles
 
 TILE = 4096
 EXPONENT = tl.constexpr(0x7F800000)  # all ones: infinite or NaN
-WARPS = {True: 8, False: 16}  # of whole tiles and of last ones, whose masks take registers
+WARPS = {True: 8, False: 16}  # whole and last tiles, whose masks take registers
 
 
 @triton.jit
@@ -35,7 +35,7 @@ def _places(
     TILE: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """Return the segment of this program, the first of its elements, lanes, and which of them there are."""
+    """Return this program's segment, its first element, lanes, and the mask of valid lanes."""
     segment = tl.load(segments + tl.program_id(0))
     first = tl.load(firsts + tl.program_id(0))
     start = tl.load(starts + segment) + first
@@ -152,7 +152,6 @@ def velocity_kernel(
 
 
 def all_finite(x: Tensor, segments: Segments) -> bool:
-    """Return whether no entry of the segments is NaN or infinite."""
     flag = torch.zeros(1, dtype=torch.int32, device=x.device)
     launch(all_finite_kernel, segments.merged, (x, flag))
     return flag.item() == 0
@@ -161,7 +160,6 @@ def all_finite(x: Tensor, segments: Segments) -> bool:
 def accumulate_(
     residual: Tensor, grad: Tensor, segments: Segments, scale: float, decay: float, keep: bool
 ) -> bool:
-    """residual = decay * residual + scale * grad, where that is finite; with `keep`, grad = old residual."""
     flag = torch.zeros(1, dtype=torch.int32, device=grad.device)
     launch(accumulate_kernel, segments.merged, (residual, grad, flag, float(scale), float(decay)), (keep,))
     return flag.item() == 0
@@ -177,7 +175,6 @@ def velocity_(
     scale: float,
     nesterov: bool,
 ) -> bool:
-    """u = m u + g, fresh = v + u; with Nesterov u = m (u + g), fresh = (v + u) + g; where both are finite."""
     values = tuple(momentum.tolist())
     if len(set(values)) == 1:  # fewer, longer ranges
         segments = segments.merged
@@ -192,7 +189,7 @@ def velocity_(
 def launch(
     kernel: Any, segments: Segments, arguments: tuple[Any, ...], constants: tuple[Any, ...] = ()
 ) -> None:
-    """Launch a kernel once for all whole tiles of the segments, and once for the shorter last tiles.
+    """Launch a kernel for all whole tiles of the segments, then for the shorter last tiles.
 
     The kernel takes `arguments`, then starts, sizes, segments and first elements of its tiles, `constants`,
     and TILE, ALIGNED and WHOLE.
@@ -218,5 +215,5 @@ def _launches(segments: Segments, device: torch.device) -> tuple[tuple[Any, ...]
 
 @lru_cache(maxsize=256)
 def momentum_table(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return these factors as float32 (s,) on a device. The tensor is shared: do not change it."""
+    """Return factors as float32 (s,) on a device. Cached: do not change it."""
     return torch.tensor(values, dtype=torch.float32, device=device)

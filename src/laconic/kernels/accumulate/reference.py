@@ -1,6 +1,6 @@
-"""Residual and velocity updates in plain torch: the native kernels must equal these, bit for bit.
+"""Residual and velocity updates in plain torch, which native kernels equal bit for bit.
 
-All work on the runs of neighbouring segments, and read one flag on the host.
+All work on merged neighbouring segments, and read one flag on the host.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from torch import Tensor
 
 from laconic.core.layout import Segments
 
-Factor = float | Tensor  # of a whole run, or of each of its elements
+Factor = float | Tensor  # of a whole run or of each element
 
 
 def all_finite(x: Tensor, segments: Segments) -> bool:
-    """Return whether no entry of the segments is NaN or infinite."""
     views = [view for view in segments.merged.views(x) if view.numel()]
     return _all([torch.linalg.vector_norm(view, math.inf) < math.inf for view in views])
 
@@ -25,7 +24,7 @@ def all_finite(x: Tensor, segments: Segments) -> bool:
 def accumulate_(
     residual: Tensor, grad: Tensor, segments: Segments, scale: float, decay: float, keep: bool
 ) -> bool:
-    """residual = decay * residual + scale * grad, where that is finite; with `keep`, grad = old residual."""
+    """See `laconic.kernels.accumulate_`."""
     flags = []
     runs = segments.merged
     for r, g in zip(runs.views(residual), runs.views(grad), strict=True):
@@ -49,7 +48,7 @@ def velocity_(
     scale: float,
     nesterov: bool,
 ) -> bool:
-    """u = m u + g, fresh = v + u; with Nesterov u = m (u + g), fresh = (v + u) + g; where both are finite."""
+    """See `laconic.kernels.velocity_`."""
     flags = []
     runs = segments.merged
     views = zip(*(runs.views(x) for x in (velocity, residual, grad, fresh)), strict=True)
@@ -68,7 +67,6 @@ def velocity_(
 
 
 def add_sparse_(x: Tensor, y: Tensor, alpha: float) -> Tensor:
-    """x += alpha * y where y is not zero."""
     return x.copy_(torch.where(y == 0, x, x + y * alpha))
 
 
@@ -89,7 +87,7 @@ def _write(out: Tensor, old: Tensor, new: Tensor, finite: Tensor, clean: Tensor)
 
 
 def _keep(grad: Tensor, old: Tensor, finite: Tensor, clean: Tensor) -> None:
-    """Write `old` over a gradient, and infinity where the new value is not finite."""
+    """Write `old` to the gradient, and infinity where the new value is not finite."""
     if clean.is_cpu and bool(clean):
         grad.copy_(old)
     else:
@@ -103,7 +101,7 @@ def _infinity(device: torch.device) -> Tensor:
 
 
 def _all(flags: list[Tensor]) -> bool:
-    """Read flags in one copy."""
+    """Read all flags in one copy."""
     return bool(torch.stack(flags).all() if len(flags) > 1 else flags[0]) if flags else True
 
 

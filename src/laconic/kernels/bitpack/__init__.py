@@ -1,4 +1,4 @@
-"""Small integers in as many bits as they need, one after the other, and back."""
+"""Packing of small integers in a fixed number of bits."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from laconic.kernels.bitpack import reference
 
 
 def packed_nbytes(n: int, bits: int) -> int:
-    """Return bytes of n codes of this many bits: ceil(n * bits / 8)."""
+    """Return ceil(n * bits / 8)."""
     return (n * bits + 7) // 8
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
-    """Codes int32 (n,) as wire uint8 (ceil(n * bits / 8),); the low `bits` (1..32) of each code travel.
+    """Pack the low `bits` (1..32) of codes int32 (n,) to uint8 (ceil(n * bits / 8),).
 
     Code i lies in bits [i * bits, (i + 1) * bits) of the stream, where bit j is bit j % 8 of byte j // 8.
 
@@ -34,9 +34,9 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bits(wire: Tensor, bits: int, n: int) -> Tensor:
-    """Codes int32 (n,) of a wire that `pack_bits` made; codes of 32 bits can be negative.
+    """Unpack `pack_bits` to int32 (n,); codes of 32 bits can be negative.
 
-    Raises `WireError` unless the wire has ceil(n * bits / 8) bytes and the bits after the last code are zero.
+    Raises `WireError` unless the wire has ceil(n * bits / 8) bytes and zero padding.
 
     >>> unpack_bits(torch.tensor([33, 3], dtype=torch.uint8), bits=4, n=3).tolist()
     [1, 2, 3]
@@ -59,15 +59,15 @@ def unpack_bits(wire: Tensor, bits: int, n: int) -> Tensor:
 
 
 def ternary_nbytes(n: int) -> int:
-    """Return bytes of n levels in base 3: ceil(n / 5), 1.6 bits a level."""
+    """Return ceil(n / 5): 1.6 bits per level."""
     return (n + 4) // 5
 
 
 def pack_ternary(levels: Tensor) -> Tensor:
-    """Levels int32 (n,) of -1, 0, 1 as wire uint8 (ceil(n / 5),): five digits of base 3 in a byte.
+    """Pack levels -1, 0, 1 int32 (n,) to uint8 (ceil(n / 5),), five base-3 digits per byte.
 
-    The digits 0, 1, 2 stand for the levels 0, 1, -1; the first level is the lowest digit, so a byte is at
-    most 242. After the last level the digits are zero. `ValueError` for any other level.
+    Digits 0, 1, 2 mean 0, 1, -1; the first level is the lowest digit. Padding digits are zero. Raises
+    `ValueError` for any other level.
 
     >>> pack_ternary(torch.tensor([1, -1, 0, 0, 1, -1], dtype=torch.int32)).tolist()
     [88, 2]
@@ -85,7 +85,7 @@ def pack_ternary(levels: Tensor) -> Tensor:
 
 
 def unpack_ternary(wire: Tensor, n: int) -> Tensor:
-    """Levels int32 (n,) of a wire that `pack_ternary` made. `WireError` for one that it cannot have made.
+    """Unpack `pack_ternary` to int32 (n,). Raises `WireError` for bytes that it cannot have made.
 
     >>> unpack_ternary(torch.tensor([88, 2], dtype=torch.uint8), n=6).tolist()
     [1, -1, 0, 0, 1, -1]

@@ -1,4 +1,4 @@
-"""Bit packing in plain torch: eight codes of b bits are exactly b bytes, so all groups share their shifts."""
+"""Bit packing in plain torch: eight codes of b bits fill b bytes, so all such groups share their shifts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laconic.core.errors import WireError
 
 
 def overlaps(bits: int) -> Iterator[tuple[int, int, int]]:
-    """(byte, code, shift) of a group where they share bits; the byte starts `shift` bits into the code."""
+    """Yield (byte, code, shift) that share bits in a group; the byte starts `shift` bits into the code."""
     for byte in range(bits):
         for code in range(8):
             shift = 8 * byte - bits * code
@@ -21,12 +21,11 @@ def overlaps(bits: int) -> Iterator[tuple[int, int, int]]:
 
 
 def moved(x: Tensor, shift: int) -> Tensor:
-    """x * 2^shift, rounded down."""
+    """Return x * 2^shift, rounded down."""
     return x << shift if shift >= 0 else x >> -shift
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
-    """Wire uint8 (ceil(n * bits / 8),) of the low bits of codes int32 (n,)."""
     n = codes.numel()
     if bits <= 8:
         low = (codes & (1 << bits) - 1).to(torch.uint8)
@@ -39,7 +38,6 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bits(wire: Tensor, bits: int, n: int) -> Tensor:
-    """Codes int32 (n,) of a wire of the right length."""
     if bits <= 8:
         return unpack_bytes(pad(wire, (0, -wire.numel() % bits)), bits)[:n].to(torch.int32)
     groups = pad(wire.to(torch.int64), (0, -wire.numel() % bits)).view(-1, bits)
@@ -50,9 +48,8 @@ def unpack_bits(wire: Tensor, bits: int, n: int) -> Tensor:
     return torch.where(codes >= 1 << 31, codes - (1 << 32), codes).to(torch.int32)
 
 
-# Lanes: an integer holds some codes, one in each of its bytes, in memory order as every wire. Neighbouring
-# lanes are joined, two at a time, until the codes lie side by side in the low bits. Where these are one byte,
-# nothing above them need be cut off on the way.
+# Codes lie one per lane (byte) of an integer. Neighbouring lanes are joined, two at a time, until the codes
+# lie side by side in the low bits. If these fill one byte, the bits above need no mask.
 LANES = {1: torch.int64, 2: torch.int32, 4: torch.int16}
 
 
@@ -62,7 +59,7 @@ def _even(bits: int, lane: int, x: Tensor) -> int:
 
 
 def pack_bytes(codes: Tensor, bits: int) -> Tensor:
-    """Wire uint8 (n * bits / 8,) of codes uint8 (n,) below 2^bits; n is a multiple of 8, and bits <= 8."""
+    """Pack codes uint8 (n,) below 2^bits to uint8 (n * bits / 8,); n is a multiple of 8, and bits <= 8."""
     if bits == 8:
         return codes
     lane, held = 8, bits
@@ -81,7 +78,7 @@ def pack_bytes(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bytes(wire: Tensor, bits: int) -> Tensor:
-    """Codes uint8 (n,) of a wire that `pack_bytes` made."""
+    """Undo `pack_bytes`."""
     if bits == 8:
         return wire
     if bits in LANES:
@@ -99,18 +96,15 @@ def unpack_bytes(wire: Tensor, bits: int) -> Tensor:
 
 
 def is_ternary(levels: Tensor) -> bool:
-    """Return whether every level is -1, 0 or 1."""
     return not bool(((levels < -1) | (levels > 1)).any())
 
 
 def pack_ternary(levels: Tensor) -> Tensor:
-    """Wire uint8 (ceil(n / 5),) of ternary levels int32 (n,)."""
     digits = pad(levels % 3, (0, -levels.numel() % 5)).view(-1, 5)  # -1 becomes 2
     return sum((digits[:, i] * 3**i for i in range(5)), digits.new_zeros(len(digits))).to(torch.uint8)
 
 
 def unpack_ternary(wire: Tensor, n: int) -> Tensor:
-    """Levels int32 (n,) of a wire of the right length. `WireError` for what `pack_ternary` cannot make."""
     if bool((wire >= 243).any()):
         raise WireError(f"five levels make a byte of at most 242, got {int(wire.max())}")
     whole = wire.to(torch.int32)

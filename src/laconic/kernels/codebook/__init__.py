@@ -1,7 +1,6 @@
-"""Small codes and the few numbers that they stand for: groups of equal count, or powers of a base.
+"""Codes of few bits with a table of values: groups of equal count, or powers of a base.
 
-Each tensor's wire is [numbers float32 | codes, packed as in `bitpack`], one after the other; an empty one has
-none. See README.md.
+Wire per tensor: [values float32 | codes, packed as in `bitpack`]; an empty tensor has none. See README.md.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ MOST_LEVELS, MOST_BINS, MOST_POWERS = 256, 1 << 16, (1 << 15) - 1  # codes have 
 
 
 def codebook_nbytes(shape: tuple[int, int], n: int) -> int:
-    """Bytes of n codes, for a shape (numbers, bits of a code)."""
+    """Return the bytes of n codes for a shape (values, bits per code)."""
     numbers, bits = shape
     return 4 * numbers + (n * bits + 7) // 8
 
 
 def hierarchy_encode(x: Tensor, segments: Segments, levels: int) -> Tensor:
-    """Each |x| as one of `levels` (1..256) groups of equal count, largest first, and its sign.
+    """Encode sign and one of `levels` (1..256) groups of equal count of |x|, largest first.
 
     >>> x = torch.tensor([4.0, -1.0, 2.0, 1.0])
     >>> hierarchy_encode(x, Segments.whole(4), levels=2).view(torch.uint8)[:8].view(torch.float32).tolist()
@@ -45,9 +44,9 @@ def hierarchy_encode(x: Tensor, segments: Segments, levels: int) -> Tensor:
 
 
 def hierarchy_add_(wire: Tensor, segments: Segments, out: Tensor, levels: int, alpha: float = 1.0) -> Tensor:
-    """out[segment] += alpha * (sign * mean of the group).
+    """Add alpha * sign * mean of the group to each segment of `out`.
 
-    `WireError`, before anything is written, for what no encoder makes.
+    Raises `WireError`, before any write, for bytes that no encoder makes.
     """
     arguments.whole("levels", levels, 1, MOST_LEVELS)
     _check(wire, segments, out, lambda n: hierarchy_shape(n, levels))
@@ -62,7 +61,7 @@ def hierarchy_add_(wire: Tensor, segments: Segments, out: Tensor, levels: int, a
 
 
 def quantile_encode(x: Tensor, segments: Segments, bins: int) -> Tensor:
-    """Encode each x as one of `bins` (2..65536) groups of about equal count, each with a single sign."""
+    """Encode x as one of `bins` (2..65536) groups of about equal count and single sign."""
     arguments.whole("bins", bins, 2, MOST_BINS)
     checks.buffer("x", x, segments)
     wire = _room(x, segments, lambda n: quantile_shape(n, bins))
@@ -73,10 +72,7 @@ def quantile_encode(x: Tensor, segments: Segments, bins: int) -> Tensor:
 
 
 def quantile_add_(wire: Tensor, segments: Segments, out: Tensor, bins: int, alpha: float = 1.0) -> Tensor:
-    """out[segment] += alpha * mean of the bin.
-
-    `WireError`, before anything is written, for what `quantile_encode` cannot have made.
-    """
+    """Add alpha * mean of the bin to each segment of `out`. Raises `WireError` as `hierarchy_add_`."""
     arguments.whole("bins", bins, 2, MOST_BINS)
     _check(wire, segments, out, lambda n: quantile_shape(n, bins))
     if (native := dispatch.native(wire, out)) is not None:
@@ -88,7 +84,7 @@ def quantile_add_(wire: Tensor, segments: Segments, out: Tensor, bins: int, alph
 
 
 def powers_encode(x: Tensor, segments: Segments, bounds: Tensor) -> Tensor:
-    """Encode level = number of bounds[l] * s that an entry reaches, s = max |x| of its tensor, and sign.
+    """Encode sign and level: the number of bounds[l] * s that |x| reaches, s = max |x| of its tensor.
 
     bounds float32 (levels,) ascend from above 0 to at most 1. Level 0 has no sign; a zero is always level 0.
     """
@@ -102,9 +98,9 @@ def powers_encode(x: Tensor, segments: Segments, bounds: Tensor) -> Tensor:
 
 
 def powers_add_(wire: Tensor, segments: Segments, out: Tensor, powers: Tensor, alpha: float = 1.0) -> Tensor:
-    """out[segment] += alpha * (sign * s * powers[level - 1]), nothing for level 0; powers float32 (levels,).
+    """Add alpha * sign * s * powers[level - 1] to `out`, nothing for level 0; powers float32 (levels,).
 
-    Raises `WireError`, before anything is written, for what `powers_encode` cannot have made.
+    Raises `WireError` as `hierarchy_add_`.
     """
     arguments.whole("levels", powers.numel(), 1, MOST_POWERS)
     _check(wire, segments, out, lambda n: powers_shape(n, powers.numel()))
@@ -138,7 +134,6 @@ def _check_finite(finite: bool) -> None:
 
 
 def _views(x: Tensor, segments: Segments) -> list[Tensor]:
-    """The tensors, which must be finite."""
     views = segments.views(x)
     if views:
         _check_finite(bool(torch.stack([torch.isfinite(view).all() for view in views]).all()))
@@ -154,7 +149,6 @@ def _parts(wire: Tensor, segments: Segments, shape: Shape) -> tuple[Tensor, ...]
 
 
 def _added_(out: Tensor, segments: Segments, found: list[Tensor], alpha: float) -> Tensor:
-    """Add the decoded tensors of a message, after all of it has been read."""
     for view, values in zip(segments.views(out), found, strict=True):
         view += values * alpha
     return out

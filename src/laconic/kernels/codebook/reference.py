@@ -1,6 +1,6 @@
-"""Codebooks in plain torch, one tensor at a time: the standard of the native kernels, byte for byte.
+"""Codebooks in plain torch, tensor by tensor; native kernels equal it byte for byte.
 
-The means are sums in double, in any order, rounded to float32.
+Means are sums in float64, in any order, rounded to float32.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from laconic.core.errors import WireError
 from laconic.kernels.bitpack import reference as bitpack
 from laconic.kernels.codebook.shapes import hierarchy_shape, powers_shape, quantile_shape
 
-LEAST = 2.0**-149  # the smallest float32 above zero
+LEAST = 2.0**-149
 
 
 def pack(book: Tensor, codes: Tensor, bits: int) -> Tensor:
-    """Return numbers float32 (k,), then codes (n,): the wire of one tensor."""
+    """Return the wire of one tensor: values float32 (k,), then codes (n,)."""
     packed = bitpack.pack_bits(codes, bits) if bits else codes.new_empty(0, dtype=torch.uint8)
     return torch.cat([book.view(torch.uint8) if book.numel() else packed[:0], packed])
 
 
 def unpack(wire: Tensor, shape: tuple[int, int], n: int) -> tuple[Tensor, Tensor]:
-    """Return the numbers and the codes int64 (n,) of a wire of the right length."""
+    """Return the values and the codes int64 (n,) of a wire of the right length."""
     numbers, bits = shape
     book, packed = wire[: 4 * numbers].clone().view(torch.float32), wire[4 * numbers :]
     if not bool(torch.isfinite(book).all()):
@@ -38,15 +38,15 @@ def unpack(wire: Tensor, shape: tuple[int, int], n: int) -> tuple[Tensor, Tensor
 
 
 def known(codes: Tensor, entries: int) -> Tensor:
-    """Return the codes, if each is below `entries`."""
+    """Return the codes. Raise `WireError` for one that is not below `entries`."""
     if bool((codes >= entries).any()):
         raise WireError("a code is not in its codebook")
     return codes
 
 
 def means(values: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Return the mean of each group, float32 (count,); groups (n,) are all in use."""
-    if not values.is_cpu:  # additions to few addresses would wait for each other
+    """Return the mean of each nonempty group, float32 (count,); groups (n,)."""
+    if not values.is_cpu:  # GPU additions to few addresses would wait for each other
         ordered, order = groups.sort(stable=True)
         each = torch.arange(count, dtype=groups.dtype, device=values.device)
         ends = torch.searchsorted(ordered, each, right=True)
@@ -59,7 +59,7 @@ def means(values: Tensor, groups: Tensor, count: int) -> Tensor:
 
 
 def by_rank(values: Tensor, groups: int, descending: bool) -> Tensor:
-    """Group of each value, int64 (n,): rank * groups // n, the lower index first among equals."""
+    """Return the group of each value, int64 (n,): rank * groups // n, the lower index first among equals."""
     n = values.numel()
     order = torch.argsort(values, descending=descending, stable=True)
     return torch.empty_like(order).index_copy_(
@@ -68,7 +68,7 @@ def by_rank(values: Tensor, groups: int, descending: bool) -> Tensor:
 
 
 def hierarchy_encode(x: Tensor, levels: int) -> Tensor:
-    """Groups of |x|, largest first; the sign in the top bit of a code."""
+    """Encode groups of |x|, largest first; the sign is the top bit of a code."""
     entries, bits = hierarchy_shape(x.numel(), levels)
     groups = by_rank(x.abs(), entries, descending=True)
     codes = torch.signbit(x).to(torch.int64) << max(bits - 1, 0) | groups
@@ -76,7 +76,6 @@ def hierarchy_encode(x: Tensor, levels: int) -> Tensor:
 
 
 def hierarchy_decode(wire: Tensor, n: int, levels: int) -> Tensor:
-    """Sign times the mean of the group, float32 (n,)."""
     entries, bits = hierarchy_shape(n, levels)
     book, codes = unpack(wire, (entries, bits), n)
     if bool(torch.signbit(book).any()):
@@ -87,7 +86,7 @@ def hierarchy_decode(wire: Tensor, n: int, levels: int) -> Tensor:
 
 
 def quantile_encode(x: Tensor, bins: int) -> Tensor:
-    """Bins of x in ascending order; those below zero get their share of the bins, and at least one."""
+    """Encode bins of x, ascending; values below zero get their share of the bins, at least one."""
     n, below = x.numel(), x < 0
     entries, bits = quantile_shape(n, bins)
     negative = int(below.sum())
@@ -101,26 +100,24 @@ def quantile_encode(x: Tensor, bins: int) -> Tensor:
 
 
 def quantile_decode(wire: Tensor, n: int, bins: int) -> Tensor:
-    """Return the mean of the bin, float32 (n,)."""
     shape = quantile_shape(n, bins)
     book, codes = unpack(wire, shape, n)
     return book[known(codes, shape[0])]
 
 
 def powers_encode(x: Tensor, bounds: Tensor) -> Tensor:
-    """Levels by comparing with bounds * max |x|, which are at least the smallest number above zero."""
+    """Encode levels: comparisons with bounds * max |x|, at least the smallest float32 above zero."""
     n = x.numel()
     numbers, bits = powers_shape(n, bounds.numel())
     size = x.abs()
     largest = size.max().reshape(1) if n else size
     limits = (largest * bounds.to(x.device)).clamp_(min=LEAST) if n else largest
-    levels = torch.searchsorted(limits, size, right=True)  # how many limits are <= size
+    levels = torch.searchsorted(limits, size, right=True)  # number of limits <= size
     codes = torch.where(levels > 0, torch.signbit(x).to(torch.int64) << max(bits - 1, 0) | levels, 0)
     return pack(largest[:numbers], codes, bits)
 
 
 def powers_decode(wire: Tensor, n: int, powers: Tensor) -> Tensor:
-    """Sign times max |x| times the power of the level, float32 (n,)."""
     shape = powers_shape(n, powers.numel())
     largest, codes = unpack(wire, shape, n)
     if bool(torch.signbit(largest).any()):

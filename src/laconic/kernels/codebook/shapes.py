@@ -1,4 +1,4 @@
-"""Sizes of a tensor's codebook, and bits of its codes."""
+"""Number of values of a tensor's codebook, and bits per code."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ def bits_for(entries: int) -> int:
 
 
 def hierarchy_shape(n: int, levels: int) -> tuple[int, int]:
-    """Return the means, one per group but at most one per element, and the bits of sign and group."""
+    """Return the means, at most one per element, and the bits of sign and group."""
     entries = min(levels, n)
     return (entries, 1 + bits_for(entries)) if n else (0, 0)
 
 
 def quantile_shape(n: int, bins: int) -> tuple[int, int]:
-    """Return the means, one per bin but at most one per element, and the bits of a bin."""
+    """Return the means, at most one per element, and the bits of a bin."""
     entries = min(bins, n)
     return (entries, bits_for(entries)) if n else (0, 0)
 
 
 def powers_shape(n: int, levels: int) -> tuple[int, int]:
-    """Return the largest magnitude; sign and level of each, level 0 for nothing."""
+    """Return one value, the largest magnitude, and the bits of sign and level; level 0 is zero."""
     return (1, 1 + levels.bit_length()) if n else (0, 0)

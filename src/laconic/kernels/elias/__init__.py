@@ -1,4 +1,4 @@
-"""Integers from 1 in as many bits as their size asks for: Elias omega codes.
+"""Elias omega codes of positive integers: small values take few bits.
 
 Elias 1975 ("Universal codeword sets and representations of the integers"). See README.md.
 """
@@ -14,7 +14,7 @@ from laconic.kernels.elias import reference
 
 
 def elias_encode(values: Tensor) -> Tensor:
-    """Elias omega codes of values int32 (k,) from 1, uint8 (m,): a byte is filled from its highest bit down.
+    """Encode values int32 (k,) >= 1 to uint8 (m,), filling each byte from its highest bit.
 
     1, 2 and 4 are 0, 100 and 101000:
 
@@ -50,7 +50,7 @@ def elias_decode(wire: Tensor, count: int) -> Tensor:
 
 
 def elias_length(value: int) -> int:
-    """Return bits of the code of a value from 1.
+    """Return the bits of the code of a value >= 1.
 
     >>> [elias_length(value) for value in (1, 2, 4, 8, 16, 2**31 - 1)]
     [1, 3, 6, 7, 11, 42]

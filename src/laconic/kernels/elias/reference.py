@@ -1,4 +1,4 @@
-"""Elias omega codes in plain torch: the reference of the native kernels, byte for byte."""
+"""Elias omega codes in plain torch, which native kernels equal byte for byte."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from torch.nn.functional import pad
 
 from laconic.core.errors import WireError
 
-GROUPS = 5  # of the longest code, the zero at its end included: widths 2, 3, 5, 31 and 1
+GROUPS = 5  # of the longest code, including the final zero: widths 2, 3, 5, 31 and 1
 
 
 def width_of(values: Tensor) -> Tensor:
-    """Bit length of each value int64 (k,), at least 1."""
+    """Return the bit length of each value int64 (k,), at least 1."""
     powers = 1 << torch.arange(1, 32, device=values.device, dtype=torch.int64)
     return torch.searchsorted(powers, values, right=True) + 1
 
 
 def codes_of(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return codes int64 (k,), first bit highest, and their lengths, for values int64 (k,) from 1."""
+    """Return codes int64 (k,), first bit highest, and their lengths, for values int64 (k,) >= 1."""
     bits, lengths = torch.zeros_like(values), torch.ones_like(values)
     for _ in range(GROUPS):
         more, width = values > 1, width_of(values)
@@ -29,7 +29,6 @@ def codes_of(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def elias_encode(values: Tensor) -> Tensor:
-    """The codes of values int32 (k,), one after the other; a byte is filled from its highest bit down."""
     codes, lengths = codes_of(values.to(torch.int64))
     ends = torch.cumsum(lengths, 0)
     owner = torch.repeat_interleave(
@@ -43,12 +42,12 @@ def elias_encode(values: Tensor) -> Tensor:
 
 
 def elias_decode(wire: Tensor, count: int) -> Tensor:
-    """Values int32 (count,). The code that would start at each bit is read, then the chain of real ones."""
+    """Read the code that would start at each bit, then follow the chain of real ones; int32 (count,)."""
     total = 8 * wire.numel()
     bits = (
         wire[:, None].to(torch.int64) >> torch.arange(7, -1, -1, device=wire.device, dtype=torch.int64) & 1
     ).flatten()
-    words = pad(bits, (0, 64))  # 1, then 2, 4, ..., 32 bits from each place on
+    words = pad(bits, (0, 64))  # the next 32 bits from each position
     for half in (1, 2, 4, 8, 16):
         words = words << half | pad(words[half:], (0, half))
     start = torch.arange(total + 1, device=wire.device, dtype=torch.int64)
@@ -61,7 +60,7 @@ def elias_decode(wire: Tensor, count: int) -> Tensor:
         width = torch.where(more, values + 1, 0)
         values = torch.where(more, word >> (32 - width), values)
         at += width
-    jumps = (at + 1).clamp(max=total)  # where the next code starts
+    jumps = (at + 1).clamp(max=total)  # start of the next code
     chain = start[:1].clone()
     for _ in range(max(count, 1).bit_length()):
         chain = torch.cat([chain, jumps[chain]])[: count + 1]

@@ -1,7 +1,7 @@
-"""Ascending positions as few bytes: Golomb-Rice and LEB128 coding of the gaps between them.
+"""Golomb-Rice and LEB128 codes of the gaps between ascending positions.
 
-Indices int32 (K,) count from the start of their segment and ascend inside it; counts int64 (s,) say how many
-belong to each segment. Counts and sizes are known to both sides and are not in the wire. See README.md.
+Indices int32 (K,) ascend within their segment, from its start; counts int64 (s,) are the indices per segment.
+Both sides know counts and sizes: the wire has neither. See README.md.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from laconic.kernels.entropy.bounds import rice_bound as rice_bound
 from laconic.kernels.entropy.bounds import rice_parameter as rice_parameter
 from laconic.kernels.entropy.tables import Numbers, uploaded
 
-MOST_ENTRIES = 1 << 17  # of a message whose tensors are encoded by one program of a GPU each
-MOST_NBYTES = 1 << 22  # of messages whose unary parts are read by one program each
+MOST_ENTRIES = 1 << 17  # of a message whose tensors are encoded by one GPU program each
+MOST_NBYTES = 1 << 22  # of messages whose unary parts are read by one GPU program each
 
 
 def ascending(indices: Tensor, counts: Tensor, segments: Segments) -> bool:
-    """True if the indices ascend strictly inside their segments, and none lies outside.
+    """Return whether the indices ascend strictly within their segments, none outside.
 
     >>> ascending(torch.tensor([0, 2, 1], dtype=torch.int32), torch.tensor([2, 1]), Segments((0, 3), (3, 2)))
     True
@@ -47,19 +47,19 @@ def ascending(indices: Tensor, counts: Tensor, segments: Segments) -> bool:
 
 
 def disorder(indices: Tensor, counts: Numbers, segments: Segments) -> Tensor:
-    """Return whether an index does not ascend inside its segment, bool () on the device of the indices.
+    """Return bool (), on the device of the indices: whether an index does not ascend within its segment.
 
     Args:
-        indices: int32 (K,), those of N messages one after the other.
+        indices: int32 (K,) of N consecutive messages.
         counts: int64 (N, s) or (s,), from 0 to the size of each segment, K in all.
-        segments: those of each message.
+        segments: Segments of each message.
     """
     sizes = np.broadcast_to(segments.sizes_tensor.numpy(), counts.shape)
     return reference.disorder(indices, counts, sizes)
 
 
 def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Golomb-Rice code of the gaps, uint8 (m,): low bits of all gaps, then their high parts in unary.
+    """Encode the gaps, uint8 (m,): low bits of all gaps, then their high parts in unary.
 
     >>> rice_encode(torch.tensor([0, 5], dtype=torch.int32), torch.tensor([2]), Segments.whole(8)).tolist()
     [0, 9]
@@ -88,19 +88,19 @@ def rice_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 
 
 def rice_positions(wires: Sequence[Tensor], counts: Numbers, segments: Segments) -> tuple[Tensor, Tensor]:
-    """Decode the positions of N messages of `rice_encode` with as many operations as those of one.
+    """Decode the positions of N messages of `rice_encode` together.
 
     Args:
-        wires: uint8 (m_i,) for each message. They are not trusted.
-        counts: positions of each segment of each message, int64 (N, s), from 0 to the size of the segment.
-        segments: those of each message.
+        wires: uint8 (m_i,) per message, not trusted.
+        counts: int64 (N, s), from 0 to the size of the segment.
+        segments: Segments of each message.
 
     Returns:
-        Positions in the flat buffer, int64 (K + N - 1,), with a number without meaning between two messages;
-        and whether a message is damaged, bool (): then the positions may lie anywhere.
+        Positions in the flat buffer, int64 (K + N - 1,), with one meaningless number between messages; and
+        whether a message is damaged, bool (): positions may then be anything.
 
     Raises:
-        WireError: for a message of an impossible length, with its number.
+        WireError: A message has an impossible length; with its number.
     """
     starts = segments.starts_tensor.numpy()
     return reference.rice_places(wires, counts, segments.sizes_tensor.numpy(), starts - 1)
@@ -112,11 +112,10 @@ def sparse_encode(
     """Encode entries of x as a message: counts, Rice-coded positions with their length, and values.
 
     Returns:
-        The message uint8 (m,), the values float32 (K,) and their positions int64 (K,) in the flat buffer; or
-        None where no kernel makes it.
+        Message uint8 (m,), values float32 (K,) and flat positions int64 (K,); None if no kernel does it.
 
     Raises:
-        ValueError: Indices do not ascend inside their segments.
+        ValueError: Indices do not ascend within their segments.
     """
     if not len(segments) or indices.numel() > MOST_ENTRIES or not dispatch.gpu(x, indices):
         return None
@@ -135,11 +134,12 @@ def sparse_encode(
 
 
 def padded_encode(x: Tensor, segments: Segments, chosen: Padded, ks: Tensor) -> tuple[Tensor, ...] | None:
-    """Encode entries that the host has not counted, at most ks int64 (s,), with one wait.
+    """Encode entries that the host has not counted, at most ks int64 (s,), with one synchronisation.
 
     Returns:
-        The message, indices int32 (K,), counts int64 (s,) on the CPU, and values and positions as those of
-        `sparse_encode`; None if more entries were candidates than there was room for.
+        Message, indices int32 (K,), counts int64 (s,) on the CPU, and values and positions as
+            `sparse_encode`;
+        None if the candidates exceed the room.
     """
     from laconic.kernels.entropy import gpu
 
@@ -158,7 +158,6 @@ def padded_encode(x: Tensor, segments: Segments, chosen: Padded, ks: Tensor) -> 
 
 
 def _message_most(counts: Numbers, segments: Segments, total: int) -> int:
-    """Return the most bytes of a message with these counts."""
     sizes = segments.sizes_tensor.numpy()
     r = rice_parameters(counts, sizes)
     return int(low_nbytes(counts, r).sum() + unary_most(counts, sizes, r)) + 4 * (len(segments) + 1 + total)
@@ -166,22 +165,20 @@ def _message_most(counts: Numbers, segments: Segments, total: int) -> int:
 
 @lru_cache(maxsize=256)
 def _padded_most(ks: tuple[int, ...], segments: Segments) -> int:
-    """Return the most bytes of a message with at most these counts."""
     each = (rice_bound(k, n) + 4 * k + 4 for k, n in zip(ks, segments.sizes, strict=True))
     return 4 + sum(each)
 
 
 def sparse_add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor | None:
-    """out += alpha * the entries of N messages of `sparse_encode`, in order, unless one is damaged.
+    """Add alpha * the entries of N messages of `sparse_encode` to `out`, in order.
 
     Args:
-        wires: uint8 (m_i,) for each message, at least as long as its head. They are not trusted.
-        segments: those of each message.
+        wires: uint8 (m_i,) per message, at least as long as its header; not trusted.
+        segments: Segments of each message.
         out: float32, in place.
-        alpha: factor.
 
     Returns:
-        Flags int32 (N,) of damaged messages; None where no kernel adds them: then nothing has happened.
+        int32 (N,) flags of damaged messages, which add nothing; None, with `out` unchanged, without a kernel.
     """
     if not len(segments) or not dispatch.gpu(out, *wires):
         return None
@@ -195,7 +192,7 @@ def sparse_add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha:
 
 
 def delta_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Gaps as LEB128, uint8 (m,): seven bits a byte, low ones first, the top bit says that more follow.
+    """Encode gaps as LEB128, uint8 (m,): seven bits per byte, low first; the top bit marks continuation.
 
     >>> indices = torch.tensor([0, 5, 200], dtype=torch.int32)
     >>> delta_encode(indices, torch.tensor([3]), Segments.whole(300)).tolist()
@@ -221,7 +218,7 @@ def delta_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 
 
 def check_ascending(indices: Tensor, counts: Tensor, segments: Segments) -> None:
-    """Raise `ValueError` unless the indices ascend inside their segments; on a GPU perhaps later."""
+    """Raise `ValueError` unless the indices ascend within their segments; on a GPU perhaps later."""
     if dispatch.native(indices) is not None:
         if not ascending(indices, counts, segments):
             raise ValueError(reference.NOT_ASCENDING)
@@ -233,7 +230,7 @@ def check_ascending(indices: Tensor, counts: Tensor, segments: Segments) -> None
 
 
 def check_coded(wire: Tensor, counts: Tensor, segments: Segments) -> int:
-    """Return the number of indices to expect: at most the number of elements of the segments."""
+    """Check counts and dtypes; return the number of indices, at most the elements of the segments."""
     checks.flat("wire", wire, torch.uint8)
     checks.per_segment("counts", counts, segments)
     checks.counted(counts, segments)

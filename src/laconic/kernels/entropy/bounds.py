@@ -1,4 +1,4 @@
-"""Maximum lengths of these codes, and the Rice parameter, in integers: equal on both ends. See README.md."""
+"""Maximum lengths of the codes, and the Rice parameter, in integers: equal on both sides. See README.md."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 
 from laconic.kernels.entropy.tables import Numbers
 
-LONGEST_GAP = 5  # bytes of LEB128 that a gap below 2^31 can take
+LONGEST_GAP = 5  # LEB128 bytes of a gap below 2^31, at most
 
 
 def rice_parameter(k: int, n: int) -> int:
-    """Low bits of each gap: the least r >= 0 with 2^r >= 0.48125 (n / k - 1/2).
+    """Return the low bits per gap: the least r >= 0 with 2^r >= 0.48125 (n / k - 1/2).
 
     >>> [rice_parameter(k, 1000) for k in (0, 1, 10, 40, 1000)]
     [0, 9, 6, 4, 0]
@@ -22,7 +22,7 @@ def rice_parameter(k: int, n: int) -> int:
 
 
 def rice_parameters(counts: Numbers, sizes: Numbers) -> Numbers:
-    """Return `rice_parameter` of each segment, int64, for counts of any shape (..., s).
+    """Return `rice_parameter` of each segment, int64, for counts (..., s).
 
     2^r >= b / a if and only if 2^r >= q = ceil(b / a), so r is the bit length of q - 1.
     """
@@ -33,12 +33,11 @@ def rice_parameters(counts: Numbers, sizes: Numbers) -> Numbers:
 
 
 def low_nbytes(counts: Numbers, r: Numbers) -> Numbers:
-    """Return the bytes of each segment's low bits, int64."""
     return (counts * r + 7) >> 3
 
 
 def unary_most(counts: Numbers, sizes: Numbers, r: Numbers) -> Numbers:
-    """Return the most bytes of a message's unary part: the high parts of a segment add up to (n - k) >> r."""
+    """Return the most bytes of a message's unary part: the high parts of a segment sum to (n - k) >> r."""
     bits = np.where(counts > 0, counts + ((sizes - counts) >> r), 0)
     nbytes: Numbers = (bits.sum(axis=-1) + 7) >> 3
     return nbytes
@@ -47,7 +46,7 @@ def unary_most(counts: Numbers, sizes: Numbers, r: Numbers) -> Numbers:
 def rice_bound(k: int, n: int) -> int:
     """Return the most bytes that at most k positions among n can take.
 
-    For each parameter r the size grows with the count, so the largest count of every r up to k's is tried.
+    For each parameter r the size grows with the count, so the largest count for each r up to k's is tried.
     """
     most = 0
     for r in range(rice_parameter(k, n), 32):

@@ -1,10 +1,10 @@
 """Sparse messages with Rice-coded positions on a GPU.
 
-A message of s tensors with K entries, k_i of each tensor:
+A message of s tensors with K entries, k_i in tensor i:
 
     counts k_i   uint32 (s,)
     m            uint32
-    positions    uint8 (m,)    as `rice_encode` makes them
+    positions    uint8 (m,)    as `rice_encode`
     values       float32 (K,)
 
 The number of launches does not depend on the number of tensors and ranks.
@@ -26,7 +26,7 @@ from laconic.kernels.entropy.triton_encode import measure_kernel, write_kernel
 from laconic.kernels.launch import launch
 from laconic.kernels.tiles import table
 
-SEGMENTS, BITS, ENTRIES = 256, 4096, 1024  # that a program works on at once
+SEGMENTS, BITS, ENTRIES = 256, 4096, 1024  # per step of a program
 
 
 def encode(
@@ -35,20 +35,21 @@ def encode(
     """Encode entries as a message.
 
     Args:
-        x: the flat buffer.
-        segments: the ranges of x.
-        indices: int32, one segment's after the other, perhaps with more behind them.
-        counts: of each segment, int64 (s,) on the device of x.
-        most: the most bytes that the message can take.
+        x: Flat buffer.
+        segments: Ranges of x.
+        indices: int32, segment by segment, perhaps with unused entries at the end.
+        counts: int64 (s,) on the device of x.
+        most: Most bytes of the message.
 
     Returns:
-        The message uint8 and values float32 and positions int64 of the entries, all with room behind them;
-        and facts int64 (2,): the bytes of the message's positions, and 1 if indices do not ascend. Then the
-        rest means nothing.
+        Message uint8, and values float32 and positions int64 of the entries, all with unused room at the end;
+        and facts int64 (2,): bytes of the message's positions, and 1 if indices do not ascend, which makes
+            the
+        rest invalid.
     """
     device, num, total = x.device, len(segments), indices.numel()
     words = torch.zeros(most // 4 + 2, dtype=torch.int32, device=device)
-    pair = num + num % 2  # keeps the parts aligned to 16 bytes
+    pair = num + num % 2  # aligns the parts to 16 bytes
     highs, facts, places = torch.empty(pair + 2 + total, dtype=torch.int64, device=device).split_with_sizes(
         [pair, 2, total]
     )
@@ -63,9 +64,9 @@ def encode(
 
 
 def add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor:
-    """Add alpha times N messages to out, in order, unless one is damaged. Return flags int32 (N,) of those.
+    """Add alpha times N messages to out, in order, unless one is damaged. Return int32 (N,) flags of those.
 
-    Each message is at least as long as its head, and all together are shorter than 2^28 bytes.
+    Each message is at least as long as its header; together they have less than 2^28 bytes.
     """
     device, num, messages = out.device, len(segments), len(wires)
     base, head = wires[0], 4 * (len(segments) + 1)

@@ -1,7 +1,7 @@
-"""Gap codes in plain torch: the reference of the native kernels, byte for byte.
+"""Gap codes in plain torch, which native kernels equal byte for byte.
 
-The number of operations is the same for 161 segments of 8 messages as for one: the differences between
-segments are in a table, and each position gets the column of its segment.
+The number of operations does not depend on the number of segments and messages: a table has a column per
+segment, and each position gets that of its segment.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from laconic.core.layout import Segments
 from laconic.kernels.entropy.bounds import low_nbytes, rice_parameters, unary_most
 from laconic.kernels.entropy.tables import BITS, Numbers, constant, expanded, uploaded
 
-MARK = 0x80  # a byte before and after each unary part: its one, at a known place, separates the messages
-LAST = 15  # from the last one of a unary part, which is in its last byte, to the mark behind it, at most
+MARK = 0x80  # byte around each unary part: its one, at a known place, separates messages
+LAST = 15  # largest distance from the last one of a unary part, in its last byte, to the mark after it
 NEVER = 1 << 40
 
 
@@ -29,7 +29,7 @@ def firsts_of(counts: Numbers) -> Numbers:
 
 
 def numbers(counts: Tensor, segments: Segments) -> tuple[Numbers, Numbers]:
-    """Return counts and sizes of the segments that have positions, int64 (t,) each."""
+    """Return counts and sizes, int64 (t,) each, of the segments that have positions."""
     given = counts.numpy()
     some = given > 0
     return given[some], segments.sizes_tensor.numpy()[some]
@@ -48,7 +48,7 @@ def gaps_of(indices: Tensor, counts: Tensor) -> Tensor:
 
 
 def indices_of(steps: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Return the indices int32 (K,) of these steps. Raises `WireError` for one outside its tensor."""
+    """Return indices int32 (K,) for these steps. Raise `WireError` for one outside its tensor."""
     total = steps.numel()
     if not total:
         return steps.to(torch.int32)
@@ -61,7 +61,7 @@ def indices_of(steps: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 
 
 def relative(steps: Tensor, first: Tensor) -> Tensor:
-    """Return running sums of steps int64 (K,) that restart where each position's segment does."""
+    """Return sums of steps int64 (K,) that restart at each segment."""
     sums = torch.cumsum(steps, 0)
     return sums - (sums - steps).index_select(0, first)
 
@@ -77,12 +77,11 @@ def refused(values: Tensor, wrong: Tensor, error: str) -> Tensor:
 
 
 def ascending(indices: Tensor, counts: Tensor, segments: Segments) -> bool:
-    """Return whether every gap is at least 0 and every index inside its segment."""
     return not bool(disorder(indices, counts.numpy(), segments.sizes_tensor.numpy()))
 
 
 def disorder(indices: Tensor, counts: Numbers, sizes: Numbers) -> Tensor:
-    """Return whether an index does not ascend, or lies outside its segment, bool ()."""
+    """Return bool (): whether an index does not ascend or lies outside its segment."""
     some = counts > 0
     k = counts[some]
     table = uploaded(np.stack([sizes[some] - 1, k, firsts_of(k)]), indices.device)
@@ -92,10 +91,10 @@ def disorder(indices: Tensor, counts: Numbers, sizes: Numbers) -> Tensor:
 
 
 def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Encode the low bits of each segment's gaps, then one unary stream of all high parts: q zeros and a one.
+    """Encode the low bits of each segment's gaps, then all high parts q in unary: q zeros and a one.
 
-    All bits are disjoint, so they are added up in words of 32, each stored in 64 for bits past its end.
-    Raises `ValueError` unless indices ascend.
+    All bits are disjoint, so they are summed in words of 32 bits, stored in 64 for the overflow. Raises
+    `ValueError` unless indices ascend.
     """
     total, device = indices.numel(), indices.device
     if not total:
@@ -128,7 +127,6 @@ NOT_ASCENDING = "indices must ascend inside their segments: sort them, count fro
 
 
 def rice_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Return the way back; a wire longer than any encoder makes is refused before it is unpacked."""
     total = int(counts.sum())
     sizes = segments.sizes_tensor.numpy()
     places, wrong = rice_places([wire], counts.numpy()[None], sizes, np.full_like(sizes, -1))
@@ -139,20 +137,20 @@ def rice_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 def rice_places(
     wires: Sequence[Tensor], counts: Numbers, sizes: Numbers, bases: Numbers
 ) -> tuple[Tensor, Tensor]:
-    """Decode the positions of N messages with the same segments.
+    """Decode the positions of N messages with the same segments; see `laconic.kernels.rice_positions`.
 
     Args:
-        wires: wires of `rice_encode`, one per message, uint8 (m_i,).
-        counts: positions of each segment of each message, int64 (N, s), from 0 to the segment's size.
-        sizes: elements of each segment, int64 (s,).
-        bases: offset added to the positions of each segment, int64 (s,); the first is 1.
+        wires: uint8 (m_i,) per message.
+        counts: int64 (N, s), from 0 to the segment's size.
+        sizes: int64 (s,).
+        bases: Offset added to the positions of each segment, int64 (s,).
 
     Returns:
-        Positions int64 (K + N - 1,), one message after the other, with a number without meaning between two;
-        and whether a message is damaged, bool (). Then the positions mean nothing, and may lie anywhere.
+        Positions int64 (K + N - 1,), with one meaningless number between messages; and whether a message is
+        damaged, bool (): positions may then be anything.
 
     Raises:
-        WireError: for a message of an impossible length; with its number, if there are several.
+        WireError: A message has an impossible length; with its number, if there are several.
     """
     device, messages = wires[0].device, len(wires)
     r = rice_parameters(counts, sizes)
@@ -207,9 +205,9 @@ def rice_places(
 
 
 def rice_tables(lengths: Numbers, counts: Numbers, sizes: Numbers, bases: Numbers) -> tuple[Numbers, Numbers]:
-    """Return a column for each segment with positions, int64 (11, t), and the index of each mark in the ends.
+    """Return a column per segment with positions, int64 (11, t), and the index of each mark in the ends.
 
-    An additional segment separates messages: the mark after a unary part, as a separate position.
+    A mark between messages counts as a segment with one position.
     """
     r = rice_parameters(counts, sizes)
     low = low_nbytes(counts, r)
@@ -229,20 +227,19 @@ def rice_tables(lengths: Numbers, counts: Numbers, sizes: Numbers, bases: Number
     some = per_segment[0] > 0
     k, r, at, most, n, base = (table[some] for table in per_segment)
     first, mask = firsts_of(k), (1 << r) - 1
-    rest = ((1 << (-k * r & 7)) - 1) << r  # bits behind the last low bits of a segment
+    rest = ((1 << (-k * r & 7)) - 1) << r  # bits after the last low bits of a segment
     rows = np.stack([first, r, mask, mask + 1, at - first * r, most, n, base, k, first + k - 1, rest])
     return rows, np.cumsum(counts.sum(axis=1) + 1)
 
 
 def pairs(wires: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return 64 bits from each fourth byte of the joined wires on, int64."""
+    """Return the 64 bits that start at each fourth byte of the joined wires, int64."""
     spare = 12 + -sum(wire.numel() for wire in wires) % 4
     words = torch.cat([*wires, constant((0,) * spare, device)]).view(torch.int32)
     return words.unfold(0, 2, 1).contiguous().view(torch.int64).view(-1)
 
 
 def delta_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Encode the gaps as LEB128: up to five bytes each, with only the needed ones stored."""
     if not indices.numel():
         return torch.empty(0, dtype=torch.uint8, device=indices.device)
     gaps = gaps_of(indices, counts)
@@ -255,7 +252,7 @@ def delta_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 
 
 def delta_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Return the way back; refuses gaps that end with a needless zero byte or have more than five bytes."""
+    """Refuse gaps that end with a needless zero byte or have more than five bytes."""
     total, device = int(counts.sum()), wire.device
     if not total:
         return torch.empty(0, dtype=torch.int32, device=device)

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, unused-ignore"
 """Kernels that decode sparse messages and add them in order.
 
-`ones_kernel` reads heads and finds the ends of the unary numbers, a program for each message;
-`places_kernel` computes positions and checks them, a program for each tensor of each message; `add_kernel`
-adds the entries of a tensor in the order of the messages.
+`ones_kernel` (a program per message) reads headers and finds the ends of the unary numbers; `places_kernel`
+(per tensor of a message) computes and checks positions; `add_kernel` (per tensor) adds entries in the order
+of the messages.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped]
 
 from laconic.kernels.entropy.triton_rice import rice_parameter
 
-COLUMNS = tl.constexpr(4)  # of the table of a message: count, first entry, Rice parameter, start of low bits
-FACTS = tl.constexpr(2)  # of a message: entries, bytes of positions
+COLUMNS = tl.constexpr(4)  # per tensor of a message: count, first entry, Rice parameter, start of low bits
+FACTS = tl.constexpr(2)  # per message: entries, bytes of positions
 INFINITE = tl.constexpr(0x7F800000)  # these bits are all ones in Inf and NaN
 
 
 @triton.jit
 def word(at, mask):
-    """Return four bytes, little-endian, as int32; 0 where the mask is not set."""
+    """Load four little-endian bytes as int32; 0 outside the mask."""
     value = tl.load(at, mask=mask, other=0).to(tl.int32)
     value |= tl.load(at + 1, mask=mask, other=0).to(tl.int32) << 8
     value |= tl.load(at + 2, mask=mask, other=0).to(tl.int32) << 16
@@ -42,7 +42,7 @@ def ones_kernel(
     SEGMENTS: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    """Read the head of a message, and store where the ones of its unary part are."""
+    """Read the header of a message, and store the positions of the ones of its unary part."""
     message = tl.program_id(0)
     wire = base + tl.load(where + message)
     length = tl.load(where + messages + message)
@@ -91,7 +91,7 @@ def ones_kernel(
 
 @triton.jit(do_not_specialize=["num", "messages", "rooms"], do_not_specialize_on_alignment=["base"])
 def places_kernel(base, where, sizes, num, messages, rooms, rows, facts, flags, ends, ENTRIES: tl.constexpr):
-    """Store the indices of a segment of a message, and set the message's flag where they are not valid."""
+    """Store the indices of a segment of a message; set the message's flag if any is invalid."""
     message, segment = tl.program_id(0), tl.program_id(1)
     wire = base + tl.load(where + message)
     room = tl.load(where + 2 * messages + message)
@@ -148,7 +148,7 @@ def add_kernel(
     MESSAGES: tl.constexpr,
     ENTRIES: tl.constexpr,
 ):
-    """Add a segment's entries of all messages in order; nothing where a message is not valid."""
+    """Add a segment's entries of all messages in order; nothing if a message is invalid."""
     segment = tl.program_id(0)
     out += tl.load(starts + segment)
     each = tl.arange(0, MESSAGES)
@@ -167,4 +167,4 @@ def add_kernel(
             value = word(values + 4 * lane, there).to(tl.float32, bitcast=True)
             old = tl.load(out + index, mask=there, other=0.0)
             tl.store(out + index, old + value * alpha, mask=there)
-        tl.debug_barrier()  # the next message may have the same entry, in another thread
+        tl.debug_barrier()  # another thread may have the same entry in the next message

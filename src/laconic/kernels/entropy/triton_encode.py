@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, unused-ignore"
-"""Kernels that encode a sparse message: one program for each tensor.
+"""Kernels that encode a sparse message, one program per tensor.
 
-`measure_kernel` finds how long each tensor's high parts are, `write_kernel` writes the message.
+`measure_kernel` finds the length of each tensor's high parts, `write_kernel` writes the message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def set_bits(words, bit, value, mask):
 
 @triton.jit
 def gaps(indices, first, lane, k):
-    """Return indices and the gaps before them, int64, of entries of a segment, 0 for lanes from k on."""
+    """Return indices and the gaps before them, int64, of a segment's entries; 0 for lanes from k on."""
     there = lane < k
     index = tl.load(indices + first + lane, mask=there, other=0).to(tl.int64)
     before = tl.load(indices + first + lane - 1, mask=there & (lane > 0), other=-1).to(tl.int64)
@@ -33,7 +33,7 @@ def gaps(indices, first, lane, k):
 
 @triton.jit(do_not_specialize=["num"])
 def measure_kernel(indices, counts, sizes, highs, num, SEGMENTS: tl.constexpr, ENTRIES: tl.constexpr):
-    """Write the sum of high parts of a segment, or -1 where its indices do not ascend."""
+    """Write the sum of a segment's high parts, or -1 if its indices do not ascend."""
     segment = tl.program_id(0)
     k, n = tl.load(counts + segment), tl.load(sizes + segment)
     r = rice_parameter(k, n)
@@ -67,7 +67,7 @@ def write_kernel(
     SEGMENTS: tl.constexpr,
     ENTRIES: tl.constexpr,
 ):
-    """Write a segment's part of the message into words int32 of zeros, its values and its positions."""
+    """Write a segment's part of the message into zeroed words int32, its values and its positions."""
     segment = tl.program_id(0)
     k, n = tl.load(counts + segment), tl.load(sizes + segment)
     r = rice_parameter(k, n)

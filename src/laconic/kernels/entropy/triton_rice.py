@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, unused-ignore"
-"""Rice parameter of a segment, computed by a Triton program."""
+"""Rice parameter of a segment in Triton."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped]
 
 @triton.jit
 def rice_parameter(k, n):
-    """Return the Rice parameter of k of n: the number of r with 320 k 2^r < 77 (2 n - k)."""
+    """Return the number of r with 320 k 2^r < 77 (2 n - k)."""
     most = 77 * (2 * n - k) - 1
     r = tl.zeros_like(k)
     for shift in tl.static_range(31):

@@ -1,4 +1,4 @@
-"""Floats within an absolute bound on the error, block by block; zeros stay zeros. See README.md."""
+"""Block-wise floats within an absolute error bound; zeros stay zeros. See README.md."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from laconic.kernels.error_bound.form import LEAST as LEAST
 from laconic.kernels.error_bound.form import MOST as MOST
 from laconic.kernels.error_bound.form import error_bound_most as error_bound_most
 
-SCRATCH = 3 * 1024 + 64  # bytes a block while sections are not yet in their places; most stay untouched
+SCRATCH = 3 * 1024 + 64  # bytes per block before sections are moved together; most stay untouched
 
 
 def error_bound_encode(x: Tensor, eb: float, marks: str = "bins") -> Tensor:
     """Encode x float32 (n,) to uint8 (m,): every element within eb, zeros exact.
 
     Args:
-        x: contiguous, finite; not modified.
-        eb: the bound, from 2^-100 to 2^100.
-        marks: "bins" is shorter; "zeros" also stores exactly where x == 0, which `error_bound_support` reads.
+        x: Contiguous and finite.
+        eb: Error bound, from 2^-100 to 2^100.
+        marks: "bins" is shorter; "zeros" also stores exactly where x == 0, for `error_bound_support`.
 
     Returns:
-        The wire; at most `error_bound_most(n)` bytes.
+        The wire, at most `error_bound_most(n)` bytes.
 
     Raises:
-        NonFiniteError: for NaN and Inf.
-        SpecError: for another bound.
+        NonFiniteError: x has NaN or Inf.
+        SpecError: eb is out of range.
 
     >>> x = torch.tensor([0.0, 0.04, -1.0, 3.0])
     >>> error_bound_decode(error_bound_encode(x, eb=0.05), 4)
@@ -48,7 +48,7 @@ def error_bound_encode(x: Tensor, eb: float, marks: str = "bins") -> Tensor:
 
 
 def error_bound_decode(wire: Tensor, n: int) -> Tensor:
-    """Return the float32 (n,) of a wire. Raises `WireError` for bytes that no encoder can have made."""
+    """Decode to float32 (n,). Raises `WireError` for bytes that no encoder makes."""
     _check(wire, n)
     if (native := dispatch.native(wire)) is None:
         return reference.decode(wire, n)[0]
@@ -59,9 +59,9 @@ def error_bound_decode(wire: Tensor, n: int) -> Tensor:
 
 
 def error_bound_support(wire: Tensor, n: int) -> Tensor:
-    """Return bool (n,): the nonzero elements in a wire with marks="zeros".
+    """Return bool (n,): nonzero elements of a wire with marks="zeros".
 
-    Raises `WireError` for another wire, and for bytes that no encoder can have made.
+    Raises `WireError` for other wires.
     """
     _check(wire, n)
     reference.check_support(wire, n)

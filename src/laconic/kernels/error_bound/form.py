@@ -1,4 +1,4 @@
-"""Parts of the wire of error-bounded floats, and the step that belongs to a bound."""
+"""Wire layout of error-bounded floats, and the bin width of a bound."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from laconic.core.errors import NonFiniteError, SpecError
 BLOCK = 256  # elements
 HEAD = 5  # bytes: the bound, then the kind of marks
 ZERO, PLAIN, MARKED, TAGGED, RAW = range(5)  # kinds of blocks
-TOP = 32767  # the largest bin number; what lies beyond is kept as raw floats
-LEAST, MOST = 2.0**-100, 2.0**100  # bounds: their bins have normal numbers as centres
-NARROW = 1.9921875  # a bin's width over its bound: less than 2, so that rounding never breaks the bound
+TOP = 32767  # largest bin number; larger values are stored as raw floats
+LEAST, MOST = 2.0**-100, 2.0**100  # bounds whose bin centres are normal numbers
+NARROW = 1.9921875  # bin width over bound: less than 2, so that rounding never breaks the bound
 
 
 def bound32(eb: float) -> Tensor:
-    """Return the bound as the wire has it: the largest float32 () that is not above it."""
+    """Return the bound of the wire: the largest float32 () <= eb."""
     arguments.number("the error bound", eb, least=LEAST, most=MOST, hint="scale the tensor")
     bound = torch.tensor(eb, dtype=torch.float32, device="cpu")
     return (
@@ -30,23 +30,20 @@ def bound32(eb: float) -> Tensor:
 
 
 def step_of(bound: Tensor) -> tuple[Tensor, Tensor]:
-    """Width of a bin, and its reciprocal: float32 () each."""
+    """Return the width of a bin and its reciprocal, float32 () each."""
     step = bound * NARROW
     return step, 1 / step
 
 
 def error_bound_most(n: int) -> int:
-    """Return the most bytes that n elements can take."""
     return HEAD + blocks(n) + 4 * n
 
 
 def blocks(n: int) -> int:
-    """Blocks of n elements."""
     return -(-n // BLOCK)
 
 
 def not_finite() -> NonFiniteError:
-    """Return the error for NaN and Inf."""
     return NonFiniteError(
         "no bound on the error holds for NaN or Inf, but the tensor has them: find the layer that makes"
         " them, or keep its input as it is"

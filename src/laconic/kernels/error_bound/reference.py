@@ -1,4 +1,4 @@
-"""Error-bounded floats in plain torch: the reference of the native kernels, bit for bit."""
+"""Error-bounded floats in plain torch, which native kernels equal bit for bit."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from laconic.kernels.error_bound.form import (
 )
 
 BYTES = BLOCK // 8  # of a block's marks
-TAGS = 2 * BYTES // 8  # bytes: which bytes of marks are mixed, which are full
+TAGS = 2 * BYTES // 8  # bytes of flags: mixed mark bytes, then full ones
 
 
 def encode(x: Tensor, bound: Tensor, floor: int) -> Tensor:
-    """Uint8 (m,): head, headers, tags, marks, low bits, unary bits, raw floats."""
+    """Return uint8 (m,): head, headers, tags, marks, low bits, unary bits, raw floats."""
     if not bool(torch.isfinite(x).all()):
         raise not_finite()
     n, device = x.numel(), x.device
@@ -75,7 +75,7 @@ def encode(x: Tensor, bound: Tensor, floor: int) -> Tensor:
 
 
 def decode(wire: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return values float32 (n,), and which elements are marked: bool (n,)."""
+    """Return values float32 (n,) and marked elements bool (n,)."""
     floor = check_size(wire, n)
     device, count = wire.device, _sizes(n, wire.device)
     wire_bound = wire[:4].clone().view(torch.float32)[0]
@@ -120,7 +120,7 @@ def decode(wire: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def bins(rows: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """Number of each element's bin without its sign, int64 (B, BLOCK); whether a block keeps the bound."""
+    """Return unsigned bin numbers int64 (B, BLOCK), and whether each block keeps the bound."""
     step, inverse = step_of(bound)
     size = rows.abs()
     q = ((size * inverse).clamp(max=65536.0) + 0.5).long()
@@ -129,13 +129,13 @@ def bins(rows: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rice(total: Tensor, count: Tensor) -> Tensor:
-    """Low bits of each symbol: the largest k <= 15 with 2 count 2^k <= 2 total + count."""
+    """Return the low bits per symbol: the largest k <= 15 with 2 count 2^k <= 2 total + count."""
     powers = torch.arange(1, 16, device=total.device, dtype=torch.int64)
     return (2 * count[:, None] << powers <= (2 * total + count)[:, None]).sum(1) * (count > 0)
 
 
 def check_size(wire: Tensor, n: int) -> int:
-    """Raise `WireError` for a wire whose head no encoder made; what its marks mean."""
+    """Check the length and head of a wire; return what its marks mean: 0 zeros, 1 bins."""
     if wire.numel() < HEAD + blocks(n):
         raise WireError(f"{n} elements take {HEAD + blocks(n)} bytes or more, got {wire.numel()}")
     bound = float(wire[:4].clone().view(torch.float32))
@@ -145,7 +145,7 @@ def check_size(wire: Tensor, n: int) -> int:
 
 
 def check_support(wire: Tensor, n: int) -> None:
-    """Raise `WireError` unless this wire tells zeros."""
+    """Raise `WireError` unless the wire marks zeros."""
     if check_size(wire, n):
         raise WireError("this wire marks bins: encode with marks='zeros' to read which elements were 0")
 
@@ -158,37 +158,35 @@ def _sizes(n: int, device: torch.device) -> Tensor:
 
 
 def _packed(flags: Tensor) -> Tensor:
-    """Flags bool (B, BYTES) as bits: uint8 (B, BYTES / 8)."""
     return pack_bits(flags.flatten(), 1).view(-1, BYTES // 8)
 
 
 def _places(each: Tensor, nbytes: Tensor, chosen: Tensor) -> Tensor:
-    """Bit where the low bits of each chosen symbol start, int64 (S,); blocks start on whole bytes."""
+    """Return the first of each chosen symbol's low bits, int64 (S,); blocks start on whole bytes."""
     starts = 8 * (torch.cumsum(nbytes, 0) - nbytes)
     rank = torch.cumsum(chosen, 1) - 1
     return (starts[:, None] + rank * each)[chosen]
 
 
 def _low_bytes(symbols: Tensor, wide: Tensor, nbytes: Tensor, chosen: Tensor) -> Tensor:
-    """Return the low bits of symbols, block by block."""
     each = torch.zeros(chosen.shape, dtype=torch.int64, device=symbols.device)
     each[chosen] = wide
     at = _places(each.amax(1, keepdim=True), nbytes, chosen) if len(nbytes) else wide
     shifted = (symbols & (1 << wide) - 1) << (at & 7)
     out = torch.zeros(int(nbytes.sum()) + 2, dtype=torch.int64, device=symbols.device)
-    for byte in range(3):  # 7 + 15 bits at most
+    for byte in range(3):  # at most 7 + 15 bits
         out.index_add_(0, ((at >> 3) + byte).clamp(max=out.numel() - 1), shifted >> 8 * byte & 255)
     return out[:-2].byte()
 
 
 def _low(low: Tensor, wide: Tensor, k: Tensor, c: Tensor, nbytes: Tensor, marks: Tensor) -> Tensor:
-    """Return the way back, int64 (S,); refuses padding that is not zero."""
+    """Invert `_low_bytes`, int64 (S,). Raise `WireError` for nonzero padding."""
     at = _places(k[:, None], nbytes, marks)
     data = pad(low.long(), (0, 2))
     ends = torch.cumsum(nbytes, 0)[k * c % 8 > 0] - 1
     if bool((data[ends] >> (k * c)[k * c % 8 > 0] % 8 > 0).any()):
         raise WireError("the bits after the low bits of a block must be zero")
-    byte = (at >> 3).clamp(max=low.numel())  # a symbol without low bits may stand at the end
+    byte = (at >> 3).clamp(max=low.numel())  # a symbol without low bits may be at the end
     word = sum(
         (data[(byte + i).clamp(max=data.numel() - 1)] << 8 * i for i in range(3)), torch.zeros_like(at)
     )
@@ -196,14 +194,14 @@ def _low(low: Tensor, wide: Tensor, k: Tensor, c: Tensor, nbytes: Tensor, marks:
 
 
 def _unary_bytes(high: Tensor) -> Tensor:
-    """Encode each number in unary, that many zeros and a one, the lowest bit of a byte first."""
+    """Encode each number as that many zeros and a one, low bits of a byte first."""
     ones = torch.cumsum(high + 1, 0) - 1
     out = torch.zeros(int(ones[-1]) // 8 + 1 if len(ones) else 0, dtype=torch.int64, device=high.device)
     return out.index_add_(0, ones >> 3, 1 << (ones & 7)).byte()
 
 
 def _high(unary: Tensor, symbols: int) -> Tensor:
-    """Return the way back, int64 (symbols,)."""
+    """Invert `_unary_bytes`, int64 (symbols,)."""
     ones = unpack_bits(unary, 1, 8 * unary.numel()).nonzero().flatten()
     if ones.numel() != symbols or (unary.numel() and int(unary[-1]) == 0):
         raise WireError(f"the unary section must hold {symbols} ones and end there, got {ones.numel()}")
@@ -211,7 +209,7 @@ def _high(unary: Tensor, symbols: int) -> Tensor:
 
 
 def _marks(rest: Tensor, mode: Tensor) -> tuple[Tensor, Tensor]:
-    """Marks bool (B, BLOCK) of the blocks that have them, and the wire after them."""
+    """Return marks bool (B, BLOCK) of the blocks that have them, and the wire after them."""
     has_tags, has_marks = mode == TAGGED, (mode == TAGGED) | (mode == MARKED)
     tagged = int(has_tags.sum())
     if rest.numel() < TAGS * tagged:

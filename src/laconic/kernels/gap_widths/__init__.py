@@ -1,4 +1,4 @@
-"""Ascending positions as gaps in a few widths of bits, which are chosen for each tensor. See README.md."""
+"""Gaps between ascending positions in a few bit widths, chosen per tensor. See README.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from laconic.kernels.gap_widths.widths import gap_widths_bound as gap_widths_bou
 
 
 def gap_widths_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Gaps int32 (K,) in 1, 2, 4 or 8 widths a segment, uint8 (m,): widths, a flag a gap, then the gaps.
+    """Encode gaps int32 (K,) in 1, 2, 4 or 8 widths per segment, uint8 (m,): widths, a flag per gap, gaps.
 
     Two gaps, 0 and 4, in one width of 3 bits: [00 | 00011 | 000 | 100], low bits first.
 
@@ -22,7 +22,7 @@ def gap_widths_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Te
     >>> gap_widths_encode(indices, torch.tensor([2]), Segments.whole(8)).tolist()
     [12, 16]
     """
-    if not indices.is_cpu:  # K numbers: the way to the host and back costs less than a launch a segment
+    if not indices.is_cpu:  # copying K numbers to the host costs less than a launch per segment
         return sent_to(gap_widths_encode(indices.cpu(), counts, segments), indices.device)
     check_ascending(indices, counts, segments)
     if (native := dispatch.native(indices)) is not None:

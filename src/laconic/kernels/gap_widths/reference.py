@@ -1,4 +1,4 @@
-"""Gaps of adaptive widths, in plain torch: the standard of the native kernels, byte for byte."""
+"""Gaps of adaptive widths in plain torch, which native kernels equal byte for byte."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ LENGTHS = 32
 
 
 def lengths_of(gaps: Tensor) -> Tensor:
-    """Bit length of each gap int64 (k,), 0 of 0."""
+    """Return the bit length of each gap int64 (k,), 0 for 0."""
     powers = 1 << torch.arange(LENGTHS - 1, device=gaps.device, dtype=torch.int64)
     return torch.searchsorted(powers, gaps, right=True)
 
 
 def plan_of(lengths: Tensor) -> tuple[int, ...]:
-    """Return the widths for gaps of these bit lengths."""
     return best_widths(torch.bincount(lengths, minlength=LENGTHS).tolist())
 
 
 def bits_of(values: Tensor, widths: Tensor) -> Tensor:
-    """The bits of each value int64 (k,), low ones first, in its width; one after the other, int64 (sum,)."""
+    """Return the bits of values int64 (k,), low first, each in its width, int64 (sum,)."""
     starts = torch.cumsum(widths, 0) - widths
     owner = torch.repeat_interleave(
         torch.arange(values.numel(), device=values.device, dtype=torch.int64), widths
@@ -39,7 +38,7 @@ def bits_of(values: Tensor, widths: Tensor) -> Tensor:
 
 
 def values_of(bits: Tensor, widths: Tensor) -> Tensor:
-    """Return the inverse of `bits_of`, int64 (k,)."""
+    """Invert `bits_of`, int64 (k,)."""
     starts = torch.cumsum(widths, 0) - widths
     owner = torch.repeat_interleave(
         torch.arange(widths.numel(), device=bits.device, dtype=torch.int64), widths
@@ -49,7 +48,7 @@ def values_of(bits: Tensor, widths: Tensor) -> Tensor:
 
 
 def gap_widths_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Segment by segment: the number of widths, the widths, a flag per gap, then the gaps."""
+    """Encode per segment: the number of widths, the widths, a flag per gap, then the gaps."""
     wires = [torch.empty(0, dtype=torch.uint8, device=indices.device)]
     for gaps in torch.split(gaps_of(indices, counts), counts.tolist()):
         if not gaps.numel():
@@ -57,7 +56,7 @@ def gap_widths_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Te
         lengths = lengths_of(gaps)
         widths = torch.tensor(plan_of(lengths), device=gaps.device, dtype=torch.int64)
         flag_bits = widths.numel().bit_length() - 1
-        chosen = torch.searchsorted(widths, lengths)  # the first that holds it
+        chosen = torch.searchsorted(widths, lengths)  # the first wide enough
         head = torch.cat(
             [torch.tensor([flag_bits], device=gaps.device, dtype=torch.int64), widths, chosen, gaps]
         )
@@ -70,7 +69,7 @@ def gap_widths_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Te
 
 
 def gap_widths_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """The way back; refuses widths that are not the best for the gaps, and gaps in too large a width."""
+    """Refuse widths that are not the best for the gaps, and gaps in too large a width."""
     gaps = torch.zeros(int(counts.sum()), dtype=torch.int64, device=wire.device)
     for part, n in zip(torch.split(gaps, counts.tolist()), segments.sizes, strict=True):
         if part.numel():
@@ -81,7 +80,7 @@ def gap_widths_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tenso
 
 
 def _decode(wire: Tensor, gaps: Tensor, n: int) -> int:
-    """Fill the gaps of one segment of n elements; the bytes that they took."""
+    """Fill the gaps of one segment of n elements; return the bytes used."""
     k, used = gaps.numel(), min(wire.numel(), 6)
     head = bitpack.unpack_bits(wire[:used], 1, 8 * used).to(torch.int64)
     flag_bits = int(values_of(head[:HEADER], head.new_full((1,), min(HEADER, head.numel()))))

@@ -1,4 +1,4 @@
-"""Widths of a tensor's gaps: those with the fewest bits in total, equal at both ends."""
+"""Choice of the widths of a tensor's gaps: fewest bits in total, equal on both sides."""
 
 from __future__ import annotations
 
@@ -8,29 +8,26 @@ from operator import itemgetter
 Ending = Mapping[int, tuple[int, tuple[int, ...]]]
 
 MOST = 8  # widths
-HEADER = 2  # bits that say how many widths there are
+HEADER = 2  # bits for the number of widths
 WIDTH = 5  # bits of a width
 
 
 def header_bits(flag_bits: int) -> int:
-    """Return bits before the first flag."""
     return HEADER + (WIDTH << flag_bits)
 
 
 def best_widths(histogram: Sequence[int]) -> tuple[int, ...]:
-    """Return 1, 2, 4 or 8 ascending widths, from the number of gaps of each bit length; at least one in all.
+    """Return 1, 2, 4 or 8 ascending widths from the number of gaps of each bit length (at least one gap).
 
     The least cost of j widths that end in w is the minimum, over v < w, of that of j - 1 widths that end in
-    v, plus w for each gap longer than v and up to w. Among equals: fewest widths, then least widths.
+    v, plus w for each gap longer than v and up to w. Ties go to fewer, then smaller widths.
 
     >>> best_widths([50, 0, 40, 0, 0, 0, 0, 3]), best_widths([500, 0, 400, 0, 0, 0, 0, 30])
     ((2, 7), (0, 1, 2, 7))
     """
     last = max(length for length, count in enumerate(histogram) if count)
     upto = [sum(histogram[: length + 1]) for length in range(last + 1)]
-    ending: Ending = {
-        w: (upto[w] * w, (w,)) for w in range(last + 1)
-    }  # by the last width: bits, and all widths
+    ending: Ending = {w: (upto[w] * w, (w,)) for w in range(last + 1)}  # by last width: bits and all widths
     choices = []
     for count in range(1, min(MOST, last + 1) + 1):
         flag_bits = count.bit_length() - 1
@@ -42,7 +39,7 @@ def best_widths(histogram: Sequence[int]) -> tuple[int, ...]:
 
 
 def _longer(w: int, ending: Ending, upto: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """Return the best list of widths that ends in w, of those with one width less that end before it."""
+    """Return the best list of widths that ends in w, from lists one shorter that end before it."""
     lists = ((bits + (upto[w] - upto[v]) * w, (*before, w)) for v, (bits, before) in ending.items() if v < w)
     return min(lists, key=itemgetter(0))
 
@@ -50,8 +47,8 @@ def _longer(w: int, ending: Ending, upto: Sequence[int]) -> tuple[int, tuple[int
 def gap_widths_bound(k: int, n: int) -> int:
     """Return the most bytes that at most k positions among n can take.
 
-    The encoder is never worse than one width for the largest gap, nor than two widths: of gaps that add up to
-    less than n, at most (n - 1) / 2^a have more than a bits.
+    The encoder is never worse than one width for the largest gap, nor than two widths: of gaps with a sum
+    below n, at most (n - 1) / 2^a have more than a bits.
     """
     k = min(k, n)
     if k == 0:

@@ -1,4 +1,4 @@
-"""Signed levels, most of them zero: apart into positions, magnitudes and signs, and back. See README.md."""
+"""Split of sparse signed levels into positions, magnitudes and signs. See README.md."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from laconic.kernels import checks, dispatch
 from laconic.kernels.levels import reference
 from laconic.kernels.levels.reference import FURTHEST as FURTHEST
 
-SPARE = 16  # elements that a full-width store may write past the last
+SPARE = 16  # elements that a full-width store may write past the end
 
 
 def split_levels(levels: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Split levels int32 (N,), one segment after the other, into parts for the K nonzero ones.
+    """Split levels int32 (N,), segment by segment, into parts for the K nonzero ones.
 
-    Returns their positions from the start of their segment, int32 (K,); their number per segment, int64 (s,);
-    their magnitudes, int32 (K,); and their signs, 1 is negative, the lowest bit first, uint8 (ceil(K / 8),).
+    Returns positions within the segment, int32 (K,); counts per segment, int64 (s,); magnitudes, int32 (K,);
+    and signs, 1 is negative, lowest bit first, uint8 (ceil(K / 8),).
 
     >>> levels = torch.tensor([0, -3, 0, 2], dtype=torch.int32)
     >>> [part.tolist() for part in split_levels(levels, Segments.consecutive([3, 1]))]
@@ -41,10 +41,10 @@ def split_levels(levels: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Te
 def join_levels(
     indices: Tensor, counts: Tensor, magnitudes: Tensor, signs: Tensor, segments: Segments, most: int
 ) -> Tensor:
-    """Levels int32 (N,) from what `split_levels` gives.
+    """Invert `split_levels`: levels int32 (N,).
 
-    The positions must ascend inside their segments; `WireError` for a magnitude that is not in 1..most, and
-    for signs that do not fit.
+    Positions must ascend within segments. Raises `WireError` for a magnitude outside 1..most and for signs of
+    wrong length or padding.
     """
     checks.chosen(indices, counts, segments)
     checks.flat("magnitudes", magnitudes, torch.int32)
@@ -71,7 +71,7 @@ def join_levels(
 def places_of(steps: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Return running sums of steps int32 (K,) from -1 in each range, int32 (K,), and totals int64 (s,).
 
-    `counts` int64 (s,) has the lengths of the ranges. Steps are positive. Places are limited to 2^31 - 1.
+    `counts` int64 (s,) are the lengths of the ranges. Steps are positive; places are at most 2^31 - 1.
 
     >>> steps = torch.tensor([2, 1, 5], dtype=torch.int32)
     >>> places_of(steps, torch.tensor([2, 1]))
@@ -86,7 +86,7 @@ def places_of(steps: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def steps_of(places: Tensor, counts: Tensor) -> Tensor:
-    """The inverse of `places_of`, int32 (K,): how far each place is from that before, the first from -1."""
+    """Invert `places_of`, int32 (K,): the distance of each place from the one before, the first from -1."""
     _check(places, counts)
     if (native := dispatch.native(places)) is None:
         return reference.steps_of(places, counts)

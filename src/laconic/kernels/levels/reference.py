@@ -1,4 +1,4 @@
-"""Levels apart from their zeros in plain torch: the standard of the native kernels."""
+"""Split of sparse levels in plain torch; native kernels equal it bit for bit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from laconic.kernels.entropy.reference import firsts_of
 from laconic.kernels.entropy.reference import steps_of as distances_of
 from laconic.kernels.entropy.tables import per_index, uploaded
 
-FURTHEST = (1 << 31) - 1  # a place is an int32
+FURTHEST = (1 << 31) - 1  # int32 places
 
 
 def split_levels(levels: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return positions int32 (K,), their counts int64 (s,), magnitudes int32 (K,) and packed signs."""
     places = levels.nonzero().flatten()
     sizes = segments.sizes_tensor.numpy()
     ends = np.cumsum(sizes)
@@ -31,7 +30,6 @@ def split_levels(levels: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Te
 def join_levels(
     indices: Tensor, counts: Tensor, magnitudes: Tensor, signs: Tensor, segments: Segments
 ) -> Tensor:
-    """Return the inverse, int32 (N,)."""
     places = indices + per_index(segments.packed.starts_tensor, counts, indices.device)
     negative = bitpack.unpack_bits(signs, 1, magnitudes.numel())
     levels = torch.zeros(segments.numel, dtype=torch.int32, device=indices.device)
@@ -39,7 +37,6 @@ def join_levels(
 
 
 def places_of(steps: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Running sums less one in each range, int32 (K,), and whole sums int64 (s,) on the CPU."""
     sums = torch.cumsum(steps, 0, dtype=torch.int64)
     ends = pad(sums, (1, 0)).index_select(0, uploaded(np.cumsum(counts.numpy()), sums.device))
     before = pad(ends, (1, 0))[:-1]
@@ -49,7 +46,6 @@ def places_of(steps: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def steps_of(places: Tensor, counts: Tensor) -> Tensor:
-    """Differences in each range, the first from -1, int32 (K,)."""
     given = counts.numpy()
     firsts = uploaded(firsts_of(given[given > 0]), places.device)
     return distances_of(places, firsts).to(torch.int32)

@@ -1,8 +1,7 @@
-"""Products of matrices with thin factors, and an orthonormal basis of a thin factor's columns.
+"""Products of matrices with thin factors, and orthonormalisation of a thin factor's columns.
 
-On the CPU every sum has a fixed order: the bits do not depend on what else is in the buffer, on the
-number of threads, or on the machine, so ranks that make the same product agree. On a GPU see `gpu`, and
-`batched` for factors of many columns and for other devices.
+On the CPU every sum has a fixed order: the bits depend on neither the rest of the buffer, the number of
+threads nor the machine, so ranks agree. For GPUs see `gpu`; for many columns and other devices `batched`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from laconic.kernels.lowrank.matrices import Matrices as Matrices
 
 
 def times(x: Tensor, matrices: Matrices, right: Tensor) -> Tensor:
-    """P = M Q of each matrix in flat x float32 (n,): the left factors float32 (matrices.left,).
+    """Return P = M Q of each matrix in flat x float32 (n,): left factors float32 (matrices.left,).
 
     >>> x, one = torch.tensor([1.0, 2.0, 3.0, 4.0]), Matrices((0,), (2,), (2,), rank=1)
     >>> times(x, one, torch.tensor([1.0, -1.0])).tolist()
@@ -37,7 +36,7 @@ def times(x: Tensor, matrices: Matrices, right: Tensor) -> Tensor:
 
 
 def transposed_times(x: Tensor, matrices: Matrices, left: Tensor) -> Tensor:
-    """Q = M^T P of each matrix in flat x float32 (n,): the right factors float32 (matrices.right,)."""
+    """Return Q = M^T P of each matrix in flat x float32 (n,): right factors float32 (matrices.right,)."""
     _check(x, matrices, left=left)
     right = x.new_empty(matrices.right)
     if not len(matrices):
@@ -50,7 +49,7 @@ def transposed_times(x: Tensor, matrices: Matrices, left: Tensor) -> Tensor:
 
 
 def product_add_(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor, alpha: float = 1.0) -> Tensor:
-    """M += alpha * P Q^T, in place, for each matrix in flat x float32 (n,)."""
+    """Add alpha * P Q^T, in place, to each matrix in flat x float32 (n,)."""
     _check(x, matrices, left=left, right=right)
     if not len(matrices):
         return x
@@ -62,10 +61,10 @@ def product_add_(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor, alp
 
 
 def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> Tensor:
-    """Make the `rank` columns of each factor orthonormal, in place: Gram-Schmidt in their order, in float64.
+    """Orthonormalise the `rank` columns of each factor, in place: Gram-Schmidt in order, in float64.
 
-    `packed` float32: factors one after the other, each `rank` columns of its length. A column that keeps
-    less than 2^-20 of its length becomes zero: it depends on the earlier ones.
+    `packed` float32: consecutive factors, each `rank` columns of its length. A column that keeps less than
+    2^-20 of its length depends on earlier ones and becomes zero.
 
     >>> orthonormal_(torch.tensor([3.0, 4.0, 3.0, 4.0, 5.0, 0.0]), rank=3, lengths=(2,)).view(3, 2).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0], [0.800000011920929, -0.6000000238418579]]
@@ -85,7 +84,6 @@ def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> Tensor:
 
 
 def _module(rank: int, *tensors: Tensor) -> ModuleType:
-    """Return the implementation for these tensors, where no native code serves them."""
     if tensors[0].is_cpu:
         return reference
     if rank <= NARROW and dispatch.gpu(*tensors):

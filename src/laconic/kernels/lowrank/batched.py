@@ -1,8 +1,8 @@
-"""Low-rank products on another device, by its library: neighbours of one shape in one batch.
+"""Low-rank products on other devices, by torch: adjacent matrices of one shape form a batch.
 
-The library's order of addition may depend on how many matrices are in a batch: the bits are equal on ranks
-with the same devices and buckets, and close to those of the CPU elsewhere. The number of launches depends on
-the number of shapes and on the rank, not on the number of matrices.
+torch's order of addition may depend on the batch size: bits are equal on ranks with the same devices and
+buckets, and close to those of the CPU otherwise. The number of launches depends on shapes and rank, not on
+the number of matrices.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch import Tensor
 from laconic.kernels.lowrank.matrices import Matrices
 from laconic.kernels.lowrank.reference import SPENT
 
-LARGE = 1 << 22  # elements of a matrix that is not copied to join a batch: its own launch costs less
-PADDED = 1 << 20  # elements that factors may always be padded to, for one batch of all lengths
+LARGE = 1 << 22  # elements of a matrix that is not copied into a batch: a separate launch costs less
+PADDED = 1 << 20  # elements up to which factors are always padded, for one batch of all lengths
 
 
 @dataclass(frozen=True)
 class Run:
-    """Matrices `first` to `last` - 1, neighbours of one shape; `left` and `right`: where their factors start.
+    """Adjacent matrices `first` to `last` - 1 of one shape, with factors from `left` and `right`.
 
-    `distance`: between their starts in the buffer, if it is one and the same; else None.
+    `distance`: between their starts in the buffer, if constant; else None.
     """
 
     first: int
@@ -44,7 +44,6 @@ class Run:
 
 
 def times(x: Tensor, matrices: Matrices, right: Tensor, left: Tensor) -> None:
-    """P = M Q."""
     with ieee_products(x.device):
         for run, batch in _batches(x, matrices):
             p, q = _factors(run, matrices.rank, left, right)
@@ -52,7 +51,6 @@ def times(x: Tensor, matrices: Matrices, right: Tensor, left: Tensor) -> None:
 
 
 def transposed_times(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor) -> None:
-    """Q = M^T P."""
     with ieee_products(x.device):
         for run, batch in _batches(x, matrices):
             p, q = _factors(run, matrices.rank, left, right)
@@ -60,7 +58,6 @@ def transposed_times(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor)
 
 
 def product_add_(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor, alpha: float) -> None:
-    """M += alpha * P Q^T."""
     scattered: list[Tensor] = []
     products: list[Tensor] = []
     with ieee_products(x.device):
@@ -76,9 +73,9 @@ def product_add_(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor, alp
 
 
 def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> None:
-    """Gram-Schmidt in float64, column after column; a column that depends on those before it becomes 0.
+    """Apply Gram-Schmidt in float64, column by column; a column that depends on earlier ones becomes 0.
 
-    Factors of different lengths are padded with zeros to one length, which changes no sum.
+    Factors of different lengths are padded with zeros, which changes no sum.
     """
     for count, length, source, place in _padding(rank, lengths, packed.device):
         given = packed if source is None else packed.index_select(0, source)
@@ -93,7 +90,7 @@ def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> None:
 
 
 def _orthonormal_(columns: Tensor) -> None:
-    """Run Gram-Schmidt on columns float64 (b, rank, length); a non-finite entry makes its factor NaN."""
+    """Orthonormalise columns float64 (b, rank, length); a non-finite entry makes its factor NaN."""
     norms = torch.linalg.vector_norm(columns, dim=-1, keepdim=True)
     least = norms * SPENT**0.5
     for k in range(columns.shape[1]):
@@ -109,10 +106,10 @@ def _orthonormal_(columns: Tensor) -> None:
 def _padding(
     rank: int, lengths: tuple[int, ...], device: torch.device
 ) -> tuple[tuple[int, int, Tensor | None, Tensor], ...]:
-    """Batches of factors: how many, their padded length, and int64 tables.
+    """Return batches of factors: number, padded length and int64 tables.
 
-    The first table lists the elements of the packed buffer that a batch holds, None where it is all of them;
-    the second the place of each in the padded batch. Cached tensors: do not change them.
+    The first table lists a batch's elements in the packed buffer (None: all); the second their places in the
+    padded batch. Cached tensors: do not change them.
     """
     numel = rank * sum(lengths)
     if len(lengths) * rank * max(lengths, default=0) <= max(PADDED, 4 * numel):
@@ -141,7 +138,7 @@ def _padding(
 
 @lru_cache(maxsize=512)
 def runs_of(matrices: Matrices) -> tuple[Run, ...]:
-    """Return the runs of neighbours of one shape. Large ones join only where they lie evenly."""
+    """Return runs of adjacent matrices of one shape; large ones join only if evenly spaced."""
     runs: list[Run] = []
     first = left = right = 0
     while first < len(matrices):
@@ -160,14 +157,14 @@ def runs_of(matrices: Matrices) -> tuple[Run, ...]:
 
 
 def _distance(starts: tuple[int, ...], numel: int) -> int | None:
-    """The distance between these starts, if it is one for all and matrices of `numel` do not overlap."""
+    """Return the distance between these starts if it is constant and matrices of `numel` do not overlap."""
     distance = starts[1] - starts[0] if len(starts) > 1 else numel
     even = all(start == starts[0] + i * distance for i, start in enumerate(starts))
     return distance if even and distance >= numel else None
 
 
 def _batches(x: Tensor, matrices: Matrices) -> Iterator[tuple[Run, Tensor]]:
-    """Each run, and its matrices (b, rows, cols): a view where they lie evenly, the others in one copy."""
+    """Yield each run and its matrices (b, rows, cols): a view if evenly spaced, else part of one copy."""
     runs = runs_of(matrices)
     scattered = [view for run in runs if run.distance is None for view in _views(x, matrices, run)]
     copied, at = torch.cat(scattered) if scattered else x, 0
@@ -192,7 +189,7 @@ def _views(x: Tensor, matrices: Matrices, run: Run) -> list[Tensor]:
 
 
 def _factors(run: Run, rank: int, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Views (b, rank, rows) and (b, rank, cols) of the factors of a run."""
+    """Return views (b, rank, rows) and (b, rank, cols) of a run's factors."""
     count = len(run) * rank
     p = left[run.left : run.left + count * run.rows].view(len(run), rank, run.rows)
     q = right[run.right : run.right + count * run.cols].view(len(run), rank, run.cols)
@@ -206,10 +203,10 @@ _setting = ""
 
 @contextmanager
 def ieee_products(device: torch.device) -> Iterator[None]:
-    """Switch TF32 off for the products of this block, on a GPU.
+    """Switch TF32 off for products in this block, on a GPU.
 
-    torch has one switch for all threads: products that another thread launches meanwhile lose TF32 too. The
-    last block to end restores it.
+    torch has one switch for all threads, so products launched by other threads lose TF32 too. The last block
+    to end restores it.
     """
     global _inside, _setting
     if device.type != "cuda":
@@ -234,7 +231,7 @@ def _tf32() -> str:
     """Return the setting that lets products use TF32; "" if none does."""
     try:
         legacy = torch.get_float32_matmul_precision()
-    except RuntimeError:  # the newer setting, from torch 2.9 on, says otherwise than the older one
+    except RuntimeError:  # torch 2.9 and later: the new setting contradicts the old one
         legacy = "highest"
     if legacy != "highest":
         return legacy
@@ -242,7 +239,6 @@ def _tf32() -> str:
 
 
 def _set_tf32(setting: str, allowed: bool) -> None:
-    """Switch TF32 off, or back to this setting."""
     if setting == "tf32":
         torch.backends.cuda.matmul.fp32_precision = "tf32" if allowed else "ieee"
     else:

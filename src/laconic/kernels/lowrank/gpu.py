@@ -1,4 +1,4 @@
-"""Low-rank products in Triton: all matrices of a bucket in one launch, for factors of up to 4 columns."""
+"""Low-rank products in Triton: one launch for all matrices of a bucket; factors of up to 4 columns."""
 
 from __future__ import annotations
 
@@ -23,13 +23,11 @@ from laconic.kernels.lowrank.triton_kernels import (
 
 
 def times(x: Tensor, matrices: Matrices, right: Tensor, left: Tensor) -> None:
-    """Compute P = M Q."""
     grid, tables = grids.rows(matrices, x.device)
     _launch(times_kernel, grid, x, right, left, *tables, matrices.rank, ROWS, COLS)
 
 
 def transposed_times(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor) -> None:
-    """Compute Q = M^T P."""
     grid, tables, numel, second, totals = grids.columns(matrices, x.device)
     sums = torch.empty(numel, dtype=torch.float32, device=x.device)
     _launch(transposed_times_kernel, grid, x, left, sums, *tables, matrices.rank, HEIGHT, TALL, WIDE)
@@ -37,20 +35,18 @@ def transposed_times(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor)
 
 
 def product_add_(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor, alpha: float) -> None:
-    """Add alpha * P Q^T to M."""
     grid, tables = grids.rows(matrices, x.device)
     _launch(product_add_kernel, grid, x, left, right, float(alpha), *tables, matrices.rank, ROWS, COLS)
 
 
 def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> None:
-    """Apply Gram-Schmidt in float64, column after column; a column that depends on earlier ones becomes 0."""
     grid, tables = grids.factors(rank, lengths, packed.device)
     work = torch.empty(packed.numel(), dtype=torch.float64, device=packed.device)
     _launch(orthonormal_kernel, grid, packed, work, *tables, SPENT, rank, full_of(rank), LENGTH)
 
 
 def full_of(rank: int) -> int:
-    """Return the least power of two that is not below `rank`."""
+    """Return the least power of two >= `rank`."""
     return 1 << (rank - 1).bit_length()
 
 

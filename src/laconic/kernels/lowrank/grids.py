@@ -10,11 +10,11 @@ from torch import Tensor
 
 from laconic.kernels.lowrank.matrices import Matrices
 
-ROWS, COLS = 8, 256  # tile of M Q and of M += P Q^T: a program reads all columns of its rows
+ROWS, COLS = 8, 256  # tile of M Q and of M += P Q^T; a program reads all columns of its rows
 TALL, WIDE = 16, 128  # tile of M^T P
-HEIGHT = 256  # rows of a program of M^T P; another launch adds up the sums of these programs
-LENGTH = 1024  # elements of each column in one step of Gram-Schmidt
-PART = 1024  # sums of a program that adds them up
+HEIGHT = 256  # rows of a program of M^T P; a second launch adds these sums
+LENGTH = 1024  # elements of each column per step of Gram-Schmidt
+PART = 1024  # sums that one program adds
 
 Tables = tuple[Tensor, ...]
 
@@ -53,7 +53,7 @@ def columns(matrices: Matrices, device: torch.device) -> tuple[tuple[int], Table
 
 @lru_cache(maxsize=512)
 def factors(rank: int, lengths: tuple[int, ...], device: torch.device) -> tuple[tuple[int], Tables]:
-    """Return grid and tables of one program for each factor."""
+    """Return grid and tables of one program per factor."""
     return (len(lengths),), _tables((_starts(rank, lengths), lengths), device)
 
 

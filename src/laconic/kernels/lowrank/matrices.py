@@ -13,15 +13,15 @@ from laconic.core import arguments
 from laconic.core.layout import Segments
 
 MOST = 1024  # columns of a factor
-NARROW = 4  # columns of a factor for which the Triton kernels are made
+NARROW = 4  # largest number of columns with Triton kernels
 
 
 @dataclass(frozen=True)
 class Matrices:
-    """Matrices M of `rows` x `cols`, row after row from `starts` of a flat buffer, and factors of `rank`.
+    """Matrices M of `rows` x `cols`, row-major from `starts` of a flat buffer, with factors of `rank`.
 
-    The left factors P are in a separate buffer, matrix after matrix, each as `rank` columns of `rows`
-    elements; the right factors Q in another, as `rank` columns of `cols` elements.
+    One buffer has the left factors P, matrix by matrix, each as `rank` columns of `rows` elements; another
+    the right factors Q, as `rank` columns of `cols` elements.
 
     >>> two = Matrices((0, 12), (3, 2), (4, 5), rank=2)
     >>> two.left, two.right
@@ -54,14 +54,13 @@ class Matrices:
 
     @cached_property
     def segments(self) -> Segments:
-        """One segment a matrix."""
+        """One segment per matrix."""
         return Segments(self.starts, tuple(m * n for m, n in zip(self.rows, self.cols, strict=True)))
 
     def views(self, x: Tensor) -> list[Tensor]:
-        """Return the matrices of flat `x`, as views (rows, cols)."""
         return [x[start : start + m * n].view(m, n) for start, m, n in self]
 
     def factors(self, packed: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
-        """Return the factors in a buffer of left or right ones, as views (rank, length) of their columns."""
+        """Return views (rank, length) of the factors in a buffer of left or right ones."""
         parts = torch.split(packed, [self.rank * length for length in lengths])
         return [part.view(self.rank, -1) for part in parts]

@@ -8,13 +8,13 @@ from torch.nn.functional import pad
 
 from laconic.kernels.lowrank.matrices import Matrices
 
-LANES = 32  # parallel partial sums of a row, folded at its end
-BLOCK = 256  # rows whose sums are added up before they join those of the rows above
-SPENT = 2.0**-40  # of its squared length: where no more is left of a column, it depends on those before it
+LANES = 32  # parallel partial sums of a row
+BLOCK = 256  # rows summed before they are added to the rows above
+SPENT = 2.0**-40  # share of a column's squared length: below it, the column depends on earlier ones
 
 
 def in_lanes(x: Tensor) -> Tensor:
-    """Sums over the last dim: entry j into lane j mod 32, in rising order; then halves added to halves."""
+    """Sum over the last dim: entry j into lane j mod 32, ascending; then halves added to halves."""
     filled = pad(x, (0, -x.shape[-1] % LANES))
     lanes = filled.view(*x.shape[:-1], filled.shape[-1] // LANES, LANES)
     total = torch.zeros_like(lanes[..., 0, :])
@@ -27,14 +27,12 @@ def in_lanes(x: Tensor) -> Tensor:
 
 
 def times(x: Tensor, matrices: Matrices, right: Tensor, left: Tensor) -> None:
-    """P = M Q."""
     for matrix, q, p in _three(x, matrices, left, right):
         for k in range(matrices.rank):
             p[k] = in_lanes(matrix * q[k])
 
 
 def transposed_times(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor) -> None:
-    """Q = M^T P."""
     for matrix, q, p in _three(x, matrices, left, right):
         blocks = pad(matrix, (0, 0, 0, -len(matrix) % BLOCK)).view(-1, BLOCK, matrix.shape[1])
         for k in range(matrices.rank):
@@ -48,7 +46,6 @@ def transposed_times(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor)
 
 
 def product_add_(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor, alpha: float) -> None:
-    """M += alpha * P Q^T."""
     for matrix, q, p in _three(x, matrices, left, right):
         product = p[0, :, None] * q[0]
         for k in range(1, matrices.rank):
@@ -57,7 +54,6 @@ def product_add_(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor, alp
 
 
 def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> None:
-    """Gram-Schmidt in float64, column after column; a column that depends on those before it becomes 0."""
     for part in torch.split(packed, [rank * length for length in lengths]):
         columns = part.view(rank, -1).double()
         before = in_lanes(columns * columns)
@@ -71,6 +67,6 @@ def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> None:
 
 
 def _three(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return each matrix with its right and its left factor, as views."""
+    """Return views of each matrix, its right and its left factor."""
     q, p = matrices.factors(right, matrices.cols), matrices.factors(left, matrices.rows)
     return list(zip(matrices.views(x), q, p, strict=True))

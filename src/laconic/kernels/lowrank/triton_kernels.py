@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
-"""Triton kernels of low-rank products and of Gram-Schmidt, for factors of up to 4 columns.
+"""Triton kernels of low-rank products and Gram-Schmidt, for factors of up to 4 columns.
 
 Every sum has a fixed order, whatever else is in the bucket: GPUs of one kind give the same bits.
 """
@@ -112,7 +112,7 @@ def transposed_times_kernel(
 
 @triton.jit
 def total_kernel(sums, right, places, counts, sizes, rights, matrices, firsts, PART: tl.constexpr):
-    """Add up the sums of each matrix: `counts` times `sizes` of them, from `places`."""
+    """Add `counts` x `sizes` sums of each matrix, from `places`."""
     matrix = tl.load(matrices + tl.program_id(0))
     size = tl.load(sizes + matrix)
     lane = tl.load(firsts + tl.program_id(0)) + tl.arange(0, PART)
@@ -185,7 +185,7 @@ def orthonormal_kernel(
     FULL: tl.constexpr,
     LENGTH: tl.constexpr,
 ):
-    """Make one factor orthonormal in float64, in `work`. FULL: least power of two that is not below RANK."""
+    """Orthonormalise one factor in float64, in `work`. FULL: least power of two >= RANK."""
     place = tl.load(places + tl.program_id(0))
     length = tl.load(lengths + tl.program_id(0))
     column = tl.arange(0, FULL)
@@ -210,7 +210,7 @@ def orthonormal_kernel(
             dots += tl.sum(value * one[None, :], 1)
         squared = tl.sum(tl.where(mine, dots, 0.0), 0)
         least = tl.sum(tl.where(mine, before, 0.0), 0) * SPENT
-        spent = squared <= least  # not of a NaN, which must stay one
+        spent = squared <= least  # false for NaN, which must remain
         inverse = tl.where(spent, 0.0, 1.0 / tl.sqrt(tl.where(spent, 1.0, squared)))
         factor = tl.where(column > k, dots * inverse, 0.0)
         tl.debug_barrier()

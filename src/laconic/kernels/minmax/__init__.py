@@ -1,4 +1,4 @@
-"""Min-max quantisation: each element as one of evenly spaced values between its block's extremes."""
+"""Min-max quantisation: evenly spaced values between the extremes of a block."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from laconic.kernels.minmax.reference import FARTHEST as FARTHEST
 def minmax_encode(x: Tensor, segments: Segments, keys: Sequence[int], form: MinMaxForm) -> Tensor:
     """Encode these ranges of x float32 (n,) to one message uint8 (m,).
 
-    For each tensor: [unit, minimum] float32 for each run of `block` elements, then the levels, the lowest
-    bits first, padded to a byte. With L = 2^width - 1, a block's unit is (max - min) / L, and its elements
-    become y = (x - min) / unit, rounded to nearest (halves upward), or, if stochastic, up or down at random
-    by `dither24` of the tensor's key, so that the mean is y. Ends of a range beyond 2^126 are clipped there.
-    Raises `NonFiniteError` for NaN and Inf; finite inputs decode to finite values.
+    Wire per tensor: [unit, minimum] float32 per block of `block` elements, then the levels, low bits first,
+    padded to a byte. With L = 2^width - 1, unit = (max - min) / L; elements become y = (x - min) / unit,
+    rounded to nearest (halves up) or, if stochastic, without bias by `dither24` of the tensor's key. Extremes
+    beyond 2^126 are clipped there. Raises `NonFiniteError` for NaN and Inf; finite inputs decode to finite
+    values.
 
     >>> minmax_encode(torch.tensor([-1.0, 0.0, 2.0]), Segments.whole(3), [0], MinMaxForm((2,))).tolist()
     [0, 0, 128, 63, 0, 0, 128, 191, 52]
@@ -53,10 +53,10 @@ def minmax_encode(x: Tensor, segments: Segments, keys: Sequence[int], form: MinM
 def minmax_add_(
     wire: Tensor, segments: Segments, out: Tensor, form: MinMaxForm, alpha: float = 1.0
 ) -> Tensor:
-    """out[segment] += alpha * (minimum + level * unit), of a message in this form, in place.
+    """Add alpha * (minimum + level * unit) to each segment of `out`, in place.
 
-    Raises `WireError`, before anything is written, for a wrong length, a unit that is negative, a unit,
-    minimum or maximum that is not finite, and padding that is not zero.
+    Raises `WireError`, before any write, for a wrong length, a negative unit, a unit, minimum or maximum that
+    is not finite, and nonzero padding.
     """
     _check_message(wire, segments, out, form)
     if (native := dispatch.native(wire, out)) is None:
@@ -75,10 +75,10 @@ def minmax_add_messages_(
     forms: Sequence[MinMaxForm],
     alpha: float = 1.0,
 ) -> Tensor:
-    """Add several messages, each as `minmax_add_` does, in their order; one launch on a GPU.
+    """Add several messages as `minmax_add_`, in order; one launch on a GPU.
 
-    The forms, one a message, have the same block. Messages of no elements are not read. Raises `WireError`
-    with the number of the damaged message; on the CPU, messages before that one may have been added.
+    Forms, one per message, share the block. Messages without elements are not read. Raises `WireError` with
+    the number of the damaged message; on the CPU, earlier messages may have been added.
     """
     ranges, kinds = tuple([segments for _, segments in messages]), tuple(forms)
     sizes = sizes_of(ranges, kinds)
@@ -105,7 +105,7 @@ def minmax_add_messages_(
 
 @contextmanager
 def numbered(message: int) -> Iterator[None]:
-    """Give `WireError` the number of the message that is being read."""
+    """Set the `message` of a `WireError` to this number."""
     try:
         yield
     except WireError as error:
@@ -122,5 +122,4 @@ def _check_message(wire: Tensor, segments: Segments, out: Tensor, form: MinMaxFo
 
 
 def wrong_length(wire: Tensor, expected: int) -> WireError:
-    """Return the error for a message of unexpected length."""
     return WireError(f"a message of {expected} bytes is expected, got {wire.numel()}")

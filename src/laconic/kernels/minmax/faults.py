@@ -1,4 +1,4 @@
-"""Faults: what makes a message invalid. On a GPU they are flags, and the host does not wait for them."""
+"""Checks of messages. On a GPU faults are flags, which the host does not wait for."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from laconic.core.errors import WireError
 from laconic.kernels.minmax.rows import Rows
 from laconic.kernels.tiles import table
 
-INFINITE = 0x7F800000  # bits of |x|, from which on x is Inf or NaN
+INFINITE = 0x7F800000  # bits of |x| from which x is Inf or NaN
 MAGNITUDE = 0x7FFFFFFF
-FAULTS = (  # in the order in which they are reported
+FAULTS = (  # in order of reporting
     "a unit of {} is negative, or a unit or minimum not finite",
     "a range of {} has no finite end",
     "the last bits of {} must be zero",
@@ -25,13 +25,13 @@ FAULTS = (  # in the order in which they are reported
 
 @dataclass(frozen=True)
 class Faults:
-    """For each kind: whether it is at these places, and which tensor each place belongs to."""
+    """For each kind of fault: where it occurs, and the tensor of each place."""
 
     kinds: tuple[tuple[Tensor, Tensor], ...]
 
     @classmethod
     def of(cls, heads: Tensor, codes: Tensor, rows: Rows, width: int, numbers: tuple[int, ...]) -> Faults:
-        """Faults of a grid: heads, the bits of float32 (r, 2), and packed levels of the tensors `numbers`."""
+        """Check a grid: heads, as bits of float32 (r, 2), and packed levels of the tensors `numbers`."""
         unit, low = heads.unbind(dim=1)
         wrong = (unit < 0) | (unit >= INFINITE) | (low & MAGNITUDE >= INFINITE)
         unit, low = heads.view(torch.float32).unbind(dim=1)
@@ -47,7 +47,7 @@ class Faults:
 
 @lru_cache(maxsize=512)
 def _last_bytes(rows: Rows, width: int, numbers: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The last bytes of tensors that fill only a part of theirs: where, how many bits, which tensor."""
+    """Return the partly used last bytes of tensors: position, bits used, tensor."""
     found, at = [], 0
     for n, gap, number in zip(rows.sizes, rows.gap_nbytes(width), numbers, strict=True):
         at += (n * width + 7) // 8
@@ -60,9 +60,9 @@ def _last_bytes(rows: Rows, width: int, numbers: tuple[int, ...]) -> tuple[tuple
 def check_faults(
     faults: Sequence[Faults], lengths: Sequence[int], device: torch.device, numbered: bool
 ) -> Tensor | None:
-    """Raise `WireError` for the first fault of messages of `number` tensors each; see `core.deferred.check`.
+    """Raise `WireError` for the first fault of messages of `lengths` tensors; see `core.deferred.check`.
 
-    Returns a flag bool () for a fault that is not known yet, or None if there is no fault.
+    Returns a flag bool () on a GPU, where a fault is not known yet; else None.
     """
     if device.type == "cpu":
         if any(bool(found.any()) for each in faults for found, _ in each.kinds):
@@ -95,7 +95,6 @@ def check_flags(flags: Tensor, numbered: bool) -> None:
 
 
 def fault(message: int | None, kind: int, tensor: str) -> WireError:
-    """Return the error for a kind of fault in a message."""
     error = WireError(FAULTS[kind].format(tensor))
     error.message = message
     return error

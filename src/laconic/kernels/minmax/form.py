@@ -1,4 +1,4 @@
-"""Layout of a `minmax` message, by its options."""
+"""Layout of a `minmax` message."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from laconic.kernels.bitpack import packed_nbytes
 
 WIDEST = 8  # bits of a level
 LONGEST = 1 << 31  # elements of a block
-GPU_WIDTHS = (2, 4, 8)  # bits, and
-GPU_BLOCKS = (32, 4096)  # the least and the most elements of a block, a power of 2, that have Triton kernels
+GPU_WIDTHS = (2, 4, 8)  # bits with Triton kernels
+GPU_BLOCKS = (32, 4096)  # smallest and largest power of 2 of elements per block with Triton kernels
 
 
 @dataclass(frozen=True)
 class MinMaxForm:
-    """Bits (1..8) of the levels of each tensor, in blocks of `block`, rounded to nearest or at random."""
+    """Bits (1..8) of each tensor's levels, elements per block, and rounding 'nearest' or 'stochastic'."""
 
     widths: tuple[int, ...]
     block: int = 512
@@ -35,16 +35,15 @@ class MinMaxForm:
 
     @cached_property
     def _hash(self) -> int:
-        """Hash of the integers, which is the same in every process."""
+        """Hash of the integers: equal in every process."""
         return hash((self.widths, self.block))
 
     @property
     def stochastic(self) -> bool:
-        """Whether rounding is at random."""
         return self.rounding == "stochastic"
 
     def message_nbytes(self, segments: Segments) -> int:
-        """Return bytes of a message. Raises `ValueError` unless there is one width a tensor."""
+        """Return the bytes of a message. Raises `ValueError` unless there is one width per tensor."""
         if len(self.widths) != len(segments):
             raise ValueError(f"one width a segment is needed ({len(segments)}), got {len(self.widths)}")
         return _message_nbytes(segments.sizes, self.widths, self.block)
@@ -56,23 +55,23 @@ def _message_nbytes(sizes: tuple[int, ...], widths: tuple[int, ...], block: int)
 
 
 def minmax_nbytes(n: int, width: int, block: int) -> int:
-    """Return bytes of the wire of n elements: 8 for each block, then levels of `width` bits."""
+    """Return the bytes of n elements: 8 per block, then levels of `width` bits."""
     return 8 * -(-n // block) + packed_nbytes(n, width)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of each of several messages; `end`: one past the last element of the buffer that they touch."""
+    """Bytes of each message; `end`: one past the last element of the buffer that they touch."""
 
     nbytes: tuple[int, ...]
     end: int
-    idle: tuple[bool, ...]  # which messages have no element
+    idle: tuple[bool, ...]  # messages without elements
     on_gpu: bool
 
 
 @lru_cache(maxsize=512)
 def sizes_of(ranges: tuple[Segments, ...], forms: tuple[MinMaxForm, ...]) -> Sizes:
-    """Return what messages of these segments need. Raises `ValueError` unless the forms fit."""
+    """Return the sizes of messages. Raises `ValueError` unless the forms fit."""
     if len(forms) != len(ranges) or len({form.block for form in forms}) > 1:
         raise ValueError(f"{len(ranges)} messages take as many forms, all with one block, got {forms}")
     pairs = zip(ranges, forms, strict=True)
@@ -85,7 +84,7 @@ def sizes_of(ranges: tuple[Segments, ...], forms: tuple[MinMaxForm, ...]) -> Siz
 
 
 def on_gpu(forms: Sequence[MinMaxForm]) -> bool:
-    """Whether the Triton kernels have these forms: one width of `GPU_WIDTHS`, one block of `GPU_BLOCKS`."""
+    """Return whether Triton kernels serve these forms: one width and one block that they support."""
     widths = {width for form in forms for width in form.widths}
     block = forms[0].block if forms else 0
     power = block & (block - 1) == 0 and GPU_BLOCKS[0] <= block <= GPU_BLOCKS[1]

@@ -1,4 +1,4 @@
-"""Min-max on a GPU: one launch for whole tiles of all tensors and all messages, one for the shorter rest."""
+"""Min-max on a GPU: one launch for whole tiles of all tensors and messages, one for the rest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STACK = 8  # messages of the same segments that one launch adds
 
 
 def encode(x: Tensor, segments: Segments, keys: Tensor | None, form: MinMaxForm) -> Tensor:
-    """Return uint8 (m,): the wires of all tensors in order; keys int64 (s,) on the CPU, if needed."""
+    """See `laconic.kernels.minmax_encode`; keys int64 (s,) are on the CPU."""
     width, device = form.widths[0], x.device
     tables = tables_of((segments,), (0,), width, form.block, device, True)
     wire = torch.empty(form.message_nbytes(segments), dtype=torch.uint8, device=device)
@@ -47,8 +47,8 @@ def encode(x: Tensor, segments: Segments, keys: Tensor | None, form: MinMaxForm)
 class Plan:
     """Launches that add some messages.
 
-    `stride`: bytes of each of `copies` messages of equal segments. `rounds`: tables, the first byte of the
-    first message, and the number of messages of equal segments.
+    `stride`: bytes of each of `copies` messages of equal segments. `rounds`: tables, first byte of the first
+    message, and number of messages of equal segments.
     """
 
     heads: Tables
@@ -68,7 +68,7 @@ def add_messages_(
     alpha: float,
     numbered: bool = True,
 ) -> Tensor:
-    """Add alpha * values of all messages to out, in order; write nothing if any of them is invalid."""
+    """Add alpha * values of all messages to out, in order; write nothing if any is invalid."""
     plan = _plan(ranges, forms, out.device)
     wire = consecutive(wires)
     flags = torch.zeros(plan.faults + 1, dtype=torch.int32, device=out.device)
@@ -112,7 +112,7 @@ def add_messages_(
 
 @lru_cache(maxsize=256)
 def _plan(ranges: tuple[Segments, ...], forms: tuple[MinMaxForm, ...], device: torch.device) -> Plan:
-    """Return the launches for messages of these segments, one after the other in one tensor of bytes."""
+    """Return the launches for messages of these segments, consecutive in one tensor of bytes."""
     block, width = forms[0].block, next(form.widths[0] for form in forms if form.widths)
     nbytes = [form.message_nbytes(segments) for segments, form in zip(ranges, forms, strict=True)]
     begins = tuple(accumulate(nbytes, initial=0))[:-1]

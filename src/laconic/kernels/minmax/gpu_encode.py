@@ -1,4 +1,4 @@
-"""Triton kernel that encodes tiles: the extremes of blocks, then heads and levels."""
+"""Triton kernel that encodes tiles: extremes of blocks, then heads and levels."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def encode_kernel(  # type: ignore[no-untyped-def]
         greatest = tl.max(x, axis=1)
     worst = tl.max(x.to(tl.int32, bitcast=True) & MAGNITUDE, axis=1)
     tl.store(flags_ptr + number + row * 0, row * 0 + 1, mask=worst >= INFINITE)
-    low = tl.min(tl.min(tl.min(by_block(least, BLOCK), axis=1), axis=4), axis=2)  # of a thread first
+    low = tl.min(tl.min(tl.min(by_block(least, BLOCK), axis=1), axis=4), axis=2)  # within a thread first
     high = tl.max(tl.max(tl.max(by_block(greatest, BLOCK), axis=1), axis=4), axis=2)
     low = tl.minimum(tl.maximum(low, -FARTHEST), FARTHEST) + 0.0
     high = tl.minimum(tl.maximum(high, -FARTHEST), FARTHEST) + 0.0
@@ -63,7 +63,7 @@ def encode_kernel(  # type: ignore[no-untyped-def]
     at = wire_ptr + head + block * 8
     store32(at, unit.to(tl.int32, bitcast=True), here, WORDS)
     store32(at + 4, low.to(tl.int32, bitcast=True), here, WORDS)
-    divisor = tl.where(unit == 0.0, float("inf"), unit)  # a quotient of 0
+    divisor = tl.where(unit == 0.0, float("inf"), unit)  # makes the quotient 0
     y = tl.div_rn(x - by_row(low, BLOCK)[:, None], by_row(divisor, BLOCK)[:, None])
     if STOCHASTIC:
         y = tl.minimum(tl.maximum(y, 0.0), most)
@@ -73,7 +73,7 @@ def encode_kernel(  # type: ignore[no-untyped-def]
     if MASKED:
         code = tl.where(inside, code, 0)
     packed = tl.sum(code << (column * WIDTH), axis=1)
-    each: tl.constexpr = WIDTH // 2  # bytes of a row
+    each: tl.constexpr = WIDTH // 2  # bytes per row
     into = wire_ptr + body + row * each
     if WORDS and WIDTH == 4:
         tl.store(into.to(tl.pointer_type(tl.int16)), packed.to(tl.int16))
@@ -90,7 +90,7 @@ def encode_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _at_random(y, key, first, row, column, count, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return levels by `dither24`: 16 bits decide, and 8 more do at a tie, once in 65,536."""
+    """Round by `dither24`: 16 bits decide; at a tie, once in 65,536, 8 more do."""
     zero = (row * 0).to(tl.uint32)
     base = first >> 3
     counter = (base & 0xFFFFFFFF).to(tl.uint32) + (row >> 1).to(tl.uint32)

@@ -1,4 +1,4 @@
-"""Tables of the tiles and heads of messages, one row for each program of a launch."""
+"""Tables of the tiles and heads of messages, one row per program of a launch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 from laconic.core.layout import Segments
 from laconic.kernels.minmax.form import minmax_nbytes
 
-TILE, CHUNK = 4096, 256  # elements of a tile; heads that a program of `validate_kernel` reads
-COLUMNS = 6  # of a table: see `_tiles` and `_heads`
+TILE, CHUNK = 4096, 256  # elements of a tile; heads per program of `validate_kernel`
+COLUMNS = 6  # see `_tiles` and `_heads`
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Tables int64 (t, 6) of whole tiles, of shorter ones and of heads, on a device."""
+    """Tables int64 (t, 6) of whole tiles, shorter ones and heads, on a device."""
 
     whole: Tensor
     rest: Tensor
@@ -29,7 +29,7 @@ class Tables:
 
     @cached_property
     def tiles(self) -> tuple[tuple[Tensor, tuple[int], bool], ...]:
-        """Tables of tiles that are not empty, each with its grid and whether its tiles are masked."""
+        """Nonempty tables of tiles, each with its grid and whether it needs masks."""
         both = ((self.whole, False), (self.rest, True))
         return tuple((table, (len(table),), masked) for table, masked in both if len(table))
 
@@ -44,7 +44,7 @@ def tables_of(
     by_tensor: bool,
     stride: int = 0,
 ) -> Tables:
-    """Return tables of messages of these segments; each tile has the number of its tensor or message."""
+    """Return tables for messages of these segments; a tile's number is that of its tensor or message."""
     whole, rest, heads = [], [], []
     for message, (segments, begin) in enumerate(zip(messages, begins, strict=True)):
         at = begin
@@ -69,7 +69,7 @@ def tables_of(
 
 
 def _tiles(start: int, head: int, body: int, n: int, number: int, width: int, block: int) -> Any:
-    """Return a tensor's tiles: start in the buffer, of heads, of levels; first element, elements, number."""
+    """Return a tensor's tiles: starts in buffer, heads and levels; first element, elements, number."""
     first = np.arange(0, n, TILE, dtype=np.int64)
     columns = (
         start + first,
@@ -83,7 +83,7 @@ def _tiles(start: int, head: int, body: int, n: int, number: int, width: int, bl
 
 
 def _heads(at: int, body: int, end: int, used: int, number: int) -> Any:
-    """Return parts of a tensor's heads: start, heads; the last byte and its bits in use; number, 0."""
+    """Return parts of a tensor's heads: start, count; last byte and its used bits; number, 0."""
     first = np.arange(at, body, 8 * CHUNK, dtype=np.int64)
     table = np.zeros((len(first), COLUMNS), dtype=np.int64)
     table[:, 0] = first

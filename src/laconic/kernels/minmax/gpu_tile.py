@@ -1,8 +1,8 @@
-"""Tile of the Triton kernels: the rows of each thread, their blocks, and words at any byte.
+"""Tile of the Triton kernels: rows of each thread, their blocks, and words at any byte.
 
-A tile is 4,096 elements in 1,024 rows of four. Row number rep * 256 + warp * 32 + lane of Triton's layout is
-row warp * 128 + rep * 32 + lane of the tile: a block of 512 elements is in one warp, which finds its extremes
-without shared memory. Each row makes its own random words, so none are moved between threads.
+A tile has 4,096 elements in 1,024 rows of four. Row rep * 256 + warp * 32 + lane of Triton's layout is row
+warp * 128 + rep * 32 + lane of the tile: a block of 512 elements is in one warp, which finds its extremes
+without shared memory. Each row draws its random words, so threads exchange none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
 ROWS = tl.constexpr(1024)
-INFINITE = tl.constexpr(0x7F800000)  # |x| of at least these bits is Inf or NaN
+INFINITE = tl.constexpr(0x7F800000)  # bits of |x| from which x is Inf or NaN
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 
 
@@ -35,7 +35,7 @@ def by_block(x, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def by_row(x, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return one value for each block as one for each row."""
+    """Expand one value per block to one per row."""
     lanes: tl.constexpr = min(BLOCK // 4, 32)
     reps: tl.constexpr = min(max(BLOCK // 128, 1), 4)
     warps: tl.constexpr = max(BLOCK // 512, 1)
@@ -67,7 +67,7 @@ def load32(at, mask, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def store32(at, bits, mask, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Store int32 at byte pointers, as `load32` loads them."""
+    """Store int32 at byte pointers; see `load32`."""
     if WORDS:
         tl.store(at.to(tl.pointer_type(tl.int32)), bits, mask=mask)
     else:

@@ -1,7 +1,7 @@
-"""Min-max quantisation in plain torch: the reference of the native kernels, bit for bit.
+"""Min-max quantisation in plain torch, which native kernels equal bit for bit.
 
-All tensors of one width share a grid (see `rows`), so the number of operations is independent of their
-number. On a GPU the host never waits: a fault of a message sets a flag there, and then nothing is added.
+All tensors of one width share a grid (see `rows`), so their number does not change the number of operations.
+On a GPU the host never waits: a damaged message sets a flag there and adds nothing.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from laconic.kernels.minmax.form import MinMaxForm, minmax_nbytes
 from laconic.kernels.minmax.rows import Rows, alike, apart, filled, pieces, rows_of
 from laconic.kernels.tiles import table
 
-FARTHEST = 2.0**126  # ends of a range are cut off here, so that no range and no value overflows
+FARTHEST = 2.0**126  # extremes are clipped here, so that neither range nor values overflow
 
 
 def not_finite(number: int, segments: Segments) -> NonFiniteError:
-    """Return the error for NaN and Inf in tensor `number` of a message."""
     return NonFiniteError(
         f"a range has no place for NaN or Inf, but tensor {number} of the message "
         f"({segments.sizes[number]} elements) holds them: skip such a step, as `compress` does"
@@ -34,7 +33,6 @@ def not_finite(number: int, segments: Segments) -> NonFiniteError:
 
 
 def encode(x: Tensor, segments: Segments, keys: Sequence[int], form: MinMaxForm) -> Tensor:
-    """Uint8 (m,): the wires of the tensors, one after the other."""
     wires: list[tuple[Tensor, Tensor] | None] = [None] * len(segments)
     flags = []
     views = pieces(x, segments)
@@ -56,7 +54,7 @@ def encode(x: Tensor, segments: Segments, keys: Sequence[int], form: MinMaxForm)
 
 
 def _joined(x: Tensor, segments: Segments, rows: Rows) -> Tensor | None:
-    """Return the grid as a view of x, where the tensors fill theirs and follow each other."""
+    """Return the grid as a view of x, if the tensors fill their rows and are adjacent."""
     runs = segments.joined
     return runs.views(x)[0] if len(runs) == 1 and not any(rows.gaps) else None
 
@@ -64,10 +62,10 @@ def _joined(x: Tensor, segments: Segments, rows: Rows) -> Tensor | None:
 def _encode_grid(
     flat: Tensor, rows: Rows, width: int, keys: Sequence[int] | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads and packed levels of a grid, uint8 each, and which rows are not finite."""
+    """Return heads and packed levels of a grid, uint8 each, and which rows are not finite."""
     grid, most = flat.view(-1, rows.length), float((1 << width) - 1)
     partial = rows.partial(flat.device)
-    if partial is not None:  # no new extreme: the last element again
+    if partial is not None:  # pad with the last element: no new extreme
         where, last, inside = partial
         ends = grid.index_select(0, where)
         grid.index_copy_(0, where, torch.where(inside, ends, ends.gather(1, last)))
@@ -76,7 +74,7 @@ def _encode_grid(
     low, high = (end.clamp(-FARTHEST, FARTHEST).add_(0.0) for end in (least, greatest))
     unit = (high - low).div_(torch.full((), most, dtype=torch.float32, device=flat.device))
     heads = torch.stack([unit, low], dim=1).view(-1).view(torch.uint8)
-    divisor = unit.masked_fill(unit == 0, torch.inf)  # a quotient of 0
+    divisor = unit.masked_fill(unit == 0, torch.inf)  # makes the quotient 0
     y = torch.sub(grid, low[:, None]).div_(divisor[:, None])
     if keys is None:
         codes = y.add_(0.5).clamp_(0, most).to(torch.uint8)
@@ -104,7 +102,6 @@ def _check_finite(flags: list[tuple[tuple[int, ...], Rows, Tensor]], segments: S
 
 
 def add_(wire: Tensor, segments: Segments, out: Tensor, form: MinMaxForm, alpha: float) -> Tensor:
-    """out += alpha * values, once the whole wire has been found valid."""
     return add_messages_([(wire, segments)], out, [form], alpha, numbered=False)
 
 
@@ -115,10 +112,9 @@ def add_messages_(
     alpha: float,
     numbered: bool = True,
 ) -> Tensor:
-    """Add several messages in their order, after all of them have been found valid.
+    """Add several messages in order, after all were found valid.
 
-    The forms differ only in their widths. If `numbered`, the error has the number of the first invalid
-    message.
+    The forms differ only in their widths. If `numbered`, the error has the first invalid message's number.
     """
     if not messages:
         return out
@@ -165,6 +161,6 @@ def add_messages_(
 
 @lru_cache(maxsize=512)
 def _lengths(sizes: tuple[int, ...], widths: tuple[int, ...], block: int) -> list[int]:
-    """Return bytes of the head and of the levels of each tensor."""
+    """Return the bytes of the head and of the levels of each tensor."""
     pairs = zip(sizes, widths, strict=True)
     return [nbytes for n, width in pairs for nbytes in (minmax_nbytes(n, 0, block), (n * width + 7) // 8)]

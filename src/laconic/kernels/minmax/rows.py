@@ -1,7 +1,7 @@
-"""Rows: the tensors of a message as one grid with a row for each block, so that one operation serves all.
+"""Grid of the tensors of a message, one row per block, so that one operation serves all.
 
-A tensor starts with a new row and takes whole rows, enough of them to make its elements a multiple of
-`GROUP`: its levels then start with a byte, and its random bits with a Philox counter.
+A tensor starts a new row and takes whole rows, enough to make its elements a multiple of `GROUP`: its levels
+then start at a byte, and its random bits at a Philox counter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from laconic.core.layout import Segments
 from laconic.kernels.tiles import table
 
 GROUP = 16  # elements
-SHORT = 4096  # elements of a block: longer ones are not filled up for a short tensor
+SHORT = 4096  # elements of a block; longer blocks are not padded for short tensors
 
 
 @dataclass(frozen=True)
@@ -37,21 +37,21 @@ class Rows:
 
     @cached_property
     def firsts(self) -> tuple[int, ...]:
-        """The first row of each tensor."""
+        """First row of each tensor."""
         return Segments.consecutive(self.rows).starts
 
     @cached_property
     def gaps(self) -> tuple[int, ...]:
-        """Elements of the grid after each tensor."""
+        """Unused elements after each tensor."""
         return tuple(self.length * rows - n for rows, n in zip(self.rows, self.sizes, strict=True))
 
     def gap_nbytes(self, width: int) -> tuple[int, ...]:
-        """Return bytes of the packed grid after each tensor."""
+        """Return the unused bytes of the packed grid after each tensor."""
         return _gap_nbytes(self, width)
 
     @cached_property
     def idle_nbytes(self) -> tuple[int, ...]:
-        """Bytes of the heads of rows that only fill up each tensor."""
+        """Bytes of heads of padding rows of each tensor."""
         return tuple(8 * (rows - blocks) for rows, blocks in zip(self.rows, self.blocks, strict=True))
 
     @cached_property
@@ -65,19 +65,19 @@ class Rows:
         return _alternate((8 * count for count in self.blocks), self.idle_nbytes)
 
     def code_spans(self, width: int) -> list[int]:
-        """Return bytes of each tensor's levels and of the gap after them."""
+        """Return the bytes of each tensor's levels and of the gap after them."""
         return _alternate(((n * width + 7) // 8 for n in self.sizes), self.gap_nbytes(width))
 
     @cached_property
     def _partial(self) -> tuple[tuple[int, int], ...]:
-        """The last row of each tensor that does not fill it, and its elements there."""
+        """Last row of each tensor that does not fill it, and its elements there."""
         ends = zip(self.firsts, self.blocks, self.sizes, strict=True)
         return tuple((first + b - 1, n % self.length) for first, b, n in ends if n % self.length)
 
     def partial(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Rows int64 (t,) that a tensor does not fill, its last place there (t, 1), and which are its places.
+        """Return partly used rows int64 (t,), the last used place (t, 1), and the mask of used places.
 
-        None where there are no such rows.
+        Returns None if there are no such rows.
         """
         if not self._partial:
             return None
@@ -102,7 +102,7 @@ def _alternate(first: Iterable[int], second: Iterable[int]) -> list[int]:
 
 @lru_cache(maxsize=512)
 def rows_of(sizes: tuple[int, ...], block: int) -> Rows:
-    """Rows of tensors of these sizes, all above 0, in blocks of `block` elements."""
+    """Return rows of tensors of these sizes, all above 0, in blocks of `block` elements."""
     longest = max(sizes)
     if longest <= block:
         ones = (1,) * len(sizes)
@@ -114,7 +114,7 @@ def rows_of(sizes: tuple[int, ...], block: int) -> Rows:
 
 @lru_cache(maxsize=512)
 def alike(sizes: tuple[int, ...], widths: tuple[int, ...], block: int) -> tuple[tuple[int, ...], ...]:
-    """Numbers of the tensors that share a grid: of one width, and of like length where blocks are long."""
+    """Return groups of tensors that share a grid: one width, and similar length if blocks are long."""
     found: dict[tuple[int, int], list[int]] = {}
     for number, (n, width) in enumerate(zip(sizes, widths, strict=True)):
         if n:
@@ -125,7 +125,7 @@ def alike(sizes: tuple[int, ...], widths: tuple[int, ...], block: int) -> tuple[
 
 @lru_cache(maxsize=512)
 def _cuts(segments: Segments) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Lengths that cut a buffer at all ends of segments, and the number of each segment's piece."""
+    """Return lengths that cut a buffer at all ends of segments, and the index of each segment's piece."""
     lengths, picked, at = [], {}, 0
     for start, number in sorted((start, number) for number, start in enumerate(segments.starts)):
         if start < at:
@@ -148,7 +148,7 @@ def apart(messages: tuple[Segments, ...]) -> bool:
 
 
 def pieces(x: Tensor, segments: Segments) -> list[Tensor]:
-    """Return the ranges of flat x as views, made in one call: `Segments.views` makes one at a time."""
+    """Return views of the ranges of flat x, created in one call, unlike `Segments.views`."""
     cuts = _cuts(segments)
     if cuts is None or len(segments) < 4:
         return segments.views(x)
@@ -160,7 +160,7 @@ def pieces(x: Tensor, segments: Segments) -> list[Tensor]:
 def _gaps(lengths: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor | None, ...]:
     zeros = torch.zeros(max(lengths), dtype=dtype, device="cpu").to(
         device
-    )  # ends before other streams use it
+    )  # a blocking copy: other streams may use it
     return tuple(zeros[:n] if n else None for n in lengths)
 
 

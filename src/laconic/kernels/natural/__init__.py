@@ -1,4 +1,4 @@
-"""Natural compression: every float becomes a power of two next to it, by its own bits."""
+"""Natural compression: each float is rounded at random to a neighbouring power of two."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ BITS = (8, 9)
 
 
 def natural_nbytes(n: int, bits: int) -> int:
-    """Return bytes of the wire of n elements: a byte each, and with 9 bits the signs before them."""
+    """Return n, plus the bytes of n sign bits with 9 bits."""
     return n + sign_bytes(n) if bits == 9 else n
 
 
 def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int = 9) -> Tensor:
-    """Return the segments' wires, one after the other; `keys` has one key a segment.
+    """Encode the segments, one after the other; `keys` has one key per segment.
 
         9 bits   [sign bits, padded to bytes | exponent uint8 (n,), 0..254]
         8 bits   [sign 1 | code 7] (n,); code 0 is zero, code c the exponent c + 18
 
     The exponent e of x = +-2^(e - 127) (1 + m / 2^23) becomes e + 1 iff `dither24` of its element is below
-    2 m, so with probability m / 2^23. `NonFiniteError` for NaN or Inf.
+    2 m: with probability m / 2^23. Raises `NonFiniteError` for NaN or Inf.
 
     >>> natural_encode(torch.tensor([1.0, -0.25]), Segments.whole(2), (0,)).tolist()
     [2, 127, 125]
@@ -53,9 +53,9 @@ def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int
 
 
 def natural_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0, bits: int = 9) -> Tensor:
-    """out += alpha * decoded on the segments, in place.
+    """Add alpha * decoded values to the segments, in place.
 
-    `WireError`, before any write, for a wrong length, an exponent of 255 and padding that is not zero.
+    Raises `WireError`, before any write, for a wrong length, an exponent of 255 and nonzero padding.
     """
     _check_message(wire, segments, out, bits)
     if (native := dispatch.native(wire, out)) is not None:
@@ -71,9 +71,9 @@ def natural_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1
 def natural_messages_add_(
     wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float = 1.0, bits: int = 9
 ) -> Tensor:
-    """`natural_add_` of each of these messages, in their order: on a GPU in one launch.
+    """Add each message as `natural_add_`, in order; one launch on a GPU.
 
-    `WireError` as in `natural_add_`; its `message` is the number of the message.
+    Raises `WireError` whose `message` is the number of the damaged message.
     """
     for number, wire in enumerate(wires):
         with numbered(number):

@@ -1,7 +1,7 @@
 """Natural compression on a GPU: one launch encodes a message, one decodes those of all ranks.
 
-A program reads a tile of 4,096 elements as 1,024 rows of 4, and each row makes the random bits that it needs.
-The lower 8 bits of the dither are made only in tiles where the upper 16 do not decide.
+A tile has 4,096 elements in 1,024 rows of 4; each row draws the random bits that it needs. The lower 8 bits
+of the dither are drawn only in tiles where the upper 16 do not decide.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def encode_kernel(  # type: ignore[no-untyped-def]
     ALIGNED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Exponents of a tile, rounded at random, with their signs."""
+    """Store the randomly rounded exponents of a tile, with their signs."""
     tile = tl.program_id(0)
     start = tl.load(table_ptr + tile)
     bytes_at = tl.load(table_ptr + tiles + tile)
@@ -92,7 +92,7 @@ def encode_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def validate_kernel(wires_ptr, flags_ptr, table_ptr, tiles, messages):  # type: ignore[no-untyped-def]
-    """Flags of a message: an exponent of 255, and padding that is not zero; then whether any is set."""
+    """Set flags of a message: an exponent of 255, nonzero padding; and one if any is set."""
     tile, message = tl.program_id(0), tl.program_id(1)
     wire = tl.load(wires_ptr + message).to(tl.pointer_type(tl.uint8))
     bytes_at = tl.load(table_ptr + tiles + tile)
@@ -123,7 +123,7 @@ def add_kernel(  # type: ignore[no-untyped-def]
     ALIGNED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Add alpha times a tile of all messages, in their order, unless a flag is set."""
+    """Add alpha times a tile of all messages, in order, unless a flag is set."""
     if tl.load(flags_ptr + 2 * messages) == 0:
         tile = tl.program_id(0)
         start = tl.load(table_ptr + tile)
@@ -165,7 +165,7 @@ def add_kernel(  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class Plan:
-    """Tables int64 (6, tiles) of a message, of its whole tiles, of the last ones and of all.
+    """Tables int64 (6, tiles) of a message: whole tiles, last ones, all.
 
     Rows: first element in the buffer, byte of its exponent, byte of its sign, tensor, first element in the
     tensor, elements.
@@ -180,7 +180,6 @@ class Plan:
 
 @lru_cache(maxsize=128)
 def plan(segments: Segments, bits: int, device: torch.device) -> Plan:
-    """Return the tables of a message."""
     sizes, starts = np.array(segments.sizes, np.int64), np.array(segments.starts, np.int64)
     tiles, signs = -(-sizes // TILE), (sizes + 7) // 8 * (bits == 9)
     at = np.cumsum(signs + sizes) - signs - sizes
@@ -199,7 +198,7 @@ def plan(segments: Segments, bits: int, device: torch.device) -> Plan:
 
 
 def encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int) -> tuple[Tensor, Tensor]:
-    """Return the message, and whether something is not finite, int32 (1,)."""
+    """Return the message, and whether a value is not finite, int32 (1,)."""
     tables = plan(segments, bits, x.device)
     wire = torch.empty(tables.nbytes, dtype=torch.uint8, device=x.device)
     flag = torch.zeros(1, dtype=torch.int32, device=x.device)
@@ -223,7 +222,7 @@ def encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int) -> tup
 
 
 def add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float, bits: int) -> Tensor:
-    """Add alpha times these messages to the segments, in their order, once all are valid."""
+    """Add alpha times these messages to the segments, in order, once all are valid."""
     if not segments.numel:
         return out
     tables, n = plan(segments, bits, out.device), len(wires)
@@ -232,7 +231,7 @@ def add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float,
         torch.tensor([wire.data_ptr() for wire in wires], dtype=torch.int64, device="cpu"), out.device
     )
     with dispatch.device_of(out):
-        if bits == 9:  # every byte is a code of 8 bits
+        if bits == 9:  # with 8 bits every byte is a code
             tiles = tables.all.shape[1]
             validate_kernel[(tiles, n)](pointers, flags, tables.all, tiles, n, num_warps=4)
         for table, masked in ((tables.full, False), (tables.last, True)):

@@ -1,6 +1,6 @@
-"""Natural compression in torch integers: the standard of the native kernels, bit for bit.
+"""Natural compression in torch integers, which native kernels equal bit for bit.
 
-All tensors of a message are processed at once: the number of operations does not depend on their number.
+All tensors of a message are processed together.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ BAD_EXPONENT = f"an exponent is at most {LARGEST}, got 255"
 
 
 def rounded(pattern: Tensor, dither: Tensor) -> Tensor:
-    """Exponents int32 (n,) of float patterns int32 (n,) after rounding; above 254 where one is not finite."""
+    """Round float patterns int32 (n,) to exponents int32 (n,); above 254 where not finite."""
     exponent = pattern >> 23 & 255
     up = dither < (pattern & MANTISSA) << 1
     return exponent.add_(up)
 
 
 def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int) -> tuple[Tensor, Tensor]:
-    """Return the message, and whether something is not finite, int32 (1,)."""
+    """Return the message, and whether a value is not finite, int32 (1,)."""
     sizes = segments.sizes
     if not segments.numel:
         nothing = torch.empty(0, dtype=torch.uint8, device=x.device)
@@ -47,7 +47,7 @@ def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int
 
 
 def natural_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float, bits: int) -> Tensor:
-    """out += alpha * decoded, once all of the message is decoded."""
+    """Add after the whole message is decoded."""
     sizes = segments.sizes
     if not segments.numel:
         return out
@@ -64,7 +64,7 @@ def natural_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float, bi
 
 
 def _parts(sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Return bytes of the signs of each tensor, and of its exponents."""
+    """Return the bytes of each tensor's signs and exponents."""
     return [(n + 7) // 8 for n in sizes], list(sizes)
 
 

@@ -1,7 +1,6 @@
 """Random bits on a GPU: `uniform` and the dither of many tensors, in one launch each.
 
-A row of four elements makes the counters that it needs: two halves of a word, and a word of four bytes.
-No values move between threads.
+A row of four elements computes the counters that it needs, so threads exchange no values.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ LOWER = tl.constexpr(LOWER_KEY - (1 << 64))
 
 @triton.jit
 def block(key, counter):  # type: ignore[no-untyped-def]
-    """The four words uint32 of counters int64."""
+    """Return the four words uint32 of counters int64."""
     low, high = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
     return tl.philox(key, low, high, low * 0, low * 0)
 
 
 @triton.jit
 def upper16(key, row, column):  # type: ignore[no-untyped-def]
-    """The upper 16 bits int32 (r, 4) of the dither of rows int64 (r,) of four elements; column is (1, 4)."""
+    """Return the upper 16 bits int32 (r, 4) of the dither of rows int64 (r,) of four; column is (1, 4)."""
     w0, w1, w2, w3 = block(key, row >> 1)
     odd = (row & 1) > 0
     first, second = tl.where(odd, w2, w0)[:, None], tl.where(odd, w3, w1)[:, None]
@@ -43,7 +42,7 @@ def upper16(key, row, column):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def lower8(key, row, column):  # type: ignore[no-untyped-def]
-    """The lower 8 bits int32 (r, 4) of the dither of rows of four elements."""
+    """Return the lower 8 bits int32 (r, 4) of the dither of rows of four elements."""
     w0, w1, w2, w3 = block(key ^ LOWER, row >> 2)
     which = row & 3
     word = tl.where(which < 2, tl.where(which == 0, w0, w1), tl.where(which == 2, w2, w3))
@@ -52,7 +51,7 @@ def lower8(key, row, column):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def upper16_joined(key, row):  # type: ignore[no-untyped-def]
-    """The same as `upper16`, each counter once in a row's own thread: for tiles that are not aligned."""
+    """Return `upper16`, with one counter per row, for tiles that are not aligned."""
     w0, w1, w2, w3 = block(key, row >> 1)
     odd = (row & 1) > 0
     first, second = tl.where(odd, w2, w0), tl.where(odd, w3, w1)
@@ -62,7 +61,7 @@ def upper16_joined(key, row):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def lower8_joined(key, row):  # type: ignore[no-untyped-def]
-    """The same as `lower8`, for tiles that are not aligned."""
+    """Return `lower8`, for tiles that are not aligned."""
     w0, w1, w2, w3 = block(key ^ LOWER, row >> 2)
     which = row & 3
     word = tl.where(which < 2, tl.where(which == 0, w0, w1), tl.where(which == 2, w2, w3))
@@ -72,7 +71,7 @@ def lower8_joined(key, row):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def dither_kernel(out_ptr, keys_ptr, table_ptr, tiles):  # type: ignore[no-untyped-def]
-    """The dither of a tile of 4,096 elements."""
+    """Store the dither of a tile of 4,096 elements."""
     tile = tl.program_id(0)
     start, first = tl.load(table_ptr + tile), tl.load(table_ptr + tiles + tile)
     count = tl.load(table_ptr + 2 * tiles + tile).to(tl.int32)
@@ -82,14 +81,14 @@ def dither_kernel(out_ptr, keys_ptr, table_ptr, tiles):  # type: ignore[no-untyp
     row = (first >> 2) + local
     value = (upper16_joined(key, row) << 8) | lower8_joined(key, row)
     place = local[:, None] * 4 + column
-    # `first` is a multiple of 4, and an element before the tensor's offset is not stored
+    # `first` is a multiple of 4; elements before the tensor's offset are not stored
     lead = (tl.load(table_ptr + 4 * tiles + tile)).to(tl.int32)
     tl.store(out_ptr + start + place - lead, value, mask=(place < count) & (place >= lead))
 
 
 @triton.jit
 def uniform_kernel(out_ptr, key, first, lead, n):  # type: ignore[no-untyped-def]
-    """n elements as float32, from the counter `first` on, without its first `lead` words."""
+    """Store n elements as float32, from counter `first` on, without its first `lead` words."""
     row = tl.program_id(0).to(tl.int64) * 1024 + tl.arange(0, 1024)
     w0, w1, w2, w3 = block(key, row + first)
     column = tl.arange(0, 4)[None, :]
@@ -101,7 +100,7 @@ def uniform_kernel(out_ptr, key, first, lead, n):  # type: ignore[no-untyped-def
 
 @lru_cache(maxsize=128)
 def _table(sizes: tuple[int, ...], offset: int, device: torch.device) -> Tensor:
-    """int64 (5, tiles): place in the output, element of the stream, elements, tensor, elements left out."""
+    """Return int64 (5, tiles): place in the output, stream element, elements, tensor, skipped elements."""
     lead = offset % 4
     n = np.array(sizes, np.int64)
     padded = n + lead
@@ -116,7 +115,7 @@ def _table(sizes: tuple[int, ...], offset: int, device: torch.device) -> Tensor:
 
 
 def dithers24(keys: Sequence[int], sizes: Sequence[int], device: torch.device, offset: int = 0) -> Tensor:
-    """Return int32 (sum(sizes),): of each key the elements [offset, offset + size) of its dither."""
+    """Return int32 (sum(sizes),): dither elements [offset, offset + size) of each key."""
     out = torch.empty(sum(sizes), dtype=torch.int32, device=device)
     table = _table(tuple(sizes), offset, device)
     drawn = sent_to(checks.keys64([key & MASK for key in keys], len(sizes)), device)
@@ -127,7 +126,7 @@ def dithers24(keys: Sequence[int], sizes: Sequence[int], device: torch.device, o
 
 
 def uniform(key: int, n: int, device: torch.device, offset: int = 0) -> Tensor:
-    """Return float32 (n,): elements [offset, offset + n) of the key's stream in [0, 1)."""
+    """Return float32 (n,) in [0, 1): elements [offset, offset + n) of the key's stream."""
     out = torch.empty(n, dtype=torch.float32, device=device)
     signed = (key & MASK) - ((key & MASK) >> 63 << 64)
     if n:

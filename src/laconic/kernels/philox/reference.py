@@ -15,29 +15,29 @@ LOW = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
-LOWER_KEY = 0xD1B54A32D192ED03  # the stream that breaks ties
-CHUNK = 1 << 15  # counters at a time on a CPU: their words stay in its cache
-DEVICE_CHUNK = 1 << 22  # counters at a time elsewhere: 300 MB of temporary memory
-SMALL = 1 << 12  # counters of a stream that are made together with those of other streams
+LOWER_KEY = 0xD1B54A32D192ED03  # stream that breaks ties
+CHUNK = 1 << 15  # counters at a time on a CPU: their words fit in its cache
+DEVICE_CHUNK = 1 << 22  # counters at a time on other devices: 300 MB of temporary memory
+SMALL = 1 << 12  # counters of a stream that is generated together with others
 
-Key = tuple[int, int] | tuple[Tensor, Tensor]  # low and high word, of all counters or of each
-Run = tuple[int, int, int]  # key, first counter and number of counters
+Key = tuple[int, int] | tuple[Tensor, Tensor]  # low and high word, one for all counters or one each
+Run = tuple[int, int, int]  # key, first counter, number of counters
 
 
 def block(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: Key) -> tuple[Tensor, ...]:
-    """Four words (int64 tensors below 2^32) of each counter, itself four such words."""
+    """Return four words (int64 tensors below 2^32) for each counter of four such words."""
     return tuple(word & LOW for word in _rounds(*counter, *key))
 
 
 def _rounds(
     c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, k0: int | Tensor, k1: int | Tensor
 ) -> tuple[Tensor, ...]:
-    """Return the same words in the low halves of int64 tensors.
+    """Return the words in the low halves of int64 tensors.
 
     The high halves of c1 and c3 hold other bits; one mask after the xor is enough.
     """
     for _ in range(ROUNDS):
-        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]  # 64 bits, right though the sign wraps
+        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]  # 64 bits, correct although the sign wraps
         c0 = (p1 >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(LOW)
         c2 = (p0 >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(LOW)
         c1, c3 = p1, p0
@@ -46,10 +46,10 @@ def _rounds(
 
 
 def _fill_(out: Tensor, low: Tensor, high: Tensor, key: Key) -> None:
-    """Write the words of counters (m,), in two words each, to int32 (m, 4)."""
+    """Write the words of counters, in two words (m,) each, to int32 (m, 4)."""
     zero = torch.zeros_like(low)
     for i, word in enumerate(_rounds(low, high, zero, zero, *key)):
-        out[:, i] = word.view(torch.int32)[::2]  # the low halves
+        out[:, i] = word.view(torch.int32)[::2]  # low halves
 
 
 def _ranges(n: int, device: torch.device) -> Iterator[tuple[int, int]]:
@@ -58,7 +58,7 @@ def _ranges(n: int, device: torch.device) -> Iterator[tuple[int, int]]:
 
 
 def blocks(key: int, first: int, count: int, device: torch.device = CPU) -> Tensor:
-    """Words int32 (4 count,) of a key's counters [first, first + count)."""
+    """Return words int32 (4 count,) of a key's counters [first, first + count)."""
     out = torch.empty(count, 4, dtype=torch.int32, device=device)
     halves = (key & LOW, key >> 32 & LOW)
     for begin, end in _ranges(count, device):
@@ -69,7 +69,7 @@ def blocks(key: int, first: int, count: int, device: torch.device = CPU) -> Tens
 
 
 def streams(runs: Sequence[Run], device: torch.device = CPU) -> Tensor:
-    """Words int32 (4 * counters,) of several runs of counters, one run after the other."""
+    """Return words int32 (4 * counters,) of several runs, one after the other."""
     if all(count <= SMALL for _, _, count in runs):
         return blocks(*runs[0], device) if len(runs) == 1 else _small_streams(runs, device)
     parts, at = [], 0
@@ -83,7 +83,7 @@ def streams(runs: Sequence[Run], device: torch.device = CPU) -> Tensor:
 
 
 def _small_streams(runs: Sequence[Run], device: torch.device) -> Tensor:
-    """Return all runs at once, with a key at each counter."""
+    """Process all runs together, with a key per counter."""
     counts = tuple(count for _, _, count in runs)
     total = sum(counts)
     out = torch.empty(total, 4, dtype=torch.int32, device=device)
@@ -102,13 +102,13 @@ def _small_streams(runs: Sequence[Run], device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=512)
 def _tables(counts: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Counts and their exclusive sums, int64 (s,)."""
+    """Return counts and their exclusive sums, int64 (s,)."""
     lengths = torch.tensor(counts, dtype=torch.int64, device="cpu")
     return lengths.to(device), (lengths.cumsum(0) - lengths).to(device)
 
 
 def without_padding(x: Tensor, sizes: Sequence[int], multiple: int) -> Tensor:
-    """Join runs of these sizes, each padded to a multiple, without the padding."""
+    """Remove the padding of runs of these sizes, each padded to a multiple."""
     if len(sizes) == 1:
         return x[: sizes[0]]
     if not any(size % multiple for size in sizes):
@@ -118,24 +118,23 @@ def without_padding(x: Tensor, sizes: Sequence[int], multiple: int) -> Tensor:
 
 
 def words(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
-    """Elements [offset, offset + n) of the key's stream: int64 (n,), each below 2^32."""
+    """Return elements [offset, offset + n) of the key's stream: int64 (n,), below 2^32."""
     return philox(key, n, offset, device).to(torch.int64) & LOW
 
 
 def philox(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
-    """Return the same elements as the bits of int32 (n,)."""
+    """Return these elements as bits of int32 (n,)."""
     first = offset // 4
     stream = blocks(key, first, (offset + n + 3) // 4 - first, device)
     return stream[offset - 4 * first :][:n]
 
 
 def uniform(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
-    """Return the top 24 bits of each element as float32 in [0, 1): exact multiples of 2^-24."""
     return (philox(key, n, offset, device) >> 8 & 0xFFFFFF).to(torch.float32).mul_(2.0**-24)
 
 
 def dither24(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
-    """Return elements [offset, offset + n): half a word of the key's stream, and a byte of a second one."""
+    """Join half a word of the key's stream and a byte of a second stream per element."""
     halves, quarters = offset // 8, offset // 16
     first, second = (offset + n + 7) // 8 - halves, (offset + n + 15) // 16 - quarters
     drawn = streams([(key, halves, first), (key ^ LOWER_KEY, quarters, second)], device)
@@ -144,7 +143,6 @@ def dither24(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> T
 
 
 def dithers24(keys: Sequence[int], sizes: Sequence[int], device: torch.device = CPU) -> Tensor:
-    """Return int32 (sum(sizes),): the dither of each key for its number of elements, one after the other."""
     if len(keys) == 1:
         return dither24(keys[0], sizes[0], 0, device)
     upper = [(key, 0, (n + 7) // 8) for key, n in zip(keys, sizes, strict=True)]

@@ -1,4 +1,4 @@
-"""Quantisers: each element as one of few levels between 0 and the scale of its block, rounded at random."""
+"""Quantisers: each element becomes one of few levels of its block's scale, rounded at random."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from laconic.kernels.quantise import reference
 from laconic.kernels.quantise.form import Form as Form
 from laconic.kernels.quantise.form import Measure as Measure
 
-LARGEST = Measure()  # the scale of a block is its largest |x|
+LARGEST = Measure()
 
 
 def norms(x: Tensor, segments: Segments, measure: Measure = LARGEST, block: int = 0) -> Tensor:
-    """Return one float32 for each block of these ranges of x float32 (n,), tensor after tensor: (B,).
+    """Return one float32 per block of these ranges of x float32 (n,), tensor by tensor: (B,).
 
-    A tensor is cut in runs of `block` elements, the last one shorter; 0 leaves it whole, and an empty one
-    has none. The measure's norm: 'max' |x|, and that at most `clip` standard deviations, but no less than the
-    root mean square; 'l2'; or 'mean' |x|. Not finite where an element of the block is not.
+    Blocks have `block` elements, the last of a tensor may be shorter; block 0 is the whole tensor. The norm
+    is 'max' |x|, which `clip` limits to that many standard deviations (at least the root mean square); 'l2';
+    or 'mean' |x|. It is not finite where an element of the block is not.
 
     >>> norms(torch.tensor([3.0, -4.0, 2.0]), Segments.whole(3), block=2).tolist()
     [4.0, 2.0]
@@ -45,14 +45,13 @@ def norms(x: Tensor, segments: Segments, measure: Measure = LARGEST, block: int 
 def quantise(
     x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure = LARGEST
 ) -> Tensor:
-    """Encode these ranges of x float32 (n,) to one message uint8 (m,); x is read once if blocks fit in cache.
+    """Encode these ranges of x float32 (n,) to one message uint8 (m,); reads x once if blocks fit in cache.
 
-    For each tensor: scales float32 (ceil(n / block),), then the codes, padded to a byte. A code is
-    [sign 1 | level], of 1 + bit_length(levels) bits, or five ternary ones are a byte (`packing='base3'`,
-    levels=1). Level l of s means l / s of the scale (`grid='uniform'`) or, from 1 on, 2^(l - s) ('powers').
-    |x| becomes one of the two levels around it, so that the mean is |x|, by `dither24` of the tensor's key.
-    Scales are the `norms`, or those given, float32 (B,), and |x| is clipped there; entries smaller than a
-    given floor of their block, float32 (B,), become 0.
+    Wire per tensor: scales float32 (ceil(n / block),), then codes, padded to a byte. A code is [sign 1 |
+    level] of 1 + bit_length(levels) bits; `packing='base3'` (levels=1) packs five per byte. Of s levels,
+    level l means l / s of the scale (`grid='uniform'`) or, from 1 on, 2^(l - s) ('powers'). |x| is rounded to
+    a neighbouring level without bias, by `dither24` of the tensor's key. Scales are `norms` or given, float32
+    (B,); |x| is clipped to them, and entries below a given floor float32 (B,) become 0.
 
     Raises `NonFiniteError` for NaN and Inf; finite inputs decode to finite values.
 
@@ -78,7 +77,7 @@ def quantise(
 def quantise_levels(
     x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure = LARGEST
 ) -> tuple[Tensor, Tensor]:
-    """Return the unpacked content of `quantise`: scales float32 (B,), and signed levels int32 (K,)."""
+    """Return the unpacked content of `quantise`: scales float32 (B,) and signed levels int32 (K,)."""
     _check(x, segments, form, measure)
     if dispatch.gpu(x):
         from laconic.kernels.quantise import gpu
@@ -97,10 +96,10 @@ def quantise_levels(
 
 
 def dequantise_add_(wire: Tensor, segments: Segments, out: Tensor, form: Form, alpha: float = 1.0) -> Tensor:
-    """out[segment] += alpha * the values of a message that `quantise` made in the same form, in place.
+    """Add alpha * the values of a `quantise` message to each segment of `out`, in place.
 
-    Raises `WireError`, before anything is written, for a wrong length, a scale that is negative or not
-    finite, a level that there is not, and padding that is not zero.
+    Raises `WireError`, before any write, for a wrong length, a negative or non-finite scale, an impossible
+    level and nonzero padding.
     """
     return dequantise_messages_add_([wire], segments, out, form, alpha)
 
@@ -108,9 +107,9 @@ def dequantise_add_(wire: Tensor, segments: Segments, out: Tensor, form: Form, a
 def dequantise_messages_add_(
     wires: Sequence[Tensor], segments: Segments, out: Tensor, form: Form, alpha: float = 1.0
 ) -> Tensor:
-    """`dequantise_add_` of several messages of these ranges, in their order.
+    """Add several messages as `dequantise_add_`, in order.
 
-    A `WireError` has the number of the damaged message as its `message`; others may have been added.
+    The `message` of a `WireError` is the damaged message's number; others may have been added.
     """
     checks.buffer("out", out, segments)
     for wire in wires:
@@ -138,9 +137,9 @@ def _of_message(number: int, error: Exception) -> Exception:
 def levels_add_(
     signed: Tensor, scales: Tensor, segments: Segments, out: Tensor, form: Form, alpha: float = 1.0
 ) -> Tensor:
-    """out[segment] += alpha * the values of signed levels int32 (K,) with scales float32 (B,), in place.
+    """Add alpha * the values of signed levels int32 (K,) with scales float32 (B,) to `out`, in place.
 
-    On the uniform grid |level| may exceed `levels`: sums of levels are levels. On 'powers', `WireError`.
+    On the uniform grid |level| may exceed `levels`, as sums do; 'powers' raises `WireError`.
     """
     checks.flat("signed", signed, torch.int32)
     checks.flat("scales", scales)
@@ -167,7 +166,6 @@ def levels_add_(
 
 
 def _check(x: Tensor, segments: Segments, form: Form, measure: Measure) -> None:
-    """Raises `ValueError` for arguments that do not fit together."""
     checks.buffer("x", x, segments)
     if measure.scales is not None or measure.floors is not None:
         measure.check(form.blocks(segments))

@@ -1,4 +1,4 @@
-"""Kernels of ternary codes in Triton: five levels a byte, in base 3."""
+"""Triton kernels of ternary codes: five base-3 digits per byte."""
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 from __future__ import annotations
@@ -15,7 +15,7 @@ FIVES = 1024  # bytes of a tile of digits
 def pack_base3_kernel(
     levels_ptr, wire_ptr, segment_ptr, first_ptr, sizes_ptr, body_ptr, first_element_ptr, SIZE: tl.constexpr
 ):
-    """Pack signed levels int32 in SIZE bytes, five to a byte in base 3: 0, 1, and 2 for -1."""
+    """Pack signed levels int32 in SIZE bytes, five per byte in base 3: 0, 1, and 2 for -1."""
     segment, first = tl.load(segment_ptr + tl.program_id(0)), tl.load(first_ptr + tl.program_id(0))
     left = remaining(tl.load(sizes_ptr + segment), first)
     levels_ptr += tl.load(first_element_ptr + segment) + first
@@ -34,8 +34,8 @@ def pack_base3_kernel(
 def check_base3_kernel(
     wire_ptr, stride, flags_ptr, segment_ptr, first_ptr, body_ptr, end_ptr, SIZE: tl.constexpr
 ):
-    """Set flag 1 of message program_id(1) where a byte is larger than five digits can make."""
-    message = tl.program_id(1).to(tl.int64)  # times stride, more than an i32 holds
+    """Set flag 1 of message program_id(1) if a byte exceeds five digits."""
+    message = tl.program_id(1).to(tl.int64)  # times stride, the product exceeds an i32
     segment, first = tl.load(segment_ptr + tl.program_id(0)), tl.load(first_ptr + tl.program_id(0))
     body = tl.load(body_ptr + segment) + first // 5
     byte = tl.arange(0, SIZE)

@@ -1,4 +1,4 @@
-"""Kernels of the decoder in Triton: check the messages of all ranks, then add their values."""
+"""Triton kernels of the decoder: check the messages of all ranks, then add their values."""
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 from __future__ import annotations
@@ -27,10 +27,9 @@ def get_scales_kernel(
 ):
     """Read the scales of message program_id(1) to float32 (count,), and check them and the padding.
 
-    Each message has three flags: 0 for a scale, 1 for a code and 2 for the padding. One more flag is set
-    if any of them is.
+    Each message has three flags: 0 scale, 1 code, 2 padding. One more flag is set if any of them is.
     """
-    message = tl.program_id(1).to(tl.int64)  # times stride, more than an i32 holds
+    message = tl.program_id(1).to(tl.int64)  # times stride, the product exceeds an i32
     wire_ptr += message * stride
     number = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     inside = number < count
@@ -56,8 +55,8 @@ def check_levels_kernel(
     wire_ptr, stride, flags_ptr, segment_ptr, first_ptr, sizes_ptr, body_ptr, end_ptr,
     LEVELS: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """Set flag 1 of message program_id(1) where a level is above LEVELS."""
-    message = tl.program_id(1).to(tl.int64)  # times stride, more than an i32 holds
+    """Set flag 1 of message program_id(1) if a level is above LEVELS."""
+    message = tl.program_id(1).to(tl.int64)  # times stride, the product exceeds an i32
     segment, first = tl.load(segment_ptr + tl.program_id(0)), tl.load(first_ptr + tl.program_id(0))
     at = element(ROWS)
     body = tl.load(body_ptr + segment) + (first >> 3) * BITS
@@ -70,7 +69,7 @@ def check_levels_kernel(
 
 @triton.jit
 def load_fours(wire_ptr, end, BITS: tl.constexpr, MASKED: tl.constexpr, fours: tl.constexpr):
-    """Load the codes of four elements a word, the first in the lowest bits.
+    """Load the codes of four elements per word, the first in the lowest bits.
 
     Words are uint32 (fours,), or uint64 above 8 bits. Bytes from `end` on are zero.
     """
@@ -101,7 +100,7 @@ def unscaled(
     HIGH: tl.constexpr,
     LOW: tl.constexpr,
 ):
-    """Return float32 (fours, 4) of words of codes [sign 1 | level]: values of a block of scale 1."""
+    """Return the values float32 (fours, 4) of words of codes [sign 1 | level], at scale 1."""
     column = tl.arange(0, 4)[None, :]
     code = (word[:, None] >> (column * BITS).to(word.dtype)).to(tl.uint32)
     level = code & ((1 << (BITS - 1)) - 1)
@@ -109,7 +108,7 @@ def unscaled(
     if POWERS:
         size = ((level + (127 - LEVELS)) << 23) | sign
         return tl.where(level != 0, size, 0).to(tl.float32, bitcast=True)
-    # +-(2^23 + level) -+ 2^23: a conversion would take longer; 0 has no sign
+    # +-(2^23 + level) -+ 2^23: faster than a conversion; 0 has no sign
     size = (level | sign | 0x4B000000).to(tl.float32, bitcast=True)
     size += (sign ^ 0xCB000000).to(tl.float32, bitcast=True)
     return quotient(size, LEVELS, HIGH, LOW)
@@ -131,7 +130,7 @@ def quotient(size, LEVELS: tl.constexpr, HIGH: tl.constexpr, LOW: tl.constexpr):
 def block_of(first, left, BLOCK: tl.constexpr):
     """Return the block of each four elements of the tile at `first`: (FOURS or 1, 1).
 
-    The tensor has `left` elements from there on.
+    The tensor has `left` elements from `first` on.
     """
     if BLOCK == 0:
         return tl.zeros([1, 1], tl.int64)
@@ -147,7 +146,7 @@ def dequantise_kernel(
     LEVELS: tl.constexpr, BITS: tl.constexpr, POWERS: tl.constexpr, HIGH: tl.constexpr, LOW: tl.constexpr,
     BLOCK: tl.constexpr, BASE3: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Add alpha * values of each message whose three flags are 0 to out, in their order."""
+    """Add alpha * values of each message without flags to out, in order."""
     tile = tl.program_id(0)
     segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
     left = remaining(tl.load(sizes_ptr + segment), first)

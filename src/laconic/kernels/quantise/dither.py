@@ -1,4 +1,4 @@
-"""Dither of many tensors at once in plain torch: the numbers of `dither24`, each tensor with its own key."""
+"""Dither of many tensors together in plain torch: equal to `dither24` of each tensor's key."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ LOWER_WORDS = (LOWER_KEY & LOW, LOWER_KEY >> 32)
 
 
 def dither(group: Tensor, keys: Tensor) -> Tensor:
-    """Elements [16 g, 16 g + 16) of a key's dither, int32 (..., 16), for groups g int64 (...).
+    """Return elements [16 g, 16 g + 16) of a key's dither, int32 (..., 16), for groups g int64 (...).
 
-    keys int64 (2, ...): low and high words, of a shape that broadcasts with `group`'s.
+    keys int64 (2, ...): low and high words, broadcast with `group`.
     """
     c0 = torch.stack([2 * group, 2 * group + 1, group], dim=-1)  # 8 halves of words, 8 more, and 16 bytes
     k0, k1 = (torch.stack([k, k, k ^ lower], dim=-1) for k, lower in zip(keys, LOWER_WORDS, strict=True))
@@ -26,13 +26,13 @@ def dither(group: Tensor, keys: Tensor) -> Tensor:
 
 
 def philox(counter: Tensor, k0: Tensor, k1: Tensor) -> tuple[Tensor, ...]:
-    """Four words, int64 below 2^32, of each counter below 2^62; its own key each."""
+    """Return four words, int64 below 2^32, of each counter below 2^62, each with its key."""
     c0, c1 = counter & LOW, counter >> 32
     c2, c3 = torch.zeros_like(counter), torch.zeros_like(counter)
     for _ in range(ROUNDS):
-        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]  # 64 bits, right though the sign wraps
+        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]  # 64 bits, correct although the sign wraps
         c0 = (p1 >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(LOW)
         c2 = (p0 >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(LOW)
         c1, c3 = p1.bitwise_and_(LOW), p0.bitwise_and_(LOW)
-        k0, k1 = k0 + WEYL[0], k1 + WEYL[1]  # their high bits are cut off above
+        k0, k1 = k0 + WEYL[0], k1 + WEYL[1]  # high bits are cut off above
     return c0, c1, c2, c3

@@ -1,4 +1,4 @@
-"""Kernels of the encoder in Triton: scale, dither, round and pack a tile."""
+"""Triton kernels of the encoder: scale, dither, round and pack a tile."""
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 from __future__ import annotations
@@ -11,13 +11,13 @@ from laconic.kernels.quantise.tile import ROWS, element, load_tile, remaining, s
 
 LOWER = tl.constexpr(LOWER_KEY - (1 << 64))
 INFINITE = tl.constexpr(0x7F800000)
-# values of SCALES: one scale a tensor, scales measured by the kernel, one scale a row of eight
+# values of SCALES: one scale per tensor, measured by the kernel, one per row of eight
 ONE_A_TENSOR, MEASURED, ONE_A_ROW = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
 def factors(scale, most):
-    """Return the two factors that make y of |x|: `reference.factors`."""
+    """See `reference.factors`."""
     enlarge = tl.where((scale > 0) & (scale < 8.673617379884035e-19), 1.2676506002282294e30, 1.0)
     z = scale * enlarge
     inv = tl.div_rn(most + tl.zeros_like(z), tl.where(scale == 0, 1.0, z))
@@ -85,7 +85,7 @@ def quantise_kernel(
     BLOCK: tl.constexpr, SCALES: tl.constexpr, UNPACKED: tl.constexpr,
     MASKED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Write the codes of a tile, or its signed levels; and its scales where SCALES is MEASURED."""
+    """Write the codes of a tile, or its signed levels; and its scales if SCALES is MEASURED."""
     tile = tl.program_id(0)
     segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
     left = remaining(tl.load(sizes_ptr + segment), first)
@@ -145,7 +145,7 @@ def quantise_kernel(
 
 @triton.jit
 def put_scales_kernel(wire_ptr, scales_ptr, heads_ptr, count, SIZE: tl.constexpr):
-    """Write scales float32 (count,) to the wire, each at its place."""
+    """Write scales float32 (count,) to their places in the wire."""
     number = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     inside = number < count
     bits = tl.load(scales_ptr + number, mask=inside, other=0.0).to(tl.int32, bitcast=True)[:, None]

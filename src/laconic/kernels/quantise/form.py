@@ -1,4 +1,4 @@
-"""Layout of a wire of levels, by its options, and the measure of its elements."""
+"""Layout of a message of levels, and how blocks are scaled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST = {"uniform": 32767, "powers": 127}  # levels: a code has 16 bits; 2^-126 i
 
 @dataclass(frozen=True)
 class Form:
-    """The options that encoder and decoder share. Raises `ValueError` for those that no wire can have."""
+    """Options that encoder and decoder share. Raises `ValueError` for impossible ones."""
 
     levels: int
     block: int = 0
@@ -37,33 +37,30 @@ class Form:
 
     @property
     def powers(self) -> bool:
-        """Whether levels are powers of 2."""
         return self.grid == "powers"
 
     @property
     def base3(self) -> bool:
-        """Whether five codes are a byte."""
         return self.packing == "base3"
 
     @property
     def bits(self) -> int:
-        """Bits of a code: its sign, and its level."""
+        """Bits of a code: sign and level."""
         return 1 + self.levels.bit_length()
 
     def blocks_in(self, n: int) -> int:
-        """Blocks of a tensor of n elements."""
+        """Return the number of blocks of a tensor of n elements."""
         return min(n, 1) if self.block == 0 else -(-n // self.block)
 
     def codes_nbytes(self, n: int) -> int:
-        """Return bytes of the codes of a tensor of n elements."""
+        """Return the bytes of the codes of a tensor of n elements."""
         return ternary_nbytes(n) if self.base3 else packed_nbytes(n, self.bits)
 
     def blocks(self, segments: Segments) -> int:
-        """Blocks of all tensors together."""
+        """Return the number of blocks of all tensors."""
         return _blocks(self, segments)
 
     def message_nbytes(self, segments: Segments) -> int:
-        """Return bytes of a message."""
         return _message_nbytes(self, segments)
 
 
@@ -79,10 +76,10 @@ def _message_nbytes(form: Form, segments: Segments) -> int:
 
 @dataclass(frozen=True)
 class Measure:
-    """The scale of each block, and the floor below which an element becomes 0.
+    """Scale of each block, and the floor below which an element becomes 0.
 
-    A scale is a norm, limited by `clip` standard deviations as `norms` says; or it is given. `unsigned`:
-    scales and floors are known not to be negative.
+    A scale is given, or a norm with the limit `clip` of `norms`. `unsigned`: scales and floors are known not
+    to be negative.
     """
 
     norm: str = "max"
@@ -101,11 +98,11 @@ class Measure:
 
     @property
     def number(self) -> int:
-        """The norm, as native code knows it."""
+        """Number of the norm in native code."""
         return NORMS.index(self.norm)
 
     def check(self, blocks: int) -> None:
-        """Raises `ValueError` unless scales and floors, where given, are float32 (B,) and not negative."""
+        """Raise `ValueError` unless given scales and floors are float32 (B,) and not negative."""
         for name, values in (("scales", self.scales), ("floors", self.floors)):
             if values is None:
                 continue

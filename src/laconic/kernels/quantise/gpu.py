@@ -1,4 +1,4 @@
-"""Quantisers in Triton: one launch a message for whole tiles, and one for the last tiles of the tensors."""
+"""Quantisers in Triton: one launch per message for whole tiles, one for the tensors' last tiles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ BLOCKS = tuple(1 << i for i in range(5, 13))  # block sizes measured while a til
 
 
 def norms(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor:
-    """Return float32 (B,): one norm a block."""
     device = x.device
     if not (form.block == 0 or form.block in BLOCKS) or (measure.clip and form.block) or 0 in segments.sizes:
         return reference.norms(x, segments, form, measure)
@@ -70,7 +69,6 @@ def norms(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor
 
 
 def quantise(x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure) -> Tensor:
-    """Return uint8 (m,): the wires of the tensors in their order."""
     if not serves(form, measure):
         return reference.quantise(x, segments, keys, form, measure)
     at = plan(segments, form, x.device).at
@@ -98,7 +96,6 @@ def quantise(x: Tensor, segments: Segments, keys: Sequence[int], form: Form, mea
 def quantise_levels(
     x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure
 ) -> tuple[Tensor, Tensor]:
-    """Return scales float32 (B,) and signed levels int32 (K,)."""
     if not serves(form, measure):
         return reference.quantise_levels(x, segments, keys, form, measure)
     levels = torch.empty(segments.numel, dtype=torch.int32, device=x.device)
@@ -116,7 +113,7 @@ def encode(
     x: Tensor, segments: Segments, keys: Sequence[int], form: Form,
     wire: Tensor | None, levels: Tensor | None, scales: Tensor | None, inside: bool,
 ) -> None:  # fmt: skip
-    """Write codes to the wire, or levels; and the scales, if they are measured `inside`."""
+    """Write codes to the wire, or levels; and the scales, if measured `inside` the kernel."""
     for_all = plan(segments, form, x.device)
     at, wide = for_all.at, aligned(for_all, x)
     flags = torch.zeros(len(segments), dtype=torch.int32, device=x.device)
@@ -141,7 +138,7 @@ def _not_finite(segments: Segments, number: int) -> Exception:
 def dequantise_messages_add_(
     wires: Sequence[Tensor], segments: Segments, out: Tensor, form: Form, alpha: float
 ) -> Tensor:
-    """Add alpha * values of each message to out, in order, and skip damaged messages."""
+    """Add alpha * values of each message to out, in order; skip damaged messages."""
     for_all = plan(segments, form, out.device)
     at, wide = for_all.at, aligned(for_all, out)
     for number, wire in enumerate(wires):
@@ -190,7 +187,7 @@ def dequantises(form: Form) -> bool:
 
 
 def damaged(form: Form, number: int) -> WireError:
-    """Return the error of flag `number`, three for each message."""
+    """Return the error of flag `number`, three per message."""
     message, kind = divmod(number, 3)
     error = WireError(
         (
@@ -208,19 +205,18 @@ def damaged(form: Form, number: int) -> WireError:
 def levels_add_(
     signed: Tensor, scales: Tensor, segments: Segments, out: Tensor, form: Form, alpha: float
 ) -> Tensor:
-    """Add alpha * values of signed levels int32 (K,) to out."""
     if form.block % 8:
         return reference.levels_add_(signed, scales, segments, out, form, alpha)
     return add_levels_(signed, 0, 0, scales, None, segments, out, form, alpha)
 
 
 def measured(form: Form, measure: Measure) -> bool:
-    """Return whether the scales are measured while a tile is quantised."""
+    """Return whether scales are measured while a tile is quantised."""
     return measure.scales is None and measure.norm == "max" and not measure.clip and form.block in BLOCKS
 
 
 def serves(form: Form, measure: Measure) -> bool:
-    """Return whether kernels serve it: no floors, and one scale for each row of eight."""
+    """Return whether kernels serve it: no floors, and one scale per row of eight."""
     return measure.floors is None and form.block % 8 == 0
 
 

@@ -1,4 +1,4 @@
-"""Kernels of the norms in Triton: parts of tensors are measured, then the parts of each tensor."""
+"""Triton kernels of the norms: parts of tensors are measured, then combined per tensor."""
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 from __future__ import annotations
@@ -9,7 +9,7 @@ import triton.language as tl
 from laconic.kernels.quantise.tile import ROWS, load_tile, remaining
 
 LARGEST, SQUARES, SIZES, MOMENTS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-WHAT = {"max": (0, 0), "l2": (1, 1), "mean": (2, 1)}  # a kernel's WHAT, and float64 numbers a part
+WHAT = {"max": (0, 0), "l2": (1, 1), "mean": (2, 1)}  # a kernel's WHAT, and float64 numbers per part
 
 
 @triton.jit
@@ -17,7 +17,7 @@ def blocks_kernel(
     x_ptr, sums_ptr, largest_ptr, segment_ptr, first_ptr, starts_ptr, sizes_ptr, first_out_ptr,
     BLOCK: tl.constexpr, WHAT: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Store the largest |x| (its bits), or a float64 sum of x^2 or |x|, for each run of BLOCK elements.
+    """Store the bits of the largest |x|, or a float64 sum of x^2 or |x|, per run of BLOCK elements.
 
     Moments are the largest, and the sums of x - x[0] and of its square (2,), with x[0] the tensor's first.
     """
@@ -52,7 +52,7 @@ def tensors_kernel(
     parts_ptr, largest_parts_ptr, sums_ptr, scales_ptr, first_part_ptr, counts_ptr,
     x_ptr, starts_ptr, sizes_ptr, clip, WHAT: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Store the sum or the largest of the parts of each tensor; for moments, `norms.limited_by`."""
+    """Store the sum or the largest of each tensor's parts; for moments, `norms.limited_by`."""
     segment = tl.program_id(0)
     count, first = tl.load(counts_ptr + segment), tl.load(first_part_ptr + segment)
     number = tl.arange(0, SIZE)

@@ -1,4 +1,4 @@
-"""Norms of all blocks at once in plain torch: rows of elements are reduced, then rows of the results."""
+"""Norms of all blocks together in plain torch: rows of elements are reduced, then rows of results."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from laconic.kernels.quantise.places import chunks, owners, places
 
 LARGEST = torch.finfo(torch.float32).max
 ROW = 128  # elements of a row of a long block
-LONGEST_ROW = 2048  # a block that is not longer is one row
+LONGEST_ROW = 2048  # a block up to this length is one row
 
-Fold = Callable[[Tensor], Tensor]  # rows (r, w) to what each gives, (r,)
+Fold = Callable[[Tensor], Tensor]  # reduces rows (r, w) to (r,)
 
 
 def norms(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor:
-    """Float32 (B,): one a block, not finite where an element is not."""
     blocks = blocks_of(x, segments, form)
     if not blocks.lengths:
         return x.new_empty(0)
@@ -35,7 +34,7 @@ def norms(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor
 
 
 def finished(value: Tensor) -> Tensor:
-    """Return the float32 next to each float64, which may be too large for one; NaN where it is not finite."""
+    """Round each float64 to float32, clamped to its range; NaN if not finite."""
     return torch.where(torch.isfinite(value), value.clamp(max=LARGEST), torch.nan).to(torch.float32)
 
 
@@ -52,7 +51,7 @@ def limited(blocks: Runs, largest: Tensor, clip: float) -> Tensor:
 def limited_by(
     first: Tensor, sizes: Tensor, largest: Tensor, total: Tensor, square: Tensor, clip: float
 ) -> Tensor:
-    """Return the largest, but at most `clip` population standard deviations, or the root mean square if more.
+    """Limit the largest to `clip` population standard deviations, or to the root mean square if that is more.
 
     total, square: float64 sums of x - first and of its square, 0 where all are equal.
     """
@@ -72,17 +71,16 @@ def sum_of(rows: Tensor) -> Tensor:
 
 
 def sum_and_square(rows: Tensor) -> Tensor:
-    """Return the sum and the sum of squares, added up together as one complex number."""
+    """Return the sum and the sum of squares as one complex number."""
     return torch.complex(rows.sum(dim=1), rows.square().sum(dim=1))
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of values (n,): `starts` and `sizes` int64 (B,).
+    """Runs of values (n,), with `starts` and `sizes` int64 (B,).
 
-    lengths: how many runs have which length, known to the host. dense: where the first begins, if each
-    follows the one before and only the last is shorter. shift (B,): subtracted from a run's values, in
-    double.
+    lengths: number of runs of each length, known to the host. dense: where the first begins, if runs are
+    adjacent and only the last is shorter. shift (B,): subtracted from a run's values, in float64.
     """
 
     values: Tensor
@@ -94,7 +92,6 @@ class Runs:
 
 
 def blocks_of(x: Tensor, segments: Segments, form: Form) -> Runs:
-    """Return the blocks of ranges of x."""
     at = places(segments, form, x.device)
     lengths: Counter[int] = Counter()
     for n in segments.sizes:
@@ -135,7 +132,7 @@ def rows_in(sizes: Tensor, width: int) -> Tensor:
 
 
 def rows_of(runs: Runs, width: int) -> Iterator[Tensor]:
-    """Rows (r, width) of all runs, some at a time; a run's last row ends in zeros."""
+    """Yield rows (r, width) of all runs in chunks; a run's last row is padded with zeros."""
     values, device = runs.values, runs.values.device
     longest, total = max(runs.lengths), sum(times * -(-n // width) for n, times in runs.lengths.items())
     counts = rows_in(runs.sizes, width)

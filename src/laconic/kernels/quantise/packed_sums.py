@@ -1,4 +1,4 @@
-"""Sums of levels in Triton: levels are packed, the packed levels of ranks are added up, and sums decoded."""
+"""Triton kernels that pack levels, add the packed levels of ranks, and decode sums."""
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 from __future__ import annotations
@@ -40,7 +40,7 @@ def packed_sum_kernel(
     wires_ptr, nbytes, ranks, sums_ptr, sums_nbytes, flags_ptr, n, most,
     BITS: tl.constexpr, SPAN: tl.constexpr, SUM_BITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Pack the sums over ranks of packed integers in 0..most. Flag r is set where rank r sent others."""
+    """Pack sums over ranks of packed integers in 0..most. Flag r is set if rank r sent others."""
     first = tl.program_id(0).to(tl.int64) * (ROWS * 8)
     at = element(ROWS)
     total = tl.zeros([ROWS, 8], tl.int32)
@@ -49,7 +49,7 @@ def packed_sum_kernel(
     wires_ptr += body
     for rank in range(ranks):
         code = load_codes(wires_ptr, at * BITS, end, BITS, SPAN, True)
-        beyond = (at >= left) & (code != 0)  # zero bits follow the last integer
+        beyond = (at >= left) & (code != 0)  # padding is zero
         if tl.max(tl.max((beyond | (code > most)).to(tl.int32), axis=1), axis=0) > 0:
             tl.store(flags_ptr + rank, 1)
         total += code
@@ -79,8 +79,8 @@ def levels_kernel(
 ):  # fmt: skip
     """Add alpha * values of levels to out.
 
-    Levels are int32 if BITS is 0, else packed codes level + zero in 0..2 zero. FRESH: out counts as 0 before.
-    In the last byte of codes, only the lowest `used` bits may be set.
+    Levels are int32 if BITS is 0, else packed codes level + zero in 0..2 zero. FRESH: overwrite out. Only the
+    lowest `used` bits of the last byte of codes may be set.
     """
     tile = tl.program_id(0)
     segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
@@ -103,7 +103,7 @@ def levels_kernel(
     else:
         byte, bit = (number * BITS) >> 3, ((number * BITS) & 7).to(tl.int32)
         stop = remaining(end, byte)
-        if BITS <= 14:  # four codes, from any bit on, lie in one word
+        if BITS <= 14:  # one word holds four codes, from any bit on
             SPAN: tl.constexpr = (4 * BITS + 14) // 8
             if BITS <= 6:  # noqa: SIM108
                 word = tl.zeros([FOURS, 1], tl.uint32)
@@ -133,7 +133,7 @@ def levels_kernel(
 
 
 def pack_levels(signed: Tensor, zero: int, bits: int) -> Tensor:
-    """Return levels int32 (n,) as packed codes level + zero of `bits` bits: uint8."""
+    """Pack levels int32 (n,) as codes level + zero of `bits` bits: uint8."""
     n = signed.numel()
     wire = torch.empty((n * bits + 7) // 8, dtype=torch.uint8, device=signed.device)
     if n:
@@ -144,7 +144,7 @@ def pack_levels(signed: Tensor, zero: int, bits: int) -> Tensor:
 
 
 def packed_sum(wires: Tensor, n: int, most: int, bits: int, sum_bits: int) -> tuple[Tensor, Tensor]:
-    """Return packed sums of wires uint8 (ranks, m) of packed integers, and a flag for each rank."""
+    """Return packed sums of wires uint8 (ranks, m) of packed integers, and a flag per rank."""
     ranks, nbytes = wires.shape
     sums = torch.empty((n * sum_bits + 7) // 8, dtype=torch.uint8, device=wires.device)
     flags = torch.zeros(ranks, dtype=torch.int32, device=wires.device)
@@ -163,7 +163,7 @@ def add_levels_(
 ) -> Tensor:  # fmt: skip
     """Add alpha * values of levels int32 (K,) to out, or of packed codes level + zero of `bits` bits.
 
-    fresh: out counts as 0 before.
+    fresh: overwrite out.
     """
     for_all = plan(segments, form, out.device)
     at, wide = for_all.at, aligned(for_all, out)

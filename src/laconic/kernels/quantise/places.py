@@ -1,4 +1,4 @@
-"""Positions of the elements, blocks and bytes of all tensors of a message: few operations serve all."""
+"""Positions of elements, blocks and bytes of all tensors of a message."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from laconic.kernels.quantise.form import Form
 from laconic.kernels.tiles import table
 
 GROUP = 16  # elements that share a counter of the finer dither, and fill whole bytes at any number of bits
-ELEMENTS = {"cpu": 1 << 16}  # elements of a chunk: on a CPU it stays in the cache
+ELEMENTS = {"cpu": 1 << 16}  # elements of a chunk: on a CPU it fits in the cache
 MANY = 1 << 23
 
 
 @dataclass(frozen=True)
 class Places:
-    """Tables int64 (s,), one entry a tensor. A unit is `unit` elements; each tensor is padded to whole units.
+    """Tables int64 (s,), one entry per tensor. Tensors are padded to whole units of `unit` elements.
 
-    `body_end` is one past the last byte of the codes. `tails` (t,) are the last bytes of the codes that are
-    not filled, and `tail_limits` the least values that such a byte cannot have.
+    `body_end` is one past the last byte of the codes. `tails` (t,) are the partly used last bytes of codes,
+    and `tail_limits` one more than their largest valid values.
     """
 
     unit: int
@@ -50,7 +50,6 @@ class Places:
 
 @lru_cache(maxsize=256)
 def places(segments: Segments, form: Form, device: torch.device) -> Places:
-    """Return the tables of a message of these segments."""
     unit = GROUP * (5 if form.base3 else 1)
     units = [-(-n // unit) for n in segments.sizes]
     blocks = [form.blocks_in(n) for n in segments.sizes]
@@ -86,18 +85,18 @@ def places(segments: Segments, form: Form, device: torch.device) -> Places:
 
 
 def sums(counts: Sequence[int]) -> list[int]:
-    """Return the sum of the counts before each."""
+    """Return exclusive running sums."""
     return [total - count for total, count in zip(np.cumsum([*counts]).tolist(), counts, strict=True)]
 
 
 def chunks(total: int, each: int, device: torch.device) -> Iterator[tuple[int, int]]:
-    """Ranges of up to `total` items of `each` elements that are processed at a time."""
+    """Return ranges of up to `total` items of `each` elements, to process at a time."""
     step = max(1, ELEMENTS.get(device.type, MANY) // each)
     return ((first, min(first + step, total)) for first in range(0, total, step))
 
 
 def owners(first: Tensor, counts: Tensor, begin: int, end: int) -> Tensor:
-    """The tensor of each item in [begin, end), int64; tensor i has `counts[i]` items from `first[i]` on."""
+    """Return the tensor of each item in [begin, end), int64; tensor i has `counts[i]` from `first[i]` on."""
     if len(counts) == 1:
         return torch.zeros(end - begin, dtype=torch.int64, device=first.device)
     inside = (first + counts).clamp(max=end) - first.clamp(min=begin)
@@ -106,7 +105,7 @@ def owners(first: Tensor, counts: Tensor, begin: int, end: int) -> Tensor:
 
 
 def device_keys(keys: Sequence[int], segments: Segments, device: torch.device) -> Tensor:
-    """Return the keys, one a segment, as the bits of int64 (s,) on a device."""
+    """Return one key per segment as the bits of int64 (s,) on a device."""
     return sent_to(checks.keys64(keys, len(segments)), device)
 
 

@@ -28,13 +28,12 @@ class Plan:
     at: Places
     tiles: tuple[tuple[int, bool, Tensor, Tensor], ...]  # count, masked, segment, first
     columns: int
-    aligned: bool  # each tensor begins at a multiple of 16 bytes if x does
+    aligned: bool  # if x does, each tensor begins at a multiple of 16 bytes
     inverse: tuple[float, float]
 
 
 @lru_cache(maxsize=512)
 def plan(segments: Segments, form: Form, device: torch.device) -> Plan:
-    """Return the plan of these tensors, which all calls share."""
     full, last = tiles(segments.sizes, TILE, device)
     return Plan(
         at=places(segments, form, device),
@@ -51,7 +50,7 @@ def plan(segments: Segments, form: Form, device: torch.device) -> Plan:
 
 @lru_cache(maxsize=512)
 def parts_of(segments: Segments, size: int, device: torch.device) -> Places:
-    """Return the tables of the runs of `size` elements that are measured first."""
+    """Return the tables of runs of `size` elements that are measured first."""
     return places(segments, Form(1, size), device)
 
 
@@ -71,7 +70,7 @@ def aligned(for_all: Plan, x: Tensor) -> bool:
 def inverse(levels: int, most: int) -> tuple[float, float]:
     """Return float32 high, low: k * high + k * low is k / levels for k = 0..most, bit for bit.
 
-    low = 0: k * high is enough. Both are 0 if no such factors exist, or if there are too many k to try.
+    low = 0: k * high is enough. Both are 0 if no such factors exist, or for too many k to try.
     """
     if not 0 < most < 1 << 15:
         return 0.0, 0.0
@@ -90,7 +89,7 @@ def inverse(levels: int, most: int) -> tuple[float, float]:
 
 @lru_cache(maxsize=512)
 def block_heads(segments: Segments, form: Form, device: torch.device) -> Tensor:
-    """Return the place of each block's scale in the wire: int64 (B,), shared: do not change it."""
+    """Return the place of each block's scale in the wire, int64 (B,). Cached: do not change it."""
     at: Places = places(segments, form, device)
     of = owners(at.first_block, at.block_counts, 0, at.blocks)
     inside = torch.arange(at.blocks, dtype=torch.int64, device=device) - at.first_block[of]
@@ -98,7 +97,7 @@ def block_heads(segments: Segments, form: Form, device: torch.device) -> Tensor:
 
 
 def one_buffer(wires: Sequence[Tensor]) -> tuple[Tensor, int]:
-    """Return the first message and the distance in bytes between messages, copied if the distances differ."""
+    """Return the first message and the distance in bytes between messages; copy if it is not constant."""
     places_ = [wire.data_ptr() for wire in wires]
     apart = places_[1] - places_[0] if len(wires) > 1 else 0
     if all(later - earlier == apart for earlier, later in pairwise(places_)):

@@ -1,4 +1,4 @@
-"""Quantisers in plain torch, all tensors at once: other kernels equal it, bit for bit given the scales."""
+"""Quantisers in plain torch, all tensors together; kernels equal it bit for bit given the scales."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from laconic.kernels.quantise.norms import norms as norms
 from laconic.kernels.quantise.places import GROUP, chunks, key_words, owners, places
 from laconic.kernels.quantise.units import Units, all_units, per_block
 
-ONE = 65536.0  # unit of y: native code works with fixed-point numbers of 16 bits behind the point
-TINY, ENLARGE = 2.0**-60, 2.0**100  # a block below TINY is enlarged, for 1 / scale to be a float
+ONE = 65536.0  # unit of y: native code uses fixed-point numbers with 16 fractional bits
+TINY, ENLARGE = 2.0**-60, 2.0**100  # a block below TINY is enlarged, so that 1 / scale is a float
 
 
 def not_finite(number: int, segments: Segments) -> NonFiniteError:
-    """Return the error for tensor `number` of a message."""
     return NonFiniteError(
         f"a quantiser has no level for NaN or Inf, but tensor {number} of the message "
         f"({segments.sizes[number]} elements), or its scale, holds them: skip such a step, as `compress` does"
@@ -30,12 +29,11 @@ def not_finite(number: int, segments: Segments) -> NonFiniteError:
 
 
 def quantise(x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure) -> Tensor:
-    """Return uint8 (m,): the wires of the tensors in their order."""
     at = places(segments, form, x.device)
     scales = checked_scales(x, segments, form, measure)
     wire = x.new_empty(
         at.nbytes + 1, dtype=torch.uint8
-    )  # the last byte takes what lies beyond a tensor's codes
+    )  # the last byte receives the codes past a tensor's end
     of = owners(at.first_block, at.block_counts, 0, at.blocks)
     heads = torch.arange(at.blocks, dtype=torch.int64, device=x.device) - at.first_block[of]
     heads = (at.head[of] + 4 * heads)[:, None] + torch.arange(4, dtype=torch.int64, device=x.device)
@@ -59,9 +57,8 @@ def quantise(x: Tensor, segments: Segments, keys: Sequence[int], form: Form, mea
 def quantise_levels(
     x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure
 ) -> tuple[Tensor, Tensor]:
-    """Return scales float32 (B,) and signed levels int32 (K,)."""
     scales = checked_scales(x, segments, form, measure)
-    signed = x.new_empty(segments.numel + 1, dtype=torch.int32)  # the last takes what lies beyond a tensor
+    signed = x.new_empty(segments.numel + 1, dtype=torch.int32)  # last: levels past a tensor's end
     for units, _, level in rounded(x, segments, keys, form, measure, scales):
         if units.alone:
             begin = units.begin * units.at.unit
@@ -131,7 +128,7 @@ def level_and_threshold(y: Tensor, form: Form) -> tuple[Tensor, Tensor]:
     """Return the level below y, and 2^24 times the probability of the next level: int32."""
     if form.powers:
         bits = y.view(torch.int32)
-        low = y * 2.0 ** (form.levels - 1)  # in the cell of 0, where it is less than ONE
+        low = y * 2.0 ** (form.levels - 1)  # below ONE in the cell of level 0
         above = bits >= (127 + 16 + 1 - form.levels) << 23
         level = torch.where(above, (bits >> 23) - (127 + 16 - form.levels), 0)
         threshold = torch.where(above, (bits & 0x7FFFFF) << 1, (low.clamp(max=ONE) * 256).to(torch.int32))
@@ -141,7 +138,7 @@ def level_and_threshold(y: Tensor, form: Form) -> tuple[Tensor, Tensor]:
 
 
 def values(signed: Tensor, scales: Tensor, form: Form) -> Tensor:
-    """Return the values float32 (n,) of signed levels, with one scale an element."""
+    """Return the values float32 (n,) of signed levels, with one scale per element."""
     if form.powers:
         bits = (127 + signed.abs() - form.levels) << 23
         size = torch.where(signed != 0, bits.view(torch.float32), 0.0)
@@ -153,7 +150,7 @@ def values(signed: Tensor, scales: Tensor, form: Form) -> Tensor:
 
 
 def dequantise_add_(wire: Tensor, segments: Segments, out: Tensor, form: Form, alpha: float) -> Tensor:
-    """Add alpha * values to out, after the whole wire was found valid."""
+    """Add after the whole wire was found valid."""
     at = places(segments, form, wire.device)
     if wire.numel() != at.nbytes:
         raise WireError(f"a message of {at.nbytes} bytes is expected, got {wire.numel()}")
@@ -212,7 +209,7 @@ def unpacked(units: Units, wire: Tensor, form: Form) -> tuple[Tensor, Tensor | N
 def levels_add_(
     signed: Tensor, scales: Tensor, segments: Segments, out: Tensor, form: Form, alpha: float
 ) -> Tensor:
-    """Add alpha * values to out, in two roundings: never one fused multiply-add."""
+    """Add in two roundings: never one fused multiply-add."""
     first = places(segments, form, out.device).first_element
     return add_(signed, first, scales, segments, out, form, alpha, None)
 
@@ -227,10 +224,10 @@ def add_(
     alpha: float,
     damaged: Tensor | None,
 ) -> Tensor:
-    """Add alpha * values to out, or nothing if `damaged`, bool (); levels of tensor i begin at `first[i]`."""
+    """Add alpha * values, or nothing if `damaged`, bool (); levels of tensor i begin at `first[i]`."""
     at, device = places(segments, form, out.device), out.device
     joined, alone = segments.joined, len(segments) == 1
-    in_order = first is at.first_element  # each tensor's levels follow those of the one before
+    in_order = first is at.first_element  # each tensor's levels follow those before it
     for begin, end in chunks(segments.numel, 1, device):
         levels = signed[begin:end]
         if alone:

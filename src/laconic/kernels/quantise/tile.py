@@ -37,7 +37,7 @@ def store_codes(
     wire_ptr, body, end, code,
     BITS: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr, rows: tl.constexpr,
 ):  # fmt: skip
-    """Store eight codes a row (rows, 8) as BITS bytes a row, from byte `body` up to `end`."""
+    """Store eight codes per row (rows, 8) as BITS bytes per row, from byte `body` up to `end`."""
     shift = tl.arange(0, 8)[None, :] * BITS
     column = tl.arange(0, COLUMNS)[None, :]
     if BITS <= 4:
@@ -64,7 +64,7 @@ def store_codes(
 
 @triton.jit
 def load_codes(wire_ptr, bit, end, BITS: tl.constexpr, SPAN: tl.constexpr, MASKED: tl.constexpr):
-    """Load codes int32 that begin at these bits int32, each in SPAN bytes; bytes from `end` on are zero."""
+    """Load codes int32 that begin at bits int32, each in SPAN bytes; bytes from `end` on are zero."""
     byte, shift = bit >> 3, bit & 7
     if SPAN == 1 and not MASKED:
         return (tl.load(wire_ptr + byte).to(tl.int32) >> shift) & ((1 << BITS) - 1)

@@ -1,4 +1,4 @@
-"""Units of 16 elements, or of 80 in base 3: parts of all tensors whose codes fill whole bytes."""
+"""Units of 16 elements, or of 80 in base 3, whose codes fill whole bytes."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Units:
 
     @property
     def inside(self) -> Tensor:
-        """Mask of the elements that are inside their tensor: bool (c, unit)."""
+        """Mask of elements inside their tensor: bool (c, unit)."""
         return self.position < self.at.sizes[self.of, None]
 
     def of_x(self, x: Tensor, segments: Segments) -> Tensor:
-        """Return the elements float32 (c, unit), and zeros beyond a tensor."""
+        """Return the elements float32 (c, unit), zeros past a tensor's end."""
         if self.alone:
             n, begin = segments.sizes[0], self.begin * self.at.unit
             part = x[segments.starts[0] + begin : segments.starts[0] + min(n, self.end * self.at.unit)]
@@ -60,14 +60,14 @@ class Units:
         return (first + per_block(self.position, form)).clamp(max=self.at.blocks - 1)
 
     def bytes_of(self) -> tuple[Tensor, Tensor]:
-        """Return the places of the codes' bytes in the wire, int64 (c, b), and a mask of bytes that exist."""
+        """Return the positions of the codes' bytes in the wire, int64 (c, b), and a mask of real ones."""
         columns = torch.arange(self.at.unit_nbytes, dtype=torch.int64, device=self.of.device)
         index = (self.at.body[self.of] + self.number * self.at.unit_nbytes)[:, None] + columns
         return index, index < self.at.body_end[self.of, None]
 
 
 def all_units(segments: Segments, form: Form, device: torch.device) -> Iterator[Units]:
-    """Yield all units of the tensors in chunks."""
+    """Yield all units in chunks."""
     at = places(segments, form, device)
     for begin, end in chunks(at.units, at.unit, device):
         of = owners(at.first_unit, at.unit_counts, begin, end)

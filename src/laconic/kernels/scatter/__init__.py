@@ -1,6 +1,6 @@
-"""Read and write chosen entries of a flat buffer, with every index checked before anything is written.
+"""Reads and writes of chosen entries of a flat buffer; all indices are checked before any write.
 
-Indices int32 (K,) count from the start of their segment; counts int64 (s,) say how many belong to each.
+Indices int32 (K,) count from the start of their segment; counts int64 (s,) are the indices per segment.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def gather(x: Tensor, segments: Segments, indices: Tensor, counts: Tensor) -> Te
 def scatter_add_(
     out: Tensor, segments: Segments, indices: Tensor, counts: Tensor, values: Tensor, alpha: float = 1.0
 ) -> Tensor:
-    """out[index] += alpha * value, in place. `WireError`, before any write, for an index out of range."""
+    """Add alpha * value at each index, in place. Raises `WireError`, before any write, for a bad index."""
     checks.buffer("out", out, segments)
     checks.chosen(indices, counts, segments)
     checks.flat("values", values)
@@ -48,9 +48,9 @@ def scatter_add_(
 def scatter_scale_(
     out: Tensor, where: Tensor, segments: Segments, indices: Tensor, counts: Tensor, factor: float
 ) -> Tensor:
-    """out[index] *= factor, in place, if where[index] is not 0, for float32 (n,).
+    """Multiply `out` by factor at each index where `where` is not 0, in place; float32 (n,).
 
-    `WireError`, before any write, for an index out of range.
+    Raises `WireError`, before any write, for a bad index.
     """
     checks.buffer("out", out, segments)
     checks.buffer("where", where, segments)
@@ -62,7 +62,7 @@ def scatter_scale_(
 
 
 def scatter_zero_(out: Tensor, segments: Segments, indices: Tensor, counts: Tensor) -> Tensor:
-    """out[index] = 0, in place. `WireError`, before any write, for an index out of range."""
+    """Zero `out` at each index, in place. Raises `WireError`, before any write, for a bad index."""
     checks.buffer("out", out, segments)
     checks.chosen(indices, counts, segments)
     if (native := dispatch.native(out, indices)) is not None:
@@ -72,7 +72,7 @@ def scatter_zero_(out: Tensor, segments: Segments, indices: Tensor, counts: Tens
 
 
 def flat_positions(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Return the positions int64 (K,) of chosen entries in the flat buffer. The indices are not checked.
+    """Return the flat positions int64 (K,) of chosen entries. Indices are not checked.
 
     >>> indices, counts = torch.tensor([1, 0], dtype=torch.int32), torch.tensor([1, 1])
     >>> flat_positions(indices, counts, Segments((0, 3), (3, 2))).tolist()

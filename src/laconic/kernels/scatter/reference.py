@@ -1,4 +1,4 @@
-"""Read and write chosen entries in plain torch."""
+"""Reads and writes of chosen entries in plain torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from laconic.kernels.entropy.tables import expanded, uploaded
 
 
 def flat_positions(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Return positions int64 (K,) in the flat buffer; the indices are not checked."""
     if not indices.numel():
         return indices.to(torch.int64)
     given = counts.numpy()
@@ -24,9 +23,9 @@ def flat_positions(indices: Tensor, counts: Tensor, segments: Segments) -> Tenso
 
 
 def positions(indices: Tensor, counts: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
-    """Return positions int64 (K,) in the flat buffer; and whether an index is outside its segment, bool ().
+    """Return flat positions int64 (K,), and whether an index is outside its segment, bool ().
 
-    On the CPU that raises `WireError`. On another device the error may come later, and positions are 0.
+    In that case the CPU raises `WireError`. On another device the error may come later, and positions are 0.
     """
     if not indices.numel():
         return indices.to(torch.int64), torch.zeros((), dtype=torch.bool, device=indices.device)
@@ -49,14 +48,12 @@ OUTSIDE = "an index lies outside its tensor"
 
 
 def gather(x: Tensor, segments: Segments, indices: Tensor, counts: Tensor) -> Tensor:
-    """Return the chosen entries, float32 (K,)."""
     return x.index_select(0, positions(indices, counts, segments)[0])
 
 
 def scatter_add_(
     out: Tensor, segments: Segments, indices: Tensor, counts: Tensor, values: Tensor, alpha: float
 ) -> Tensor:
-    """out[index] += alpha * value."""
     places, wrong = positions(indices, counts, segments)
     scaled = values * alpha
     if not wrong.is_cpu:
@@ -67,7 +64,6 @@ def scatter_add_(
 def scatter_scale_(
     out: Tensor, where: Tensor, segments: Segments, indices: Tensor, counts: Tensor, factor: float
 ) -> Tensor:
-    """out[index] *= factor if where[index] is not 0."""
     places, wrong = positions(indices, counts, segments)
     old = out.index_select(0, places)
     unchanged = (where.index_select(0, places) == 0).logical_or_(wrong)
@@ -75,7 +71,6 @@ def scatter_scale_(
 
 
 def scatter_zero_(out: Tensor, segments: Segments, indices: Tensor, counts: Tensor) -> Tensor:
-    """out[index] = 0."""
     places, wrong = positions(indices, counts, segments)
     if wrong.is_cpu:
         return out.index_fill_(0, places, 0.0)

@@ -1,7 +1,7 @@
-"""Choose entries of each segment: the largest, those above a threshold, or random ones.
+"""Selection of entries of each segment: the largest, those above a threshold, or random ones.
 
-Each returns indices int32 (K,), counted from the start of their segment, ascending, segment by segment; and
-counts int64 (s,), how many belong to each. Zeros and NaN are never chosen by value.
+All return indices int32 (K,), ascending from the start of each segment, and counts int64 (s,) per segment.
+Zeros and NaN are never chosen by value.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from laconic.kernels import checks, dispatch
 from laconic.kernels.select import reference
 from laconic.kernels.select.sample import dgc_sampling, exact_sampling, sample_offsets, sampling
 
-MOST_PADDED = 1 << 17  # entries that are selected without a wait
+MOST_PADDED = 1 << 17  # entries selected without synchronisation
 
 
 def _room(ks: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """Empty indices (the most there can be) and counts."""
+    """Return empty indices, as many as possible, and counts."""
     most = int(torch.minimum(ks, sizes).clamp_(min=0).sum())
     return torch.empty(most, dtype=torch.int32, device="cpu"), torch.empty(
         ks.numel(), dtype=torch.int64, device="cpu"
@@ -30,7 +30,7 @@ def _room(ks: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def topk(x: Tensor, segments: Segments, ks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ks[i] largest |x| of each segment, exactly; the lower index first among equals.
+    """Select the ks[i] largest |x| of each segment, exactly; the lower index first among equals.
 
     >>> x, halves = torch.tensor([1.0, -3.0, 0.0, 2.0]), Segments((0, 2), (2, 2))
     >>> indices, counts = topk(x, halves, torch.tensor([1, 2]))
@@ -62,14 +62,12 @@ def sampled_topk(
     lower: float = 0.8,
     rounds: int = 10,
 ) -> tuple[Tensor, Tensor]:
-    """DGC's selection: a threshold from a sample, lowered until enough pass it, then top-k among these.
+    """Select as DGC does: threshold from a sample, lowered until enough pass, then top-k among these.
 
-    The sample is strided, from a random start that follows from the segment's key. The threshold t is the
-    ceil(m * density)-th largest of the m sampled |x|. While fewer than lower * k pass, t *= lower, `rounds`
-    times at most, and then the selection is exact. Where more than k pass, the k largest of them are kept:
-    since all of the top k are among them, that is the exact top k. (So the upper bound of the release code,
-    above which it raises t or selects again, has nothing left to do, and is not an argument.) A segment of at
-    most ceil(2 / density) elements is always exact.
+    The sample is strided from a random start given by the segment's key. The threshold t is the ceil(m *
+    density)-th largest of m sampled |x|. While fewer than lower * k pass, t *= lower, at most `rounds` times;
+    after that the selection is exact. If more than k pass, the k largest are the exact top k, so the release
+    code's upper bound is not needed. Segments of at most ceil(2 / density) elements are always exact.
     """
     checks.addressable(segments.sizes)
     checks.buffer("x", x, segments)
@@ -99,9 +97,10 @@ def padded_topk(
     lower: float = 0.8,
     rounds: int = 10,
 ) -> Padded | None:
-    """Select as `sampled_topk` does, and leave the counts on the GPU; None if no kernel supports it.
+    """Select as `sampled_topk` and leave the counts on the GPU.
 
-    Also None for so large a number of entries that a wait does not matter.
+    Returns None without a kernel, and for more entries than `MOST_PADDED`, where synchronisation does not
+    matter.
     """
     if not dispatch.gpu(x) or not segments.numel or ks.numpy().sum() > MOST_PADDED:
         return None
@@ -115,7 +114,7 @@ def padded_topk(
 
 
 def above(x: Tensor, segments: Segments, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """Every entry with |x| >= threshold[i], float32 (s,), that is not zero.
+    """Select every nonzero entry with |x| >= threshold[i], float32 (s,).
 
     >>> indices, _ = above(torch.tensor([1.0, -3.0, 0.0]), Segments.whole(3), torch.tensor([1.0]))
     >>> indices.tolist()
@@ -138,13 +137,11 @@ def above(x: Tensor, segments: Segments, threshold: Tensor) -> tuple[Tensor, Ten
         k = native.above(x, segments, threshold, indices, counts)
         if k <= indices.numel():
             return indices[:k], counts
-        indices = torch.empty(
-            k, dtype=torch.int32, device="cpu"
-        )  # more than was guessed: a second pass, with room for all
+        indices = torch.empty(k, dtype=torch.int32, device="cpu")  # second pass with room for all
 
 
 def random_indices(sizes: Tensor, ks: Tensor, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """ks[i] distinct positions of [0, sizes[i]), ascending, that follow from the key alone; O(k log k) work.
+    """Draw ks[i] distinct positions of [0, sizes[i]), ascending, from the key alone; O(k log k) work.
 
     >>> indices, counts = random_indices(torch.tensor([100]), torch.tensor([3]), (7,))
     >>> indices.tolist() == sorted(set(indices.tolist())), counts.tolist()

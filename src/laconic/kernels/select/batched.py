@@ -1,6 +1,6 @@
-"""Selection in plain torch for tensors on a GPU: all segments at once, and one wait of the host.
+"""Selection in plain torch on a GPU without Triton: all segments together, one wait of the host.
 
-It serves where Triton is missing. See `reference` for the meaning.
+`reference` specifies it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ Chosen = tuple[Tensor, Tensor]
 
 
 def above(x: Tensor, segments: Segments, threshold: Tensor) -> Chosen:
-    """Select |x| >= threshold, and not zero."""
     levels = levels_of(threshold).view(-1, 1).to(x.device, non_blocking=True)
     needs = (0,) * len(segments)
     return _reaching(magnitudes(_packed(x, segments)), segments, levels, needs, segments.sizes)
 
 
 def sampled(x: Tensor, segments: Segments, plan: Sampling, offsets: Tensor | None, lower: float) -> Chosen:
-    """Select by a threshold from a sample of each segment, whose start `offsets` int64 (s,) moves."""
+    """Select by a threshold from a sample of each segment; `offsets` int64 (s,) moves its start."""
     bits = magnitudes(_packed(x, segments))
     level = _thresholds(bits, segments, plan, offsets)
     values = [level.view(torch.float32)]
@@ -94,7 +93,7 @@ def _reaching(
 
 
 def _where(mask: Tensor, count: int, values: Tensor) -> Tensor:
-    """Return the `count` values where the mask is set. Boolean indices would make the host wait."""
+    """Return the `count` values where the mask is set. Boolean indexing would make the host wait."""
     places = torch.where(mask, mask.cumsum(0) - 1, count)
     return values.new_empty(count + 1).scatter_(0, places, values)[:count]
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
-"""Selection on a GPU: x is read twice, once to count what reaches each level and once to write positions.
+"""Selection on a GPU: one pass over x counts entries that reach each level, another writes positions.
 
 The host waits once, for the numbers of entries, or leaves them on the GPU (`padded`).
 """
@@ -30,25 +30,22 @@ from laconic.kernels.select.triton_kernels import (
 from laconic.kernels.tiles import table, tiles
 
 TILE = 4096
-STEP = 4096  # entries that one step of a program of a segment reads
-BLOCK = 1024  # tiles that one step of `pick_kernel` reads
-SPARE = 4096  # entries of room for candidates, besides those that are likely
+STEP = 4096  # entries per step of a segment's program
+BLOCK = 1024  # tiles per step of `pick_kernel`
+SPARE = 4096  # room for candidates, in addition to likely ones
 Chosen = tuple[Tensor, Tensor]
 
 
 def topk(x: Tensor, segments: Segments, plan: Sampling) -> Chosen:
-    """Select the largest |x| of each segment, exactly."""
     return _counted(lambda room: padded(x, segments, plan, None, 0.8, room))
 
 
 def sampled_topk(x: Tensor, segments: Segments, plan: Sampling, keys: Tensor, lower: float) -> Chosen:
-    """Select by a threshold from a sample of each segment, whose start follows from its key int64 (s,)."""
     drawn = sent_to(keys, x.device)
     return _counted(lambda room: padded(x, segments, plan, drawn, lower, room))
 
 
 def above(x: Tensor, segments: Segments, threshold: Tensor) -> Chosen:
-    """Select |x| >= threshold, and not zero."""
     levels = sent_to(levels_of(threshold).view(-1, 1), x.device)
     plan, guess = _fixed(segments, x.device, 1, (0,) * len(segments), segments.sizes), segments.numel // 16
     return _counted(lambda room: _reaching(x, plan, levels, room or guess + SPARE))
@@ -57,7 +54,7 @@ def above(x: Tensor, segments: Segments, threshold: Tensor) -> Chosen:
 def padded(
     x: Tensor, segments: Segments, sampling: Sampling, keys: Tensor | None, lower: float, room: int = 0
 ) -> Padded:
-    """Select without a wait. Samples start where keys int64 (s,) on the device say, or at the first entry."""
+    """Select without a wait. Keys int64 (s,) on the device decide where samples start; None: at 0."""
     num = sampling.rounds + 2
     plan = _fixed(segments, x.device, num, sampling.needs, sampling.ks)
     levels = torch.empty((len(segments), num), dtype=torch.int32, device=x.device)
@@ -106,7 +103,7 @@ def _reaching(x: Tensor, plan: Plan, levels: Tensor, room: int) -> Padded:
 
 @dataclass(frozen=True)
 class Plan:
-    """Tables of the segments on a device, and the launches for their whole tiles and for the last ones."""
+    """Tables of the segments on a device, and launches for whole tiles and last ones."""
 
     num: int
     num_tiles: int

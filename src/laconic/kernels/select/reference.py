@@ -1,9 +1,9 @@
-"""Selection on the bits of |x|: the native kernels and those for a GPU must equal it.
+"""Selection by the bits of |x|, which native and GPU kernels equal.
 
-For floats that are not NaN, the bits of |x| read as an integer order like |x| itself: exact, denormals
-included, in any rounding or flush mode. NaN becomes 0, and 0 is never chosen.
+For floats that are not NaN, the bits of |x| as integers have the order of |x|: exact, including denormals, in
+any rounding or flush mode. NaN becomes 0, and 0 is never chosen.
 
-On a CPU numpy does the work, whose sort and partition are several times as fast as torch's.
+On a CPU, numpy sorts and partitions several times as fast as torch.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ Ints = np.ndarray[Any, np.dtype[Any]]
 
 
 def topk(x: Tensor, segments: Segments, plan: Sampling) -> Chosen:
-    """Select the plan's `ks` largest |x| of each segment, exactly."""
     return sampled_topk(x, segments, plan, None, 0.8)
 
 
 def sampled_topk(
     x: Tensor, segments: Segments, plan: Sampling, offsets: Tensor | None, lower: float
 ) -> Chosen:
-    """Select by a threshold from a sample of each segment; see `laconic.kernels.sampled_topk`."""
+    """See `laconic.kernels.sampled_topk`."""
     if not x.is_cpu:
         return batched.sampled(x, segments, plan, offsets, lower)
     bits, sizes = _bits(x, segments), np.array(segments.sizes, dtype=np.int64)
@@ -43,7 +42,7 @@ def sampled_topk(
     entries = _collect(bits, sizes, levels[likely])
     floors, found = _pick(entries, levels[: likely + 1], needs)
     short = (found < needs) & (floors > 1)
-    if short.any():  # their levels are lowered further; all others stay
+    if short.any():  # lower the levels of these; the others stay
         levels = [np.where(short, level, floors) for level in levels]
         entries = _collect(bits, sizes, levels[-1])
         floors, found = _pick(entries, levels, needs)
@@ -51,7 +50,6 @@ def sampled_topk(
 
 
 def above(x: Tensor, segments: Segments, threshold: Tensor) -> Chosen:
-    """Select |x| >= threshold, and not zero."""
     if not x.is_cpu:
         return batched.above(x, segments, threshold)
     floors = levels_of(threshold).numpy()
@@ -61,7 +59,7 @@ def above(x: Tensor, segments: Segments, threshold: Tensor) -> Chosen:
 
 @dataclass(frozen=True)
 class Entries:
-    """Entries that reach a level: ascending positions in the packed segments, bits, and counts by segment."""
+    """Entries that reach a level: ascending positions in the packed segments, bits, counts by segment."""
 
     positions: Ints
     bits: Ints
@@ -69,7 +67,7 @@ class Entries:
 
 
 def _bits(x: Tensor, segments: Segments) -> Ints:
-    """Return the bits of |x| of the packed segments, int32 (n,); those of NaN stay."""
+    """Return the bits of |x| of the packed segments, int32 (n,); NaN bits stay."""
     views = segments.joined.views(x)
     packed = views[0] if len(views) == 1 else torch.cat(views) if views else x[:0]
     return (packed.view(torch.int32) & MAGNITUDE).numpy()
@@ -113,7 +111,7 @@ def _collect(bits: Ints, sizes: Ints, floors: Ints) -> Entries:
 
 
 def _pick(entries: Entries, levels: list[Ints], needs: Ints) -> tuple[Ints, Ints]:
-    """Return the first level of each segment that enough entries reach, else the last; and how many do."""
+    """Return each segment's first level that enough entries reach, else the last; and how many reach it."""
     floors, found = levels[-1].copy(), entries.counts.copy()
     left = np.ones(len(needs), dtype=np.bool_)
     for level in levels[:-1]:
@@ -135,7 +133,7 @@ def _counts(mask: Any, counts: Ints) -> Ints:
 
 
 def _largest(entries: Entries, floors: Ints, found: Ints, segments: Segments, ks: tuple[int, ...]) -> Chosen:
-    """Return of the entries that reach their floor the ks largest of each segment, the first among equals."""
+    """Return the ks largest entries of each segment, the first among equals."""
     kept = np.minimum(found, np.array(ks, dtype=np.int64))
     positions, counts = entries.positions, entries.counts
     if kept.sum() < len(positions):
@@ -156,7 +154,7 @@ def _largest(entries: Entries, floors: Ints, found: Ints, segments: Segments, ks
 
 
 def _tensor(values: Ints, dtype: torch.dtype) -> Tensor:
-    """Return these values as a tensor. That of `from_numpy` has stride 0 for a single value."""
+    """Convert to a tensor. `from_numpy` would give a single value stride 0."""
     made = torch.empty(len(values), dtype=dtype, device="cpu")
     made.numpy()[:] = values
     return made
@@ -173,7 +171,7 @@ def _mixed(word: Tensor) -> Tensor:
 
 
 def permuted(position: Tensor, key: int, n: int) -> Tensor:
-    """A keyed permutation of [0, n), applied to int64 positions: a Feistel network, walked until below n."""
+    """Permute int64 positions of [0, n) by a key: a Feistel network, repeated until below n."""
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     round_keys = philox.words(key, FEISTEL_ROUNDS).tolist()
@@ -191,8 +189,6 @@ def permuted(position: Tensor, key: int, n: int) -> Tensor:
 
 
 def random_indices(sizes: Tensor, ks: Tensor, keys: Tensor) -> Chosen:
-    """k distinct positions of [0, n), from the key alone."""
-
     def part(n: int, k: int, key: int) -> Tensor:
         if k <= 0 or n <= 0:
             return torch.empty(0, dtype=torch.int64, device="cpu")

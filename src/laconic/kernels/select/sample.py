@@ -1,6 +1,6 @@
-"""Samples from which thresholds are estimated, for the exact top-k and for DGC's.
+"""Samples that estimate thresholds, for the exact top-k and for DGC's.
 
-DGC: Lin et al. 2018, arXiv:1712.01887; the geometry is that of its release code.
+DGC: Lin et al. 2018, arXiv:1712.01887; the geometry follows its release code.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from laconic.kernels.philox.reference import LOW, MULTIPLIERS, ROUNDS, WEYL
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 MAGNITUDE = 0x7FFFFFFF
 INFINITY = 0x7F800000
-SMALL = 1024  # of a shorter segment all entries are looked at
+SMALL = 1024  # shorter segments are not sampled
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Samples of s segments, and which entries are selected from those that reach a threshold.
+    """Samples of s segments, and how entries are selected by a threshold.
 
-    The threshold t of a segment is the `ranks`-th largest of its `samples`, `strides` apart. Entries are
-    selected that reach the first of t, t lower, ..., t lower^rounds that at least `needs` reach, or else all
-    that are not zero; of these the `ks` largest. A rank of 0 stands for all entries, one of -1 for none.
+    The threshold t of a segment is the `ranks`-th largest of its `samples`, `strides` apart. Selected are the
+    `ks` largest entries above the first of t, t lower, ..., t lower^rounds that at least `needs` reach, or
+    else of all nonzero ones. Rank 0 stands for all entries, -1 for none.
     """
 
     strides: tuple[int, ...]
@@ -40,15 +40,15 @@ class Sampling:
 
 
 def geometry(n: int, density: float, ratio: float) -> tuple[int, int, int]:
-    """Stride, number of samples m and rank in the sample of the threshold; stride 0 says: select exactly.
+    """Return stride, number of samples m and the threshold's rank in the sample; stride 0: select exactly.
 
-    At least ceil(ratio * n) and ceil(2 / density) samples, so that two of them are expected above the
-    threshold. The stride is odd, one more than a multiple of 8: no power-of-two layout aliases with it.
+    There are at least ceil(ratio * n) and ceil(2 / density) samples, so that two are expected above the
+    threshold. The stride is one more than a multiple of 8, so that no power-of-two layout aliases with it.
 
     >>> geometry(25_000_000, 0.001, 0.01)
     (97, 257731, 258)
     """
-    need = math.ceil(min(2 / density, n))  # of a density near 0 it is beyond all numbers
+    need = math.ceil(min(2 / density, n))  # 2 / density is infinite near density 0
     if n <= need:
         return 0, 0, 0
     wanted = max(math.ceil(n * ratio), need)
@@ -61,7 +61,7 @@ def geometry(n: int, density: float, ratio: float) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=256)
 def sampling(sizes: tuple[int, ...], density: float, ratio: float) -> tuple[Tensor, Tensor, Tensor]:
-    """`geometry` of each size: strides, samples and ranks, int64 (s,)."""
+    """Return strides, samples and ranks of `geometry` for each size, int64 (s,)."""
     rows = [geometry(n, density, ratio) for n in sizes]
     columns = list(zip(*rows, strict=True)) if rows else [(), (), ()]
     strides, samples, ranks = (torch.tensor(column, dtype=torch.int64, device="cpu") for column in columns)
@@ -83,9 +83,9 @@ def dgc_sampling(
 
 @lru_cache(maxsize=256)
 def exact_sampling(sizes: tuple[int, ...], ks: tuple[int, ...]) -> Sampling:
-    """Return samples that find at least k entries of each size nearly always, and seldom many more.
+    """Return samples that nearly always find at least k entries, and seldom many more.
 
-    The number of samples among the top k is about e = m k / n, give or take sqrt(e).
+    About e = m k / n samples are among the top k, give or take sqrt(e).
     """
     rows = []
     for n, k in zip(sizes, ks, strict=True):
@@ -104,7 +104,7 @@ def _sampling(rows: list[tuple[int, int, int, int, int]], rounds: int) -> Sampli
 
 
 def sample_offsets(plan: Sampling, keys: Tensor) -> Tensor:
-    """Return where the sample of each segment starts, int64 (s,): below its stride, from its key int64 (s,).
+    """Return where each segment's sample starts, int64 (s,), below its stride, from its key int64 (s,).
 
     >>> sample_offsets(dgc_sampling((10_000,), (100,), 0.01, 0.01, 0.8, 10), torch.tensor([7]))
     tensor([46])
@@ -127,7 +127,7 @@ def _first_words(keys: Words) -> Words:
 
 
 def levels_of(threshold: Tensor) -> Tensor:
-    """Return thresholds float32 (s,) as bits int32 (s,), 1 at least: zeros are never selected."""
+    """Return thresholds float32 (s,) as bits int32 (s,), at least 1: zeros are never selected."""
     return magnitudes(threshold).clamp_(min=1)
 
 
@@ -135,8 +135,9 @@ def levels_of(threshold: Tensor) -> Tensor:
 def sample_tables(
     sizes: tuple[int, ...], plan: Sampling, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return positions of all samples, and their segments; where each threshold is among the sorted samples;
-    and the level int32 (s,) of segments without a sample, 0 for others.
+    """Return tables of samples: positions, segments, each threshold's place among sorted samples, levels.
+
+    Levels int32 (s,) are those of segments without a sample, 0 for others.
     """
     places, of, at, fixed = [], [], [], []
     start = taken = 0

@@ -1,11 +1,11 @@
 # mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
-"""Kernels of selection in Triton.
+"""Triton kernels of selection.
 
-    levels    a program a segment    a threshold from its sample, and the lower ones that may be tried
-    count     a program a tile       entries of the tile that reach each level
-    pick      a program a segment    the first level that enough entries reach; where each tile writes
-    compact   a program a tile       positions and values that reach the level, ascending
-    trim      a program a segment    where more than k reach it, the k largest
+    levels    per segment    threshold from its sample, and lower ones to try
+    count     per tile       entries that reach each level
+    pick      per segment    first level that enough entries reach; where each tile writes
+    compact   per tile       positions and values that reach the level, ascending
+    trim      per segment    the k largest, if more than k reach it
 
 Each program writes a separate range.
 """
@@ -23,7 +23,6 @@ INFINITY = tl.constexpr(0x7F800000)
 
 @triton.jit
 def magnitude(x):
-    """Return the bits of |x|, 0 for NaN."""
     bits = x.to(tl.int32, bitcast=True) & MAGNITUDE
     return tl.where(bits > INFINITY, 0, bits)
 
@@ -85,7 +84,7 @@ def levels_kernel(
 def load_tile(
     x, starts, sizes, segments, firsts, TILE: tl.constexpr, ALIGNED: tl.constexpr, WHOLE: tl.constexpr
 ):
-    """Return the segment of this program, the first of its elements, and these."""
+    """Return this program's segment, its first element, and its values."""
     segment = tl.load(segments + tl.program_id(0)).to(tl.int64)
     first = tl.load(firsts + tl.program_id(0))
     start = tl.load(starts + segment) + first
@@ -147,7 +146,7 @@ def pick_kernel(
     row, end = tl.load(rows + segment), tl.load(rows + segment + 1)
     need = tl.load(needs + segment)
     chosen = LEVELS - 1
-    for j in tl.static_range(LEVELS - 2, -1, -1):  # the first that enough reach, so the last that is set
+    for j in tl.static_range(LEVELS - 2, -1, -1):  # the last one set is the first level that enough reach
         total = tl.zeros([BLOCK], tl.int32)
         for at in range(row, end, BLOCK):
             lane = at + tl.arange(0, BLOCK)

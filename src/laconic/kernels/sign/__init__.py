@@ -1,4 +1,4 @@
-"""Signs, one bit each, and mean magnitudes, one float a block: written and read in one pass over memory."""
+"""Sign bits and a mean magnitude per block, written and read in one pass over memory."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from laconic.kernels.sign import reference
 
 
 def sign_bytes(n: int) -> int:
-    """Return bytes of n sign bits: ceil(n / 8)."""
     return (n + 7) // 8
 
 
 def sign_nbytes(n: int, block: int) -> int:
-    """Bytes of the wire of n elements: 4 for each block's mean, then the signs. Block 0 is the whole."""
+    """Return the bytes of n elements: 4 per block mean, then the signs. Block 0 is the whole tensor."""
     return 4 * (-(-n // block) if block else min(n, 1)) + sign_bytes(n)
 
 
 def sign_encode(x: Tensor, segments: Segments, block: int = 0, keys: Sequence[int] | None = None) -> Tensor:
-    """The segments' wires, one after the other, each [mean |x| float32 (blocks,) | sign bits, full bytes].
+    """Encode the segments, one after the other, each [mean |x| float32 (blocks,) | sign bits, full bytes].
 
-    Sums are in float64 in an order of the implementation's own: the reference's means are within 1 ulp of the
-    native ones, which are equal on every target. `NonFiniteError` for NaN or Inf. With a key a segment, the
-    sign of entry i where x is 0 is bit i of the key's `philox`; without, it is the sign of that zero.
+    Sums are in float64: native means are equal on every target, and the reference is within 1 ulp. With a key
+    per segment, the sign of entry i where x is 0 is bit i of the key's `philox`; without, it is the sign of
+    that zero. Raises `NonFiniteError` for NaN or Inf.
 
     >>> sign_encode(torch.tensor([1.0, -3.0]), Segments.whole(2)).tolist()  # 2.0, then 0b10
     [0, 0, 0, 64, 2]
@@ -59,10 +58,9 @@ def sign_encode(x: Tensor, segments: Segments, block: int = 0, keys: Sequence[in
 
 
 def sign_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0, block: int = 0) -> Tensor:
-    """out += alpha * mean, or -= where the sign bit is set, on the segments, in place.
+    """Add alpha * mean to `out`, subtract where the sign bit is set, on the segments, in place.
 
-    `WireError`, before any write, for means that are negative or not finite, padding that is not zero, and
-    wrong lengths.
+    Raises `WireError`, before any write, for negative or non-finite means, nonzero padding and wrong lengths.
     """
     _check_message(wire, segments, out, block)
     if (native := dispatch.native(wire, out)) is not None:
@@ -76,7 +74,6 @@ def sign_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0,
 
 
 def on_gpu(block: int, *tensors: Tensor) -> bool:
-    """Return whether Triton kernels serve these tensors in blocks of `block` elements."""
     if not dispatch.gpu(*tensors):
         return False
     from laconic.kernels.sign.plan import serves
@@ -87,9 +84,9 @@ def on_gpu(block: int, *tensors: Tensor) -> bool:
 def sign_messages_add_(
     wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float = 1.0, block: int = 0
 ) -> Tensor:
-    """`sign_add_` of each of these messages, in their order: on a GPU in one launch.
+    """Add each message as `sign_add_`, in order; one launch on a GPU.
 
-    `WireError` as in `sign_add_`; its `message` is the number of the message.
+    Raises `WireError` whose `message` is the number of the damaged message.
     """
     for number, wire in enumerate(wires):
         with numbered(number):
@@ -116,9 +113,9 @@ def numbered(number: int) -> AbstractContextManager[None]:
 
 
 def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
-    """Sign bits uint8 (sum of ceil(n_i / 8),) and mean magnitudes float32 (s,), apart.
+    """Return sign bits uint8 (sum of ceil(n_i / 8),) and mean magnitudes float32 (s,), separately.
 
-    A mean is NaN or Inf where its segment holds NaN or Inf, and 0 where it holds nothing.
+    A mean is NaN or Inf where its segment has NaN or Inf, and 0 for an empty segment.
 
     >>> signs(torch.tensor([1.0, -3.0, -1.0]), Segments((0, 2), (2, 1)))
     (tensor([2, 1], dtype=torch.uint8), tensor([2., 1.]))
@@ -138,7 +135,7 @@ def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
 
 
 def zeros(x: Tensor, segments: Segments) -> Tensor:
-    """Bits of all segments uint8 (sum of ceil(n_i / 8),), set where x is 0: what `signs` has no bit for.
+    """Return bits uint8 (sum of ceil(n_i / 8),) that mark zeros of x, which `signs` cannot express.
 
     >>> zeros(torch.tensor([1.0, -0.0, 0.0]), Segments.whole(3)).tolist()
     [6]
@@ -152,7 +149,7 @@ def zeros(x: Tensor, segments: Segments) -> Tensor:
 
 
 def signed_add_(bits: Tensor, values: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0) -> Tensor:
-    """out += alpha * value of the segment, or -= where the sign bit is set, in place; values float32 (s,)."""
+    """Add alpha * values[segment], negated where the sign bit is set, to `out`; values float32 (s,)."""
     checks.buffer("out", out, segments)
     checks.flat("bits", bits, torch.uint8)
     checks.flat("values", values)

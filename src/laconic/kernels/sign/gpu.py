@@ -1,7 +1,7 @@
 """Signs and mean magnitudes on a GPU: one launch encodes a message, one decodes those of all ranks.
 
-Whole tiles and last tiles have separate launches. Where a block is a whole tensor, another
-launch adds up the sums of its tiles.
+Whole and last tiles have separate launches. If a block is a whole tensor, another launch adds the sums of its
+tiles.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def encode(
 def add_(
     wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float, block: int, *, apart: bool = False
 ) -> Tensor:
-    """Add alpha times these messages to the segments, in their order, once all are valid.
+    """Add alpha times these messages to the segments, in order, once all are valid.
 
     With `apart` they are [values | signs], and any value is valid.
     """

@@ -1,7 +1,7 @@
-"""Tables of tiles: the place of each tile of a message in the buffer and in the wire.
+"""Tables of a message's tiles: their places in the buffer and in the wire.
 
-Whole tiles and the last tiles of tensors have separate tables, as whole tiles are read without a mask. Blocks
-are 64 to 4,096 elements, a power of two, so each lies in one tile; or each tensor is one block.
+Whole tiles are read without a mask, so last tiles of tensors have a separate table. Blocks are powers of two
+from 64 to 4,096 elements, so each lies in one tile; or each tensor is one block.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Signs and mean magnitudes in plain torch: the standard of the native kernels, means within 1 ulp.
+"""Signs and mean magnitudes in plain torch; native signs are equal, means within 1 ulp.
 
-All tensors of a message are processed at once: the number of operations does not depend on their number.
+All tensors of a message are processed together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from laconic.core.layout import Segments
 from laconic.kernels.philox.reference import streams, without_padding
 from laconic.kernels.tiles import table
 
-PIECE = 4096  # elements that are summed one after the other
+PIECE = 4096  # elements summed in one go
 GATHER = 0x0102040810204080  # times eight bytes of 0 or 1: bit j of the top byte is byte j
 BAD_MEAN = "a mean magnitude is negative or not finite"
 BAD_PADDING = "the bits after the last sign of a tensor must be zero"
@@ -27,11 +27,11 @@ BAD_PADDING = "the bits after the last sign of a tensor must be zero"
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of the tensors of a message, by tensor: how many there are, and the length of the last one."""
+    """Blocks per tensor: their number, and the length of the last one."""
 
     counts: tuple[int, ...]
     last: tuple[int, ...]
-    length: int  # of the others
+    length: int  # of all but the last
 
     def lengths(self, device: torch.device) -> Tensor:
         """Return int64 (blocks,)."""
@@ -48,16 +48,16 @@ class Blocks:
 
 @lru_cache(maxsize=512)
 def blocks_of(sizes: tuple[int, ...], block: int) -> Blocks:
-    """Blocks of `block` elements of tensors of these sizes; 0: one block a tensor."""
+    """Return blocks of `block` elements for tensors of these sizes; 0: one block per tensor."""
     counts = tuple(-(-n // block) if block else min(n, 1) for n in sizes)
     last = tuple(n - (count - 1) * block if count else 0 for n, count in zip(sizes, counts, strict=True))
     return Blocks(counts, last, block)
 
 
 def sums(x: Tensor, lengths: Tensor, longest: int, pieces: int) -> Tensor:
-    """Return sums float64 of |x| over blocks of these lengths, the longest with `longest` elements.
+    """Return float64 sums of |x| over blocks of these lengths, the longest with `longest` elements.
 
-    `pieces`: the number of pieces of `PIECE` elements, the last of a block shorter, in all blocks together.
+    `pieces`: number of pieces of `PIECE` elements, or fewer at the end of a block, in all blocks.
     """
     magnitudes = x.abs().to(torch.float64)
     if longest <= PIECE:
@@ -71,7 +71,7 @@ def sums(x: Tensor, lengths: Tensor, longest: int, pieces: int) -> Tensor:
 
 
 def means(x: Tensor, sizes: tuple[int, ...], block: int) -> Tensor:
-    """Mean magnitudes float32 (blocks,) of tensors of these sizes that follow each other in x."""
+    """Return mean magnitudes float32 (blocks,) of consecutive tensors of these sizes."""
     if not x.numel():
         return torch.empty(0, dtype=torch.float32, device=x.device)
     blocks = blocks_of(sizes, block)
@@ -86,7 +86,7 @@ def means(x: Tensor, sizes: tuple[int, ...], block: int) -> Tensor:
 
 
 def pack(flags: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Bits uint8 (sum of ceil(n / 8),) of flags bool (sum of n,), those of each tensor from a new byte on."""
+    """Pack flags bool (sum of n,) to uint8 (sum of ceil(n / 8),); each tensor starts a new byte."""
     if len(sizes) == 1:
         padded = pad(flags, (0, -flags.numel() % 8)) if flags.numel() % 8 else flags
     elif any(n % 8 for n in sizes):
@@ -103,26 +103,26 @@ def pack(flags: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def unpacked(bits: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Sign masks int32 (sum of n,), -2^31 where a bit of these tensors is set and 0 elsewhere."""
+    """Return sign masks int32 (sum of n,): -2^31 where a bit is set, else 0."""
     masks = _masks(bits.device).index_select(0, bits.to(torch.int32)).view(-1)
     return without_padding(masks, sizes, 8)
 
 
 @lru_cache(maxsize=16)
 def _masks(device: torch.device) -> Tensor:
-    """Sign masks int32 (256, 8) of the bits of a byte."""
+    """Return sign masks int32 (256, 8) of the bits of a byte."""
     byte = torch.arange(256, dtype=torch.int32, device="cpu")[:, None]
     masks = byte >> torch.arange(8, dtype=torch.int32, device="cpu") << 31
-    return masks.to(device)  # a copy that ends before other streams use it
+    return masks.to(device)  # a blocking copy: other streams may use it
 
 
 def flipped(masks: Tensor, values: Tensor) -> Tensor:
-    """values float32 (n,), negated where their mask is set."""
+    """Return values float32 (n,), negated where their mask is set."""
     return (values.view(torch.int32) ^ masks).view(torch.float32)
 
 
 def padded_wrongly(bits: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return whether a bit after the last one of a tensor is set, bool ()."""
+    """Return bool (): whether a padding bit is set."""
     places, shifts = _ends(tuple(sizes))
     if not places:
         return torch.zeros((), dtype=torch.bool, device=bits.device)
@@ -131,7 +131,7 @@ def padded_wrongly(bits: Tensor, sizes: Sequence[int]) -> Tensor:
 
 @lru_cache(maxsize=512)
 def _ends(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Places of the last bytes that are not full, and the number of their bits."""
+    """Return the positions of the last bytes that are not full, and the number of their bits."""
     at, places = 0, []
     for n in sizes:
         at += (n + 7) // 8
@@ -141,7 +141,7 @@ def _ends(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def tossed(bits: Tensor, x: Tensor, sizes: Sequence[int], keys: Sequence[int]) -> Tensor:
-    """Sign bits uint8 (m,) of x (n,), with those of zeros from the streams of the tensors' keys."""
+    """Replace the sign bits of zeros of x (n,) by bits of the keys' streams: uint8 (m,)."""
     zero = x == 0
     if x.is_cpu and not zero.any():
         return bits
@@ -152,7 +152,7 @@ def tossed(bits: Tensor, x: Tensor, sizes: Sequence[int], keys: Sequence[int]) -
 
 
 def interleaved(first: Tensor, second: Tensor, firsts: Sequence[int], seconds: Sequence[int]) -> Tensor:
-    """Interleave runs of two tensors: alternately with the sizes `firsts` and `seconds`."""
+    """Alternate runs of two tensors, of the sizes `firsts` and `seconds`."""
     if len(firsts) == 1:
         return torch.cat([first, second])
     pairs = zip(torch.split(first, list(firsts)), torch.split(second, list(seconds)), strict=True)
@@ -168,7 +168,7 @@ def apart(wire: Tensor, firsts: Sequence[int], seconds: Sequence[int]) -> tuple[
 def sign_encode(
     x: Tensor, segments: Segments, block: int, keys: Sequence[int] | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the message, and whether something is not finite, int32 (1,)."""
+    """Return the message, and whether a value is not finite, int32 (1,)."""
     sizes = segments.sizes
     if not segments.numel:
         nothing = torch.empty(0, dtype=torch.uint8, device=x.device)
@@ -184,7 +184,6 @@ def sign_encode(
 
 
 def sign_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float, block: int) -> Tensor:
-    """out += alpha * decoded, once all of the message is decoded."""
     sizes = segments.sizes
     if not segments.numel:
         return out
@@ -204,7 +203,7 @@ def sign_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float, block
 
 
 def _add_signed_(out: Tensor, segments: Segments, values: Tensor, bits: Tensor, bad: Tensor) -> Tensor:
-    """Add values float32 (n,) with their signs, unless `bad` or the padding of the bits is wrong."""
+    """Add values float32 (n,) with their signs, unless `bad` or nonzero padding."""
     flags = torch.stack([bad, padded_wrongly(bits, segments.sizes)])
     check(flags.to(torch.int32), lambda i: WireError((BAD_MEAN, BAD_PADDING)[i]))
     signed = flipped(unpacked(bits, segments.sizes), values)
@@ -214,7 +213,6 @@ def _add_signed_(out: Tensor, segments: Segments, values: Tensor, bits: Tensor, 
 
 
 def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
-    """Sign bits of all segments, and a mean each."""
     flat, sizes = segments.joined.gathered(x), segments.sizes
     scales = means(flat, sizes, 0)
     if 0 in sizes:
@@ -225,12 +223,10 @@ def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
 
 
 def zeros(x: Tensor, segments: Segments) -> Tensor:
-    """Return bits of all segments, set where x is 0."""
     return pack(segments.joined.gathered(x) == 0, segments.sizes)
 
 
 def signed_add_(bits: Tensor, values: Tensor, segments: Segments, out: Tensor, alpha: float) -> Tensor:
-    """out += alpha * value, signed, once all signs are read."""
     if not segments.numel:
         return out
     lengths, fine = table(segments.sizes, out.device), torch.zeros((), dtype=torch.bool, device=out.device)

@@ -1,8 +1,7 @@
 # mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
 """Triton kernels that encode, validate and add messages of signs and mean magnitudes.
 
-A program reads a tile of 4,096 elements as 512 rows of 8: a byte of signs each. `plan` explains the columns
-of a table of tiles.
+A tile has 4,096 elements in 512 rows of 8: one byte of signs each. See `plan` for the tables.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def encode_kernel(
 
 @triton.jit
 def mean_kernel(wire_ptr, flag_ptr, partial_ptr, table_ptr, tensors):
-    """Store the mean of a tensor from the sums of its tiles."""
+    """Store a tensor's mean from the sums of its tiles."""
     tensor = tl.program_id(0)
     slot = _column(table_ptr, 0, tensors, tensor)
     slots = _column(table_ptr, 1, tensors, tensor)
@@ -135,7 +134,7 @@ def validate_kernel(
     MEANS: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """Set the flags of messages: bad mean, and padding that is not zero; and the flag that any is set."""
+    """Set flags of messages: bad mean, nonzero padding; and one if any is set."""
     message = tl.program_id(1)
     tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
     inside = tile < tiles
@@ -172,7 +171,7 @@ def add_kernel(
     ALIGNED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Add alpha times a tile of all messages, in their order, unless a flag is set."""
+    """Add alpha times a tile of all messages, in order, unless a flag is set."""
     if tl.load(flags_ptr + 2 * messages) == 0:
         tile = tl.program_id(0)
         start = _column(table_ptr, 0, tiles, tile)

@@ -1,4 +1,4 @@
-"""Packed levels of many ranks: their sums, packed again, and the values that they mean."""
+"""Packed levels of many ranks: their packed sums, and the values of these."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from laconic.kernels.bitpack import pack_bits, packed_nbytes
 from laconic.kernels.quantise.form import Form
 from laconic.kernels.tally import reference
 
-MOST = (1 << 30) - 1  # of an integer, and of a sum
+MOST = (1 << 30) - 1  # largest integer and sum
 
 
 def packed_sum(wires: Tensor, n: int, most: int) -> Tensor:
-    """Return sums over ranks of n integers in 0..most, packed: uint8 (ranks, m) to uint8 (m',).
+    """Sum n integers in 0..most over ranks, packed: uint8 (ranks, m) to uint8 (m',).
 
-    An integer has bit_length(most) bits, a sum bit_length(ranks * most). Raises `WireError`, naming the rank,
-    for an integer above `most`, and for padding that is not zero.
+    An integer has bit_length(most) bits, a sum bit_length(ranks * most). Raises `WireError`, with the rank,
+    for an integer above `most` and for nonzero padding.
 
     >>> wires = torch.tensor([[0b10_01_00], [0b10_00_01]], dtype=torch.uint8)
     >>> f"{int(packed_sum(wires, n=3, most=2)[0]):b}"  # 4, 1, 1 in three bits each, of nine
@@ -48,7 +48,7 @@ def packed_sum(wires: Tensor, n: int, most: int) -> Tensor:
 
 
 def pack_levels(signed: Tensor, levels: int) -> Tensor:
-    """Levels int32 (n,) in -levels..levels, packed as codes in 0..2 * levels: uint8 (m,)."""
+    """Pack levels int32 (n,) in -levels..levels as codes in 0..2 * levels: uint8 (m,)."""
     checks.flat("signed", signed, torch.int32)
     bits = _bits(2 * levels, 1)[0]
     if dispatch.gpu(signed) and bits <= 16:
@@ -67,11 +67,11 @@ def packed_levels_add_(
     alpha: float = 1.0,
     ranks: int = 1,
 ) -> Tensor:
-    """out[segment] += alpha * (code - ranks * levels) / levels * scale, in place, for all segments' codes.
+    """Add alpha * (code - ranks * levels) / levels * scale to the segments of `out`, in place.
 
-    `wire` uint8 has K packed codes in 0..2 * ranks * levels, `scales` float32 (B,) one for each block: what
-    a sum over ranks of signed levels means, or the levels of one. Of `form` (uniform) levels and block count.
-    Raises `WireError` for other codes; `out` is then undefined.
+    `wire` uint8 has K packed codes in 0..2 * ranks * levels: sums over ranks of signed levels, or the levels
+    of one rank. `scales` float32 (B,) has one per block. The grid of `form` is uniform. Raises `WireError`
+    for other codes; `out` is then undefined.
     """
     bits = _checked(wire, scales, segments, out, form, ranks)
     if dispatch.gpu(wire, scales, out) and _has_kernel(form, bits):
@@ -92,7 +92,7 @@ def packed_levels_(
     alpha: float = 1.0,
     ranks: int = 1,
 ) -> Tensor:
-    """`packed_levels_add_` to zeros, whatever `out` has in these segments."""
+    """Write the values that `packed_levels_add_` adds, over the old content of these segments."""
     bits = _checked(wire, scales, segments, out, form, ranks)
     if dispatch.gpu(wire, scales, out) and _has_kernel(form, bits):
         return _on_gpu_(wire, bits, scales, segments, out, form, alpha, ranks, fresh=True)
@@ -100,7 +100,7 @@ def packed_levels_(
 
 
 def _checked(wire: Tensor, scales: Tensor, segments: Segments, out: Tensor, form: Form, ranks: int) -> int:
-    """Return bits of a code. Raises `WireError` for another number of bytes or scales."""
+    """Return the bits of a code. Raises `WireError` for wrong numbers of bytes or scales."""
     bits = _bits(2 * form.levels, ranks)[1]
     checks.flat("wire", wire, torch.uint8)
     checks.flat("scales", scales)
@@ -140,7 +140,6 @@ def _on_gpu_(
 
 
 def _bits(most: int, ranks: int) -> tuple[int, int]:
-    """Return the bits of an integer of 0..most, and of a sum of `ranks` of them."""
     if most < 1 or ranks < 1 or ranks * most > MOST:
         raise ValueError(f"sums are in 1..{MOST}, got {ranks} ranks of integers up to {most}")
     return most.bit_length(), (ranks * most).bit_length()

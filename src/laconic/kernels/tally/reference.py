@@ -1,4 +1,4 @@
-"""Tallies in plain torch: unpack all, add, pack."""
+"""Sums of packed levels in plain torch: unpack all, add, pack."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ def unpacked(wire: Tensor, n: int, most: int) -> tuple[Tensor, Tensor]:
 
 
 def packed_sum(wires: Tensor, n: int, most: int) -> Tensor:
-    """Return sums uint8 (m',) of wires uint8 (ranks, m)."""
     total, first = unpacked(wires[0], n, most)
     flags = [first]
     for wire in wires[1:]:
@@ -47,7 +46,6 @@ def packed_sum(wires: Tensor, n: int, most: int) -> Tensor:
 def packed_levels_add_(
     wire: Tensor, scales: Tensor, segments: Segments, out: Tensor, form: Form, alpha: float, ranks: int
 ) -> Tensor:
-    """out += alpha * values of the codes."""
     most = 2 * ranks * form.levels
     codes, flag = unpacked(wire, segments.numel, most)
     deferred.check(flag.view(1), lambda _: damaged(None, most))

@@ -1,4 +1,4 @@
-"""The majority of many voters, bit by bit."""
+"""Bitwise majority vote."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from laconic.kernels.vote import reference
 
 
 def majority(votes: Tensor, ties: Tensor) -> Tensor:
-    """Winning bits uint8 (m,) of votes uint8 (voters, m); where as many are for as against, those of `ties`.
+    """Return winning bits uint8 (m,) of votes uint8 (voters, m); bits of `ties` where votes are even.
 
     >>> votes = torch.tensor([[0b110], [0b010]], dtype=torch.uint8)
     >>> majority(votes, torch.tensor([0b001], dtype=torch.uint8)).tolist()

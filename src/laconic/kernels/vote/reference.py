@@ -1,4 +1,4 @@
-"""Majorities of bits in plain torch: eight counters of a byte each are added as one int64."""
+"""Majority vote in plain torch: eight byte counters are added as one int64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ MOST = 255  # voters that a byte can count
 
 
 def majority(votes: Tensor, ties: Tensor) -> Tensor:
-    """Winning bits uint8 (m,) of votes uint8 (voters, m)."""
     half, lanes = len(votes) // 2, _lanes(votes.device)
     if len(votes) <= MOST:
         counts = _counted(votes, lanes)
@@ -29,7 +28,7 @@ def majority(votes: Tensor, ties: Tensor) -> Tensor:
 
 
 def _counted(votes: Tensor, lanes: Tensor) -> Tensor:
-    """Voters for each bit, uint8 (8 m,), of at most `MOST`."""
+    """Return votes per bit, uint8 (8 m,), of at most `MOST` voters."""
     each = lanes.index_select(0, votes.reshape(-1).to(torch.int32)).view(votes.shape)
     return each.sum(dim=0).view(torch.uint8)
 

@@ -1,7 +1,7 @@
-"""Products of signs, a bit each: x (m, n) times weights (o, n) as n - 2 popcount(x xor w).
+"""Products of signs, one bit each: x (m, n) times weights (o, n) as n - 2 popcount(x xor w).
 
-A sign is 1 where a number is >= 0, hence 1 for -0.0, and -1 for NaN. Weights are packed once, inputs in each
-call. Results are whole numbers and exact: bit for bit those of a float32 product of 1 and -1. See README.md.
+The sign of x >= 0, hence of -0.0, is 1; that of NaN is -1. Weights are packed once, inputs in each call.
+Results are exact: bit for bit those of a float32 product of 1 and -1. See README.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _popcount = True
 
 @contextmanager
 def without_popcount() -> Iterator[None]:
-    """Leave VPOPCNTDQ unused, as on a CPU that has AVX-512 without it: a tool for tests and benchmarks."""
+    """Leave VPOPCNTDQ unused; for tests and benchmarks."""
     global _popcount
     before, _popcount = _popcount, False
     try:
@@ -33,9 +33,9 @@ def without_popcount() -> Iterator[None]:
 
 
 def xnor_pack(x: Tensor) -> Tensor:
-    """Signs of float32 x (r, n): uint8 (r, ceil(n / 8)), bit j of byte i set where x[:, 8 i + j] >= 0.
+    """Pack signs of float32 x (r, n) to uint8 (r, ceil(n / 8)).
 
-    The bits after the last are 0.
+    Bit j of byte i is set where x[:, 8 i + j] >= 0; padding bits are 0.
 
     >>> xnor_pack(torch.tensor([[1.0, -2.0, 0.0], [-1.0, -1.0, 3.0]])).tolist()
     [[5], [4]]
@@ -49,7 +49,7 @@ def xnor_pack(x: Tensor) -> Tensor:
 
 
 def xnor_unpack(bits: Tensor, n: int) -> Tensor:
-    """Return the signs 1 and -1 float32 (r, n) that `xnor_pack` packed.
+    """Unpack `xnor_pack` to signs 1 and -1, float32 (r, n).
 
     >>> xnor_unpack(torch.tensor([[5]], dtype=torch.uint8), 3).tolist()
     [[1.0, -1.0, 1.0]]
@@ -81,7 +81,7 @@ def xnor_matmul(x: Tensor, bits: Tensor) -> Tensor:
 def xnor_conv2d(
     x: Tensor, bits: Tensor, *, stride: Pair = (1, 1), padding: Pair = (0, 0), dilation: Pair = (1, 1)
 ) -> Tensor:
-    """The convolution of the signs of float32 x (b, c, h, w), padded with zeros: float32 (b, o, oh, ow).
+    """Convolve the signs of float32 x (b, c, h, w), padded with zeros: float32 (b, o, oh, ow).
 
     `bits`: uint8 (o, kh, kw, ceil(c / 8)), the weights' signs (o, kh, kw, c) packed along the channels. A
     padded entry counts as 0, neither as 1 nor as -1. A result has at most 2^22 products.

@@ -1,4 +1,4 @@
-"""Products of signs in plain torch: the reference of the native kernels, bit for bit."""
+"""Products of signs in plain torch, which native kernels equal bit for bit."""
 
 from __future__ import annotations
 
@@ -10,31 +10,27 @@ from laconic.kernels.xnor.shape import ConvShape
 
 
 def pack(x: Tensor) -> Tensor:
-    """Return uint8 (r, ceil(n / 8)) of x (r, n): bit j of byte i is set where x[:, 8 i + j] >= 0."""
     padded = F.pad((x >= 0).to(torch.uint8), (0, -x.shape[1] % 8))
     places = torch.arange(8, device=x.device, dtype=torch.uint8)
     return (padded.view(len(x), padded.shape[1] // 8, 8) << places).sum(2, dtype=torch.uint8)
 
 
 def unpack(bits: Tensor, n: int) -> Tensor:
-    """Return float32 (r, n), 1 or -1."""
     places = torch.arange(8, device=bits.device, dtype=torch.uint8)
     ones = (bits[:, :, None] >> places & 1).flatten(1)[:, :n]
     return ones.float().mul_(2).sub_(1)
 
 
 def signs(x: Tensor) -> Tensor:
-    """1 where x >= 0, -1 elsewhere, float32."""
     return (x >= 0).float().mul_(2).sub_(1)
 
 
 def matmul(x: Tensor, bits: Tensor) -> Tensor:
-    """Return the signs of x (m, n) times those of bits."""
     return signs(x) @ unpack(bits, x.shape[1]).T
 
 
 def conv2d(x: Tensor, bits: Tensor, shape: ConvShape) -> Tensor:
-    """The convolution of the signs of x (images, c, h, w) with those of bits (o, kh, kw, ceil(c / 8))."""
+    """Convolve the signs of x (images, c, h, w) with those of bits (o, kh, kw, ceil(c / 8))."""
     weight = unpack(bits.reshape(-1, bits.shape[3]), shape.channels)
     weight = weight.view(shape.outputs, shape.taps_y, shape.taps_x, shape.channels).permute(0, 3, 1, 2)
     return F.conv2d(

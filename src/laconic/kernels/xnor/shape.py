@@ -1,18 +1,16 @@
-"""The shape of a convolution of signs, and the numbers that its arguments must be."""
+"""Shape of a convolution of signs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-LONGEST = 1 << 22  # entries of one product: every count and every result is an exact float32
+LONGEST = 1 << 22  # entries per product: every count and result is an exact float32
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class ConvShape:
-    """`images` of (channels, height, width) to `outputs` channels, as `torch.nn.functional.conv2d` names
-    it.
-    """
+    """Convolution of `images` of (channels, height, width) to `outputs` channels, see `conv2d` of torch."""
 
     images: int
     channels: int
@@ -56,19 +54,17 @@ class ConvShape:
 
     @property
     def entries(self) -> int:
-        """Products in one result."""
+        """Products per result."""
         return self.channels * self.taps_y * self.taps_x
 
     @property
     def out_height(self) -> int:
-        """Rows of a result."""
         return (
             self.height + 2 * self.padding_y - self.dilation_y * (self.taps_y - 1) - 1
         ) // self.stride_y + 1
 
     @property
     def out_width(self) -> int:
-        """Columns of a result."""
         return (
             self.width + 2 * self.padding_x - self.dilation_x * (self.taps_x - 1) - 1
         ) // self.stride_x + 1
