@@ -1,4 +1,4 @@
-"""Entry point of the `laconic` command: handles Ctrl-C before it imports torch, which takes seconds."""
+"""Entry point of the `laconic` command. Ctrl-C is handled before the import of torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from laconic.tools.cli.startup import exit_on_interrupt
 
 
 def main() -> None:
-    """Run the command line."""
     exit_on_interrupt()
     from laconic.tools.cli.main import app
 

@@ -1,4 +1,4 @@
-"""First code of a worker of `laconic run`: Ctrl-C ends it silently, also while Laconic is imported."""
+"""First code of a worker of `laconic run`: Ctrl-C ends it silently, even during imports."""
 
 import os
 import signal

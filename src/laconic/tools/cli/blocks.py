@@ -1,4 +1,4 @@
-"""Checks for methods of `laconic train` that train a model's blocks in parallel, against other options."""
+"""Checks of `laconic train` for methods that train blocks in parallel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def check_blocks(settings: Settings, recipe: Recipe) -> None:
-    """Raise `SpecError` if a method cuts the model into blocks and options, workers or model do not fit."""
     for spec in filter(is_blockwise, settings.specs):
         made = parse(spec)
         assert isinstance(made, BlockAdmm)

@@ -1,4 +1,4 @@
-"""Warnings of `laconic train` about requests that are allowed but perhaps unintended."""
+"""Warnings of `laconic train` about allowed but perhaps unintended requests."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from laconic.tools.cli.settings import Settings
 
 
 def cautions(settings: Settings) -> list[str]:
-    """Return one line per method that never ends its warm-up, needs all workers, or cannot resume exactly."""
     return [*_cold(settings), *_impatient(settings), *_adaptive(settings)]
 
 
 def _cold(settings: Settings) -> list[str]:
-    """Warn about methods that still warm up at the last step."""
     warm = warm_at(settings.pipeline, settings.specs)
     return [
         f"{spec} warms up for {first:,} steps and this run has {settings.steps:,}, so it never finishes its"
@@ -25,7 +23,6 @@ def _cold(settings: Settings) -> list[str]:
 
 
 def _impatient(settings: Settings) -> list[str]:
-    """Warn about methods, next to strategies, that need all workers."""
     if settings.patience is None:
         return []
     return [
@@ -36,7 +33,6 @@ def _impatient(settings: Settings) -> list[str]:
 
 
 def _adaptive(settings: Settings) -> list[str]:
-    """Warn about methods that measure the link, if runs are to be resumed: no two runs are equal."""
     if settings.pipeline is not None or not (settings.resume or settings.checkpoint_every):
         return []
     return [

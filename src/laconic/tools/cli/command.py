@@ -1,4 +1,4 @@
-"""Commands whose flags are the fields of a dataclass of options."""
+"""Commands whose flags are the fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ T = TypeVar("T")
 
 
 def command(of: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
-    """Decorate a function of options, so that it is a command of typer with a flag for each of them."""
 
     def decorate(function: Callable[[T], None]) -> Callable[..., None]:
         kinds = get_type_hints(of)
@@ -49,7 +48,6 @@ def _parameter(each: Field[Any], kind: Any) -> Parameter:
 
 
 def _plain(kind: Any) -> Any:
-    """Return the type that typer parses: one word for a choice, a list for a tuple."""
     if get_origin(kind) is Literal:
         return str
     if get_origin(kind) is tuple:

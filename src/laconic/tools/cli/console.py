@@ -1,4 +1,4 @@
-"""Consoles of the commands: as wide as the terminal, or wide enough for a table in a pipe."""
+"""Consoles of the commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ PLAIN_WIDTH = 160  # columns
 
 
 def console() -> Console:
-    """Standard output."""
     screen = Console(highlight=False)
     if not screen.is_terminal:
         screen.width = PLAIN_WIDTH
@@ -19,13 +18,13 @@ def console() -> Console:
 
 
 def errors() -> Console:
-    """Return the console of standard error. Its lines are never wrapped."""
+    """Return standard error, with lines that never wrap."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def working(screen: Console, doing: str) -> Iterator[Callable[[str], None]]:
-    """Show a long task: a spinner on a terminal, elsewhere one line on standard error.
+    """Show a spinner on a terminal, elsewhere one line on standard error.
 
     Yields a callable that changes the text next to the spinner.
     """

@@ -1,7 +1,7 @@
-"""`laconic demo`: Laconic's benefit in minutes: the time to one accuracy over slow links.
+"""`laconic demo`: compares times to one accuracy over slow links.
 
-If this machine can emulate links (root or user namespaces, iproute2), four workers train over 100 Mbit/s
-each; otherwise over its loopback interface, which no method can beat.
+Four workers have links of 100 Mbit/s, if this machine can emulate links (root or user namespaces, iproute2);
+otherwise they use its loopback interface, which no method can beat.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One-line error for a full or read-only disk, instead of a traceback."""
+"""One-line error for a full or read-only disk."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ CLOSED = (
     errno.EPERM,
     errno.ENOTDIR,
     errno.EISDIR,
-)  # errors of a file, if it is named
+)  # only if the error names a file
 
 
 def full(error: OSError) -> str | None:
-    """Return the message for a file that cannot be written; None for another kind of error."""
+    """Return the message for a file that cannot be written, or None."""
     if error.errno not in FULL and not (error.filename and error.errno in CLOSED):
         return None
     where = f" {error.filename}" if error.filename else ""

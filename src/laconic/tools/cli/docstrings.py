@@ -9,7 +9,7 @@ DEEPER = " " * 4
 
 
 def flowing(text: str, width: int) -> str:
-    """Wrap a docstring to `width` columns. Equations keep their lines if these fit.
+    """Wrap a docstring to `width` columns. Equations that fit keep their lines.
 
     >>> print(flowing("Two lines\\nof words:\\n\\n    y = x\\n    z = y", 80))
     Two lines of words:
@@ -27,7 +27,7 @@ def flowing(text: str, width: int) -> str:
 
 
 def _lines(block: str) -> list[str]:
-    """Split a block: prose into one line, a section into one per item, anything else into its lines."""
+    """Split a block: prose into one line, a section into one line per item, other text into its lines."""
     lines = block.split("\n")
     if not any(line.startswith((" ", ">>>")) for line in lines):
         return [" ".join(lines)]

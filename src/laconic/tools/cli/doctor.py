@@ -1,4 +1,4 @@
-"""`laconic doctor`: working and missing parts on this machine."""
+"""`laconic doctor`: the parts that work or are missing on this machine."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ def doctor() -> None:
 
 
 def to_try() -> str:
-    """Return a suggestion for this machine, in one line."""
     if absent := [package for package in TRAIN if version_of(package) == "not installed"]:
         return f"to try: {INSTALL_TRAIN}, for {' and '.join(absent)}; then laconic demo"
     if (why := no_lab()) is None:
@@ -91,7 +90,6 @@ def _facts() -> Table:
 
 
 def gpu_facts() -> list[tuple[str, str]]:
-    """Return the rows about GPUs: the cards, the kernels that serve them, and NCCL."""
     if not torch.cuda.is_available():
         return [("  CUDA", "no device")]
     count = torch.cuda.device_count()
@@ -111,7 +109,7 @@ def gpu_facts() -> list[tuple[str, str]]:
 
 
 def with_triton() -> list[str]:
-    """Return the names of the kernels that have an implementation in Triton.
+    """Return the names of the kernels with a Triton implementation.
 
     >>> "minmax" in with_triton()
     True
@@ -120,7 +118,6 @@ def with_triton() -> list[str]:
 
 
 def _precisions() -> list[str]:
-    """Return the speed of matrix products in 16 bits against float32: the gain of `--precision`."""
     seconds = {name: _product_s(dtype) for name, dtype in {"fp32": torch.float32, **DTYPES}.items()}
     plain = seconds.pop("fp32") or math.nan
     return [
@@ -129,7 +126,7 @@ def _precisions() -> list[str]:
 
 
 def speed(ratio: float) -> str:
-    """Describe the speed of a product, `ratio` times that of one in fp32.
+    """Describe the speed of a product relative to fp32.
 
     >>> speed(2.04), speed(0.97), speed(0.048)
     ('2 times as fast as fp32', 'as fast as fp32', '21 times slower than fp32')
@@ -140,7 +137,7 @@ def speed(ratio: float) -> str:
 
 
 def _product_s(dtype: torch.dtype) -> float | None:
-    """Return the seconds of a product of two 256 x 256 matrices; None without a kernel for it."""
+    """Return the seconds of a 256 x 256 matrix product; None without a kernel for it."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         x = torch.randn(256, 256, device=device, dtype=torch.float32).to(dtype)
@@ -164,7 +161,6 @@ def _backends() -> list[str]:
 
 
 def _data(task: str) -> str:
-    """Return the location of a task's files, without reading them."""
     if task == "digits":
         return "comes with scikit-learn"
     try:

@@ -1,4 +1,4 @@
-"""End of `laconic train`: its report, the reason of an early end, and the command to resume."""
+"""End of `laconic train`: its report, the reason for an early end, and the command to resume."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFUSED = 2  # rejected before the start
 
 @dataclass(frozen=True)
 class Ended:
-    """Reason of an early end. `fault`: an unexpected error; `details`: a worker's traceback."""
+    """Reason for an early end. `fault`: an unexpected error; `details`: a worker's traceback."""
 
     reason: str
     code: int
@@ -32,7 +32,6 @@ class Ended:
 
 
 def show_report(folder: Path, screen: Console, ended: Ended | None) -> None:
-    """Write and show the report; nothing if no step was done."""
     if ended and ended.code == INTERRUPTED:
         screen.print(ended.reason, style="yellow", markup=False)
     if ended and not read_events(folder):
@@ -43,10 +42,7 @@ def show_report(folder: Path, screen: Console, ended: Ended | None) -> None:
 
 
 def complain(ended: Ended, folder: Path, *, started: bool) -> None:
-    """Print the reason as the last line of standard error, after a traceback if it is a fault.
-
-    If the run has `started`, the report already shows that it was interrupted.
-    """
+    """Print the reason, below the traceback of a fault. A report, if `started`, shows interruptions."""
     stderr = errors()
     if ended.code == INTERRUPTED:
         if not started:
@@ -60,12 +56,6 @@ def complain(ended: Ended, folder: Path, *, started: bool) -> None:
 
 
 def to_resume(settings: Settings, arguments: Sequence[str]) -> str:
-    """Return the command that resumes an interrupted run, and its starting point.
-
-    Args:
-        settings: Settings of the run.
-        arguments: Arguments of the interrupted command, from `train` on.
-    """
     words = [word for word in arguments if word not in ("--overwrite", "--resume")]
     if not any(word.split("=")[0] == "--name" for word in words):
         words += ["--name", settings.name]

@@ -1,7 +1,7 @@
-"""A catalogue entry for every name that can follow --with: what it sends, its paper, its measured figures.
+"""Catalogue entries: for every name that can follow --with, its payload, paper and measured figures.
 
-The figures come from `measured.json` beside this file. `python -m benchmarks.methods` writes it: it runs
-every registered name on one stored gradient of a small trained network.
+`python -m benchmarks.methods` writes the figures to `measured.json` here: it runs every registered name on a
+stored gradient of a small trained network.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from laconic.strategies.strategy import Strategy
 from laconic.tools.plan.growth import Growth
 
 FIGURES = "measured.json"
-CLOSE = 0.02  # how near a formula comes to what was counted in each of GROUPS
-GROUPS = (2, 4, 8, 16)  # workers among whom bytes were counted
-FEW, MANY = 4, 16  # of these, the ones that are shown
+CLOSE = 0.02  # tolerance between formula and counted bytes
+GROUPS = (2, 4, 8, 16)  # numbers of workers whose bytes were counted
+FEW, MANY = 4, 16  # the sizes of GROUPS that are shown
 SHOWN = 2  # specs per name: the bare call and the first example, or the first two examples
 MATRICES = Layout.of((name, (1000, 1000)) for name in ("first.weight", "middle.weight", "last.weight"))
 KINDS = {"paper": Paper, "strategy": Strategy, "selector": Selector, "codec": Codec, "reducer": Reducer}
@@ -75,11 +75,11 @@ PIECES: dict[str, type[Spec]] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of one spec on the stored gradient, of matrices only. Errors are |C(x) - x|^2 / |x|^2.
+    """Figures of one spec on the stored gradient, matrices only. Errors are |C(x) - x|^2 / |x|^2.
 
     Attributes:
-        bits: Payload per worker and step, in bits per parameter: each message counted once.
-        sent: Bits per parameter that the busiest worker puts on the wire in a step, in each of GROUPS: every
+        bits: Payload per worker and step, in bits per parameter; each message counts once.
+        sent: Bits per parameter that the busiest worker puts on the wire in a step, for each of GROUPS: every
             copy of a message, without packet headers.
         error: Mean over keys; None if no single codec makes the error.
         bias: Error of the mean over keys; None like `error`.
@@ -95,11 +95,10 @@ class Measured:
     absolute: bool
 
     def sent_at(self, size: int) -> float:
-        """`sent` among `size` workers, one of GROUPS."""
         return self.sent[GROUPS.index(size)]
 
     def smaller(self, size: int) -> float:
-        """How many times less than a dense all-reduce among `size` workers, one of GROUPS."""
+        """Return the reduction compared with a dense all-reduce among `size` workers."""
         return all_reduce_bytes(32.0, size) / self.sent_at(size)
 
     @property
@@ -112,7 +111,7 @@ class Measured:
 class CatalogueEntry:
     """One spec of a registered name. `max_bits`: bound of the payload, in bits per parameter of MATRICES.
 
-    A strategy's bits depend on the group and its graph, so it has no figures.
+    Strategies have no figures: their bits depend on the group and its graph.
     """
 
     name: str
@@ -128,14 +127,13 @@ class CatalogueEntry:
 
 
 def entries() -> list[CatalogueEntry]:
-    """Entries of methods, then of strategies, then of the parts that become methods; each with an example."""
     found = [_entry(name, make, spec) for name, make in catalogue().items() for spec in examples(name, make)]
     order = list(KINDS)
     return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))
 
 
 def pieces() -> dict[str, dict[str, Callable[..., Any]]]:
-    """Names that can only stand inside another spec: their classes, by title and name."""
+    """Return the names that can only be part of another spec: their makers, by title and name."""
     makers = {name: find(name) for name in names()}
     return {
         title: {
@@ -146,7 +144,7 @@ def pieces() -> dict[str, dict[str, Callable[..., Any]]]:
 
 
 def examples(name: str, make: Callable[..., Any]) -> list[str]:
-    """At most SHOWN calls of this name: first without arguments, if it needs none, then the class's examples.
+    """Return up to SHOWN calls: the bare one, if no argument is required, then the class's examples.
 
     >>> examples("topk", catalogue()["topk"])
     ['topk(density=0.01)', 'topk(density=0.3)']
@@ -162,14 +160,12 @@ def examples(name: str, make: Callable[..., Any]) -> list[str]:
 
 @lru_cache(maxsize=1)
 def measurements() -> dict[str, Any]:
-    """The content of `measured.json`: how it was measured, and figures by spec."""
     found: dict[str, Any] = json.loads((files("laconic.tools.cli") / FIGURES).read_text(encoding="utf-8"))
     return found
 
 
 @lru_cache(maxsize=1)
 def figures() -> dict[str, Measured]:
-    """All measured figures, by spec."""
     return {
         spec: Measured(**{**row, "sent": tuple(row["sent"])})
         for spec, row in measurements()["figures"].items()
@@ -177,7 +173,7 @@ def figures() -> dict[str, Measured]:
 
 
 def headline(make: Callable[..., Any]) -> str:
-    """The first line of its module's docstring, without the name.
+    """Return the first sentence of the module's docstring, without the name.
 
     >>> headline(find("ring"))
     "each rank with its two neighbours (D-PSGD's graph, Lian et al. 2017, arXiv:1705.09056)"
@@ -188,7 +184,7 @@ def headline(make: Callable[..., Any]) -> str:
 
 
 def codec_of(route: Route) -> Codec | None:
-    """The codec that causes this route's error: `dense()` for an exact sum, None if no single codec does."""
+    """Return the codec that causes a route's error: `dense()` for an exact sum, None if no single one."""
     if isinstance(route.reducer, Sum) and route.reducer.feedback_codec() is None:
         return Dense()
     return route.reducer.feedback_codec()

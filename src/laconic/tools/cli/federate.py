@@ -33,7 +33,7 @@ from laconic.tools.tasks.federation import Federation, deal, partition_of
 from laconic.tools.tasks.on_flower import check_engine, federate_on_flower
 
 WAY_OUT = "give another --name, or --overwrite to delete it"
-MOMENTUM = 0.0  # harmful if few clients are sampled: a client's momentum would belong to an old model
+MOMENTUM = 0.0  # with few clients per round, a client's momentum belongs to an old model
 BATCH = 20
 PER_ROUND = 10
 ENGINES = ("here", "flower")
@@ -163,7 +163,6 @@ def federate(
 
 
 def _normal(text: str) -> str:
-    """Return a spec in the spelling of its `repr`: `fedavg` becomes `fedavg()`."""
     return repr(parse(text))
 
 
@@ -187,7 +186,6 @@ def _config(
 
 
 def _show_sampling(screen: Console, text: str, plan: Federation) -> None:
-    """Print a note if a scheme does not follow --per-round."""
     if (sampling := scheme_of(text).sampling) is not None:
         first, last = (sampling.count(number, plan.clients) for number in (1, plan.rounds))
         screen.print(

@@ -12,7 +12,6 @@ from laconic.tools.report.ledger import CONFIG, EVENTS
 
 
 def check_file(path: Path) -> None:
-    """Raise `SpecError` if `path` cannot be written, before any work is done for it."""
     try:
         if path.is_dir():
             raise SpecError(f"--out: {path} is a folder; choose a file in it, such as {path / 'plan.svg'}")
@@ -27,7 +26,6 @@ def check_file(path: Path) -> None:
 
 
 def check_svg(path: Path | None) -> None:
-    """Like `check_file`, for a picture: also if it does not end in .svg. None: no picture was asked for."""
     if path is None:
         return
     if path.suffix.lower() != ".svg":
@@ -36,7 +34,6 @@ def check_svg(path: Path | None) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write `text` to `path`. Raises `SpecError` if that fails."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -48,7 +45,7 @@ def _cannot(path: Path, error: OSError) -> str:
 
 
 def _there(path: Path) -> bool:
-    """Return whether it exists. Raises `OSError` if it cannot, as `Path.exists` does before Python 3.14."""
+    """Return whether a path exists; raise `OSError` if unknown, as `Path.exists` did before Python 3.14."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -57,33 +54,30 @@ def _there(path: Path) -> bool:
 
 
 def _try(folder: Path) -> None:
-    """Raise `OSError` if this folder is not writable, by trying: permissions are no proof, as for /proc."""
+    """Raise `OSError` unless a file can be made here. Permissions are no proof, as in /proc."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".laconic-"):
         pass
 
 
 def write_svg(path: Path, text: str) -> None:
-    """Write a picture. Raises `SpecError` as `check_svg` does, or if writing fails."""
     check_svg(path)
     write(path, text)
 
 
 def default_name(task: str) -> str:
-    """Return a run's name: the task and the time in milliseconds, as two runs may begin in one second."""
     return f"{task}-{datetime.now():%Y%m%d-%H%M%S-%f}"[:-3]
 
 
 def check_name(name: str, out: Path) -> None:
-    """Raise `SpecError` if a run's name is not that of one folder in `out`."""
     if name in ("", "..") or Path(name).name != name:
         raise SpecError(f"--name must be the name of a folder in {out}, such as first-try, got {name!r}")
 
 
 def check_free(folder: Path, *, overwrite: bool, way_out: str) -> None:
-    """Raise `StateError` if a run cannot begin in this folder: it holds another run, or other files.
+    """Raise `StateError` if this folder holds another run with measurements, or other files.
 
-    Raises `SpecError` if it cannot be created. `overwrite`: an older run may be deleted; `way_out`: the
-    remedy to name in the error. A run without measurements may always be replaced.
+    Raises `SpecError` if the folder cannot be created. `overwrite`: an older run may be deleted; `way_out`:
+    the remedy named in the error.
     """
     try:
         if in_the_way := next((each for each in folder.parents if each.exists() and not each.is_dir()), None):
@@ -104,7 +98,6 @@ def check_free(folder: Path, *, overwrite: bool, way_out: str) -> None:
 
 
 def fresh_folder(folder: Path, *, overwrite: bool, way_out: str) -> Path:
-    """Create a run's folder and return it; delete an older run if `check_free` allows it."""
     check_free(folder, overwrite=overwrite, way_out=way_out)
     if folder.exists():
         shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""Whether the methods of `laconic train` fit the workers, the model and the optimiser."""
+"""Checks that the methods of `laconic train` fit the workers, the model and the optimiser."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from laconic.transforms.transform import Option, Run, Transform
 
 
 def normal(text: str) -> str:
-    """A spec in the spelling of its `repr`. Raises `SpecError` if it is not a method or strategy."""
     if for_stages(text):
         raise SpecError(
             f"{text} is for tensors sent between the stages of a pipeline, and here every worker has the"
@@ -43,7 +42,6 @@ def normal(text: str) -> str:
 
 
 def check_fit(spec: str, workers: int, recipe: Recipe, large_batch: LargeBatch) -> None:
-    """Raise `SpecError` or `AttachError` if this number of workers or the optimiser is refused."""
     found = strategy_or_method(spec)
     optimizer = _optimizer(nn.Linear(1, 1, dtype=torch.float32, device="cpu"), spec, recipe, large_batch)
     if isinstance(found, Strategy):
@@ -57,7 +55,6 @@ def check_fit(spec: str, workers: int, recipe: Recipe, large_batch: LargeBatch) 
 
 
 def check_patience(specs: Iterable[str]) -> None:
-    """Raise `SpecError` if there is no strategy, which alone can go on without a lost worker."""
     if not any(isinstance(strategy_or_method(spec), Strategy) for spec in specs):
         raise SpecError(
             f"--patience is for strategies, and {', '.join(specs)} needs all workers: remove it, or take a"
@@ -66,7 +63,6 @@ def check_patience(specs: Iterable[str]) -> None:
 
 
 def check_bits(bits: int, recipe: Recipe) -> None:
-    """Raise `SpecError` unless `bits` is in 2..8 and the model can be converted to low-bit layers."""
     arguments.whole("--bits", bits, 2, 8)
     try:
         built(recipe, bits)
@@ -75,7 +71,6 @@ def check_bits(bits: int, recipe: Recipe) -> None:
 
 
 def normal_sparsity(text: str) -> str:
-    """Return the spec of --sparsity in the spelling of its `repr`. Raises `SpecError` for another one."""
     return repr(transform_of("sparsity", text))
 
 
@@ -87,7 +82,6 @@ def check_transforms(
     large_batch: LargeBatch,
     steps: int,
 ) -> None:
-    """Raise `SpecError` or `AttachError` unless transforms fit each other, the methods and the model."""
     chosen = {option: transform_of(option, text) for option, text in given.items() if text is not None}
     _check_pairs(chosen, bits)
     for option, transform in chosen.items():
@@ -114,7 +108,6 @@ def check_transforms(
 
 
 def _optimizer(model: nn.Module, spec: str, recipe: Recipe, large_batch: LargeBatch) -> Optimizer:
-    """Return the optimiser that trains the model by this method or strategy."""
     by, sizes = strategy_or_method(spec), {"batch": 1, "base_batch": 1, "steps": 1}
     return large_batch.optimizer(model, recipe, by, lr=None, **sizes)[0]
 

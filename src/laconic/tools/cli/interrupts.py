@@ -1,7 +1,6 @@
 """Interrupts: Ctrl-C and SIGTERM end a command, but never in the middle of a write.
 
-An exception inside a queue's `put` leaves its lock acquired or released twice. TensorBoard's writer then
-hangs for ever when it is closed.
+An exception inside a queue's `put` can corrupt its lock; TensorBoard's writer then hangs when it is closed.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Delay signals until this block has ended."""
         self._holding = True
         try:
             yield

@@ -121,9 +121,7 @@ def starts_workers(command: list[str]) -> bool:
 
 
 def stages_on_hosts(command: list[str], hosts: int) -> str:
-    """Return the hosts of a pipeline's stages as text; "" for a command that trains none.
-
-    If neighbours share a host, their messages cross no link, and the text says so.
+    """Describe which hosts run a pipeline's stages, and warn if neighbours share a host.
 
     >>> stages_on_hosts(["laconic", "train", "shakespeare", "--stages", "2", "--replicas=2"], 4)
     'stages by host (replica.stage): 0.0; 0.1; 1.0; 1.1'
@@ -147,14 +145,12 @@ def stages_on_hosts(command: list[str], hosts: int) -> str:
 
 
 def _option(command: list[str], name: str) -> int | None:
-    """Return the integer that a command gives to an option, as `--name 2` or `--name=2`, or None."""
     words = " ".join(command).replace(f"{name}=", f"{name} ").split()
     after = [value for option, value in pairwise(words) if option == name]
     return int(after[-1]) if after and after[-1].isdecimal() else None
 
 
 def traffic(emulated: Lab) -> str:
-    """Return the bytes counted by the hosts' interfaces."""
     counted = emulated.counters()
     sent = " ".join(f"{each.sent / MB:.4g}" for each in counted)
     received = " ".join(f"{each.received / MB:.4g}" for each in counted)

@@ -27,10 +27,7 @@ from laconic.tools.cli.train import train
 
 
 class Commands(TyperGroup):
-    """Shows a `LaconicError` as one line; any other error is a bug of ours and keeps its traceback.
-
-    Ctrl-C is also one line, unless a command handles it.
-    """
+    """Command group that prints a `LaconicError` or Ctrl-C as one line; other errors keep their traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -52,7 +49,6 @@ class Commands(TyperGroup):
 
 
 def show_version(asked: bool) -> None:
-    """Print the version and exit, if requested."""
     if asked:
         typer.echo(f"laconic {__version__}")
         raise typer.Exit

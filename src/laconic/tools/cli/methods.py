@@ -1,4 +1,4 @@
-"""`laconic methods`: all names for --with, one line each; all figures; or all about one name."""
+"""`laconic methods`: the names for --with, one line each; all figures; or one name in full."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from laconic.tools.cli.entries import FEW, MANY, TITLES, CatalogueEntry, entries
 from laconic.tools.cli.shortlist import print_short
 
 HEADS = (f"N = {FEW}", f"N = {MANY}", "smaller", "any N", "error", "bound", "unbiased")
-WIDE = 110  # columns; a narrower screen lists figures vertically
+WIDE = 110  # columns; narrower screens list figures vertically
 LISTED = 5  # number of columns in the list of all names
 STATUS = {
     "verified": "checked against its authors' or other public code",
@@ -73,7 +73,6 @@ def methods(
 
 
 def matching(word: str) -> list[CatalogueEntry]:
-    """Return the entries with this word in their name, description or paper."""
     return [
         each
         for each in entries()
@@ -82,7 +81,6 @@ def matching(word: str) -> list[CatalogueEntry]:
 
 
 def listing(found: Sequence[CatalogueEntry], *, with_pieces: bool = True) -> Table:
-    """Return the table: a heading per kind, a description per name, figures per spec."""
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column("name, payload, paper", ratio=1)
     for head in HEADS[:LISTED]:
@@ -101,7 +99,7 @@ def listing(found: Sequence[CatalogueEntry], *, with_pieces: bool = True) -> Tab
 
 
 def source(named: CatalogueEntry | Callable[..., Any]) -> str:
-    """Return the paper, if there is one, and the status of a name.
+    """Return a name's paper, if any, and status.
 
     >>> source(find("ring")), source(find("torus"))
     ('Lian et al. 2017, arXiv:1705.09056, verified', 'own')
@@ -115,13 +113,11 @@ def _heading(title: str) -> RenderableType:
 
 
 def _words(call: str, description: str) -> RenderableType:
-    """Return a call with its description below."""
     below = (Padding(Text(description, "dim"), (0, 0, 0, 2)),) if description else ()
     return Padding(Group(Text(call, "cyan"), *below), (0, 1, 0, 0))
 
 
 def cells(entry: CatalogueEntry) -> tuple[str, ...]:
-    """Return an entry's figures in the order of HEADS; its upper bound of bits if nothing was measured."""
     figures = entry.measured
     unbiased = {None: "-", True: "yes", False: "no"}[entry.unbiased]
     if entry.max_bits is None:
@@ -146,7 +142,6 @@ def times(ratio: float) -> str:
 
 
 def show(screen: Console, name: str) -> None:
-    """Print all about one name: call, docstrings, paper, figures. Raises `SpecError` if it is unknown."""
     make = find(name)
     found = [entry for entry in entries() if entry.name == name]
     screen.print(Text(f"{name}{signature_text(make)}", "bold cyan"))
@@ -175,7 +170,6 @@ def show(screen: Console, name: str) -> None:
 
 
 def across(found: Sequence[CatalogueEntry]) -> Table:
-    """Return a table of the figures, a row per spec."""
     figures = Table(box=None, padding=(0, 1), header_style="bold")
     figures.add_column("measured", style="cyan", overflow="fold")
     for head in HEADS:
@@ -186,7 +180,6 @@ def across(found: Sequence[CatalogueEntry]) -> Table:
 
 
 def upright(entry: CatalogueEntry) -> Table:
-    """Return a table of one spec's figures, a row each."""
     figures = Table(box=None, padding=(0, 1), show_header=False)
     figures.title, figures.title_style, figures.title_justify = entry.spec, "cyan", "left"
     for head, cell in zip(HEADS, cells(entry), strict=True):

@@ -59,7 +59,6 @@ def partition(
 
 
 def facts(deal: Deal, held: list[int], rows: str) -> Table:
-    """Return sizes and kinds of the clients, one fact per row."""
     left = len(deal.kinds) - sum(deal.sizes)
     table = Table(box=None, padding=(0, 1), show_header=False)
     table.add_column(style="bold", no_wrap=True)

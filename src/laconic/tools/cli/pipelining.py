@@ -55,7 +55,7 @@ class PipelineOptions:
     )
 
     def pipeline_of(self, workers: int | None, batch: int) -> Pipeline | None:
-        """Return the pipeline, or None without --stages. Raises `SpecError` if the numbers do not fit."""
+        """Return the pipeline; None without --stages."""
         if self.stages is None:
             self._check_nothing_else()
             return None
@@ -112,7 +112,6 @@ class PipelineOptions:
 
 
 def check_cut(pipeline: Pipeline, task: Task, model: str, recipe: Recipe) -> None:
-    """Raise `SpecError` if the model has fewer layers than stages, or the replicas' method does not fit."""
     if recipe.cut is None:
         can = [name for name, other in task.models.items() if other.cut is not None]
         hint = f"use --model {' or '.join(can)}" if can else "use the task shakespeare, whose GPTs can"
@@ -125,14 +124,12 @@ def check_cut(pipeline: Pipeline, task: Task, model: str, recipe: Recipe) -> Non
 
 
 def check_alone(settings: Settings, what: str = "--stages") -> None:
-    """Raise `SpecError` for an option that cannot be combined with a divided model."""
     for each in options(TrainingOptions):
         if not info(each).with_stages and getattr(settings, each.name) != each.default:
             raise SpecError(f"{flag(each)} and {what} cannot be combined: give one of the two")
 
 
 def warm_at(pipeline: Pipeline | None, specs: tuple[str, ...]) -> dict[str, int]:
-    """Return, for each method, the first step after its warm-up."""
     if pipeline is None:
         return {spec: strategy_or_method(spec).warm_at for spec in specs if not is_blockwise(spec)}
     between = strategy_or_method(pipeline.between)

@@ -1,4 +1,4 @@
-"""`laconic plan`: the cost of a step with each method, for these workers and this link; with advice."""
+"""`laconic plan`: forecasts of a step with each method, for these workers and this link; and advice."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from laconic.tools.report.plan_picture import picture
 MAX_WORKERS = 4096
 MAX_PARAMS = 10**12
 NEEDED = " [required without --probe]"
-SIDE, MATRICES = 1024, 24  # at most, and at least: of the square matrices that stand for a model
+SIDE, MATRICES = 1024, 24  # maximum side, and minimum number, of square matrices that stand in for a model
 
 
 def plan(
@@ -126,7 +126,6 @@ def plan(
 
 
 def check_given(probed: Probe | None, given: Mapping[str, str | None]) -> None:
-    """Raise `SpecError` for values that are neither given nor probed."""
     if probed is None and (missing := [name for name, value in given.items() if value is None]):
         raise SpecError(f"laconic plan needs {', '.join(missing)}; or --probe with a file of laconic probe")
 
@@ -139,7 +138,6 @@ def work_of(
     update: str | None,
     cores: float | None,
 ) -> Work:
-    """Return a worker's computing: the given values, else the probed ones, else the defaults."""
     if cores is not None and cores <= 0:
         raise SpecError(f"--cores must be above 0, got {cores}: 0.5 is one core for two workers")
     measured = probed.work if probed else Work(0.0, 0.0, 0.0, ())
@@ -157,7 +155,6 @@ def work_of(
 
 
 def network_of(probed: Probe | None, link: str | None, latency: str | None) -> Network:
-    """Return the links: the given values, else the probed ones, else the default latency."""
     network = probed.network if probed else Network(0.0)
     if link:
         network = replace(network, bytes_a_second=units.bits_a_second("--link", link) / 8)
@@ -168,7 +165,7 @@ def network_of(probed: Probe | None, link: str | None, latency: str | None) -> N
 
 
 def read_workers(text: str) -> list[int]:
-    """Parse numbers of workers: a list, or a range, doubled from the first to the last.
+    """Parse a list of numbers of workers, or a range, whose numbers double.
 
     >>> read_workers("4..20"), read_workers("8"), read_workers("2,6")
     ([4, 8, 16, 20], [8], [2, 6])
@@ -188,16 +185,13 @@ def read_workers(text: str) -> list[int]:
 
 
 def layout_given(params: str | None, probed: Probe | None) -> Layout:
-    """Return the model's layout: a stand-in of this many parameters, else the probed one."""
     return (
         layout_of(units.count("--params", params)) if params else Layout.of(probed.layout if probed else ())
     )
 
 
 def layout_of(params: int) -> Layout:
-    """Return a stand-in for a model with this many parameters: dozens of square matrices, or more of `SIDE`.
-
-    The rest is a matrix of as many columns, and a vector with fewer elements than these.
+    """Return a stand-in for a model: square matrices of side at most `SIDE`, then a matrix and a vector.
 
     >>> [entry.shape for entry in layout_of(200_000)][-3:]
     [(91, 91), (13, 91), (73,)]
@@ -213,7 +207,6 @@ def layout_of(params: int) -> Layout:
 
 
 def show(screen: Console, rehearsed: list[Rehearsed], sizes: list[int], work: Work, network: Network) -> None:
-    """Print the table, sorted by step time at the most workers, and the advice for each number of workers."""
     ranked = {size: forecasts(rehearsed, size, work, network) for size in sizes}
     chosen = {size: choice(ranked[size]) for size in sizes}
     last = sizes[-1]

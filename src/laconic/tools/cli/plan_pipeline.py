@@ -1,4 +1,4 @@
-"""`laconic plan --stages N`: the traffic between a pipeline's stages, and the time of its step."""
+"""`laconic plan --stages N`: forecasts of a pipeline's traffic and step time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MB = 1e6
 
 @dataclass(frozen=True)
 class PipelineAsked:
-    """Options of a pipeline as given; None: not given."""
+    """Options of a pipeline as given."""
 
     stages: int | None
     activation: str | None
@@ -53,7 +53,7 @@ class PipelineAsked:
 
     @property
     def pipeline(self) -> bool:
-        """Whether there are stages. Raises `SpecError` for options that are useless without."""
+        """Whether --stages is given. Raises `SpecError` for options that need it."""
         if self.stages is not None:
             return True
         given = {
@@ -70,7 +70,6 @@ class PipelineAsked:
         return False
 
     def check(self, *, workers: str | None, out: Path | None) -> None:
-        """Raise `SpecError` for invalid numbers, or options that cannot be combined with a pipeline."""
         arguments.whole("--stages", self.stages, 2, MOST_STAGES, hint="one stage is not a pipeline")
         assert self.stages is not None
         if workers is not None:
@@ -117,7 +116,6 @@ class PipelineAsked:
         return found
 
     def micro(self) -> int:
-        """Number of micro-batches. Raises `SpecError` if the samples cannot be split into micro-batches."""
         samples, stages = self.shape[0], self.stages
         assert stages is not None
         least = 1 if self.schedule == "gpipe" else stages
@@ -141,7 +139,6 @@ class PipelineAsked:
 def plan_pipeline(
     asked: PipelineAsked, specs: Sequence[str], layout: Layout, work: Work, network: Network
 ) -> None:
-    """Rehearse, forecast every combination, print the tables and the advice."""
     assert asked.stages is not None
     cut = Cut(
         asked.stages,

@@ -1,4 +1,4 @@
-"""Four specs to begin with: first in README, in the docs and in --help."""
+"""Four specs to begin with, shown first in README, docs and --help."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Preset:
-    """A valid spec, and when to begin with it."""
+    """A spec, and when to begin with it."""
 
     spec: str
     when: str

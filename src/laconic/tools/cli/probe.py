@@ -1,4 +1,4 @@
-"""`laconic probe`: measures the links, computing and codecs of these machines, for `laconic plan`."""
+"""`laconic probe`: measures links, computing and codecs for `laconic plan`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def probe(
 def _start(workers: int, words: list[str], out: Path) -> None:
     """Probe with workers on this machine, and show the results.
 
-    They report progress in a file, because their lines would mix with ours on a terminal.
+    Workers report progress in a file: their lines would mix with ours on a terminal.
     """
     screen = console()
     with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:
@@ -90,7 +90,6 @@ def _start(workers: int, words: list[str], out: Path) -> None:
 
 
 def show(screen: Console, found: Probe, path: Path) -> None:
-    """Print a summary of the measurements."""
     links = Table(box=None, padding=(0, 1), header_style="bold")
     for head in ("ranks", "latency", "rate each way"):
         links.add_column(head, justify="right")

@@ -24,18 +24,16 @@ SMOOTHING = 0.1  # weight of the newest step in the displayed loss and step time
 
 @dataclass
 class Shown:
-    """A method's row."""
-
     seed: int | None = None
     seeds_done: int = 0
     step: int = 0
-    ended: bool = False  # whether this seed is counted in seeds_done
+    ended: bool = False  # whether seeds_done counts this seed
     loss: float | None = None
     step_s: float | None = None
     megabytes: float = 0.0  # on the wire, from rank 0, for this seed
     accuracy: float | None = None
-    stepped_at: float = 0.0  # when the last step ended, by a clock
-    test_s: float | None = None  # duration of a test
+    stepped_at: float = 0.0  # monotonic time
+    test_s: float | None = None
     residual: float | None = None  # of a low-bit training, at the last test
     flips: float | None = None  # share of signs that changed between the last two tests
     density: float | None = None  # of the masks, and the share that their last update changed
@@ -45,11 +43,9 @@ class Shown:
 
     @property
     def first_living(self) -> int:
-        """Return the lowest rank that is still alive: its steps are shown."""
         return next(rank for rank in itertools.count() if rank not in self.lost)
 
     def add_step(self, event: dict[str, Any]) -> None:
-        """Add a step of the first living worker."""
         self.step = event["step"]
         self.megabytes += event["network_sent"] / 1e6
         first = self.step <= 2  # the first step is slow
@@ -57,11 +53,10 @@ class Shown:
         self.stepped_at = time.monotonic()
 
     def add_loss(self, loss: float) -> None:
-        """Add a loss of the first living worker that knows it."""
         self.loss = _smooth(self.loss, loss)
 
     def add_test(self, event: dict[str, Any], workers: int) -> bool:
-        """Add a rank's part of a test; True if it was the last part."""
+        """Add a rank's part of a test; return whether it was the last."""
         self.residual = event.get("residual", self.residual)
         self.flips = event.get("flips", self.flips)
         parts = self.tested.setdefault(event["step"], [])
@@ -104,11 +99,9 @@ class Progress:
             self._live.stop()
 
     def print_line(self, line: str) -> None:
-        """Print a permanent line."""
         self.console.print(line, markup=False)
 
     def begin(self, spec: str, seed: int, sent_mb: float = 0.0) -> None:
-        """Record that a training starts, or resumes after rank 0 has sent this much."""
         row = self.rows[spec]
         self.rows[spec] = Shown(
             seed=seed,
@@ -119,18 +112,15 @@ class Progress:
         )
 
     def skip(self, spec: str, seed: int) -> None:
-        """Record that a training was finished before."""
         self.rows[spec].seeds_done += 1
         self.print_line(f"{spec}, seed {seed}: already done")
 
     def end(self, spec: str, seed: int) -> None:
-        """Record that a training has finished."""
         self.rows[spec].seeds_done += 1
         self.rows[spec].ended = True
         self._redraw(now=True)
 
     def show(self, event: dict[str, Any]) -> None:
-        """Show an event."""
         row = self.rows[event["method"]]
         if event["kind"] == "start" and not self._live:
             self.print_line(
@@ -188,7 +178,6 @@ class Progress:
         )
 
     def _tests_s(self, row: Shown) -> float:
-        """Return the seconds of the remaining tests, extrapolated from those so far."""
         steps, every = self.settings.steps, self.settings.eval_every or self.settings.steps
         done = steps if row.ended else row.step
         whole = -(-steps // every)
@@ -197,7 +186,6 @@ class Progress:
         return max(0, left) * (row.test_s or 0.0)
 
     def _density(self, row: Shown) -> str:
-        """Return the share of the weights in use, and the share of these that the last update added."""
         return "-" if row.density is None else f"{100 * row.density:.1f} % ({100 * row.changed:.1f} % new)"
 
     def _line(self, spec: str) -> str:

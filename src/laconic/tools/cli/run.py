@@ -1,4 +1,4 @@
-"""`laconic run`: run a script on several workers through torch.distributed.run, with all of its flags."""
+"""`laconic run`: runs a script on several workers through torch.distributed.run, with all of its flags."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from laconic.tools.cli.startup import LAUNCHER, WORKER
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-FAILED = 1  # exit code if a worker was killed; else the first failed worker's exit code
+FAILED = 1  # exit code if a worker was killed; otherwise the first failure's exit code
 PASS_THROUGH = {
     "ignore_unknown_options": True,
     "allow_interspersed_args": False,
     "allow_extra_args": True,
 }
-MEETING = ("--rdzv", "--master", "--node", "--nnodes", "--standalone")  # flags that say where workers meet
+MEETING = ("--rdzv", "--master", "--node", "--nnodes", "--standalone")  # flags of the rendezvous
 
 
 def run(
@@ -75,7 +75,7 @@ def run(
 def checked(words: list[str], parse: Callable[..., Any], configure: Callable[..., Any]) -> Any:
     """Parse torchrun's arguments. Raises `SpecError` with the last line of its error message.
 
-    Numbers that torchrun accepts, but its agent later asserts against, are rejected here.
+    Also rejects numbers that only torchrun's agent would refuse, by an assertion.
     """
     said = io.StringIO()
     try:
@@ -96,7 +96,6 @@ def checked(words: list[str], parse: Callable[..., Any], configure: Callable[...
 
 
 def check_numbers(given: Any, configure: Callable[..., Any]) -> None:
-    """Raise `SpecError` for impossible numbers of nodes, workers or restarts."""
     if int(given.max_restarts) < 0:
         raise SpecError(f"--max-restarts must be 0 (none) or more, got {given.max_restarts}")
     fewest, _, most = given.nnodes.partition(":")
@@ -108,7 +107,6 @@ def check_numbers(given: Any, configure: Callable[..., Any]) -> None:
 
 
 def reason(script: str, rank: int, failure: ProcessFailure) -> str:
-    """Return why the first worker failed, in one line."""
     record: Any = failure.message  # torch's type says str
     if isinstance(record, dict):
         message = str(record["message"]).partition(": ")[2]
@@ -119,7 +117,7 @@ def reason(script: str, rank: int, failure: ProcessFailure) -> str:
 
 
 def torchrun_arguments(arguments: list[str]) -> list[str]:
-    """Put flags and script, in either order, into torchrun's order.
+    """Put flags and script into torchrun's order.
 
     >>> torchrun_arguments(["train.py", "--nproc-per-node", "2", "--", "--lr", "1"])
     ['--standalone', '--nproc-per-node', '2', 'train.py', '--lr', '1']

@@ -1,4 +1,4 @@
-"""One run of `laconic train`: every method with every seed; events go to the ledger and the screen."""
+"""One run of `laconic train`: every method with every seed, with events to the ledger and the screen."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from laconic.tools.tasks.steps import due
 
 
 class Session:
-    """A run in progress. `started`: its folder has been opened, so its files are from this run."""
+    """Run in progress. `started`: its folder is open, so its files are from this run."""
 
     def __init__(self, settings: Settings, console: Console, interrupts: Interrupts) -> None:
         self.settings = settings
@@ -36,7 +36,7 @@ class Session:
         self._finished = finished(settings) if settings.resume else set()
 
     def train_all(self) -> None:
-        """Train every method with every seed; always stop all workers and remove scratch files at the end."""
+        """Train every method with every seed; always stop all workers and remove scratch files."""
         check_packages()
         settings = self.settings
         settings.check_folder()
@@ -105,7 +105,6 @@ class Session:
 
 
 def sent_before(folder: Path, spec: str, seed: int) -> float:
-    """Return MB that rank 0 sent in the steps that a resumed training keeps."""
     sent = (
         event["network_sent"]
         for event in read_events(folder)
@@ -115,9 +114,9 @@ def sent_before(folder: Path, spec: str, seed: int) -> float:
 
 
 def on_record(settings: Settings, spec: str, seed: int, folder: Path) -> Path | None:
-    """Return the newest checkpoint whose events of all workers are written, else the oldest, or None.
+    """Return the newest checkpoint for which all workers' events are written, else the oldest, or None.
 
-    Workers run ahead of the written events, which a killed run may lack.
+    Workers run ahead of the written events, so a killed run may lack some.
     """
     done: defaultdict[int, set[int]] = defaultdict(set)
     tested: Counter[int] = Counter()
@@ -139,7 +138,7 @@ def on_record(settings: Settings, spec: str, seed: int, folder: Path) -> Path | 
 
 
 def finished(settings: Settings) -> set[tuple[str, int]]:
-    """Return method and seed of trainings whose remaining workers have all done and tested the last step."""
+    """Return the (method, seed) pairs of finished trainings: all remaining workers tested the last step."""
     last: Counter[tuple[str, int]] = Counter()
     lost: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     for event in read_events(settings.folder):

@@ -1,4 +1,4 @@
-"""Settings of a `laconic train` run, checked as a whole before anything starts."""
+"""Settings of a `laconic train` run, checked together before anything starts."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Options(PipelineOptions, TrainingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Options):
-    """Options of a whole run, checked, with the task's defaults."""
+    """Checked options of a whole run, with the task's defaults."""
 
     model: str
     workers: int
@@ -109,7 +109,6 @@ class Settings(Options):
 
     @classmethod
     def of(cls, options: Options) -> Settings:
-        """Return settings, with the task's defaults for None. Raises `SpecError` if a value is invalid."""
         task = find(options.task)
         check_each(Options, options)
         steps = task.steps if options.steps is None else options.steps
@@ -196,7 +195,6 @@ class Settings(Options):
 
     @property
     def folder(self) -> Path:
-        """Folder of all files of this run."""
         return self.out / self.name
 
     @property
@@ -206,11 +204,9 @@ class Settings(Options):
 
     @property
     def all_seeds(self) -> range:
-        """The seeds, in order."""
         return range(self.seed, self.seed + self.seeds)
 
     def config(self) -> dict[str, Any]:
-        """Return the content of `config.json`."""
         recorded = [each.name for each in options(Options) if info(each).recorded]
         return {name: getattr(self, name) for name in recorded} | {
             "title": find(self.task).title,
@@ -226,14 +222,12 @@ class Settings(Options):
         }
 
     def check_folder(self) -> None:
-        """Raise `StateError` if this run's folder holds another run, or cannot be resumed."""
         if self.resume:
             self._check_same()
         else:
             check_free(self.folder, overwrite=self.overwrite, way_out=WAY_OUT)
 
     def open_folder(self) -> None:
-        """Make the run's folder, unless this run resumes. Raises `StateError` as `check_folder` does."""
         if self.resume:
             self._check_same()
         else:
@@ -250,7 +244,7 @@ class Settings(Options):
         except ValueError as error:
             raise StateError(f"{path} is damaged: {error}; start a new run with another --name") from error
         now = self.config()
-        for name in (*fixed(Options), "first_seed", "pipeline"):  # others would give different bits
+        for name in (*fixed(Options), "first_seed", "pipeline"):  # changes to others keep the bits
             if before.get(name) != now[name]:
                 raise StateError(
                     f"--resume: {self.folder} started with {name}={before.get(name)!r}, not {now[name]!r};"

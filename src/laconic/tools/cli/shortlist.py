@@ -1,4 +1,4 @@
-"""The short list of `laconic methods`: where to begin, then one line per name with its bits."""
+"""Short list of `laconic methods`: presets, then one line per name with its bits."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rich.text import Text
 from laconic.tools.cli.entries import FEW, MANY, TITLES, CatalogueEntry
 from laconic.tools.cli.presets import PRESETS
 
-LEAST = 20  # minimum columns for a method's payload; with fewer it is omitted
+LEAST = 20  # minimum columns for a method's payload; otherwise it is omitted
 BESIDE = 2 + 4 * 2 + 2 * 6  # other columns: the indent, padding, and figures of up to 6
 NAMED_ONLY = ("selector", "codec", "reducer")  # kinds listed by name alone
 
 
 def print_short(screen: Console, found: Sequence[CatalogueEntry], *, with_presets: bool) -> None:
-    """Print presets if asked for, then the entries: without them, kinds of NAMED_ONLY have lines too."""
+    """Print the entries, after the presets if asked for: then kinds of NAMED_ONLY get no lines."""
     if with_presets:
         screen.print("Begin with", style="bold")
         first = Table(box=None, padding=(0, 1), show_header=False)
@@ -59,5 +59,4 @@ def print_short(screen: Console, found: Sequence[CatalogueEntry], *, with_preset
 
 
 def bits(entry: CatalogueEntry, size: int) -> str:
-    """Return bits per parameter that a worker sends among `size`; "-" if a link or graph decides."""
     return "-" if entry.measured is None else f"{entry.measured.sent_at(size):.3g}"

@@ -1,4 +1,4 @@
-"""Start of the command and its workers: Ctrl-C ends them in one line, also while torch is imported."""
+"""Start of the command and its workers: Ctrl-C ends them with one line, even during imports."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ LAUNCHER = "LACONIC_LAUNCHER"  # environment variable of workers: the launcher's
 
 
 def exit_on_interrupt() -> None:
-    """Make Ctrl-C end the process in one line, unless the parent process ignores it."""
+    """Make Ctrl-C end the process with one line, unless the parent process ignores it."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit)
 
 
 def raise_on_interrupt() -> None:
-    """Make Ctrl-C a KeyboardInterrupt again, after `exit_on_interrupt`."""
     if signal.getsignal(signal.SIGINT) is _exit:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def say_interrupted() -> None:
-    """Print one line on standard error; the launcher prints it for its workers."""
+    """Print one line on standard error; for workers, the launcher does."""
     if WORKER not in sys.orig_argv:
         os.write(2, b"laconic: interrupted\n")
 
 
 def forget_interrupt() -> None:
-    """Let the process end with its own exit code after a KeyboardInterrupt that was handled.
+    """Make a process that handled a KeyboardInterrupt end with its own exit code.
 
-    If it was raised inside `exec` of a string, as in the definition of a dataclass, CPython remembers it
-    until the next such `exec`, and otherwise ends the process by SIGINT.
+    If the interrupt was raised inside `exec` of a string, as in the definition of a dataclass, CPython ends
+    the process by SIGINT unless another `exec` follows.
     """
     exec("")
 

@@ -15,10 +15,7 @@ SPARSE = 0.001  # share of zero weights above which the table shows it
 
 
 def print_summary(console: Console, rows: list[Row], target: float | None = None) -> None:
-    """Print one row per method, with the time to `target` percent if there is one.
-
-    Bytes and times per step are those of the second half of the steps. Long cells wrap: nothing is cut off.
-    """
+    """Print one row per method; bytes and times per step are of the second half of the steps."""
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column(
         "method, optimiser and learning rate", overflow="fold", min_width=min(17, console.width // 6)

@@ -1,7 +1,6 @@
 """Progress lines for a terminal: one when the phase changes, at least one every three seconds.
 
-Phases that begin and end between two checks get no line. Lines are plain, so that other output to the same
-terminal is undisturbed.
+Phases shorter than the interval of checks get no line. Lines are plain, so they do not disturb other output.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ PAUSE_S, LOOK_S = 2.5, 0.25  # between lines, and between checks of the phase
 
 
 class Telling:
-    """Inside `with`, a thread prints the phase that `doing` returns, and its duration; nothing for "".
+    """Thread that prints the phase and its duration, inside `with`, if `screen` is a terminal.
 
-    Args:
-        screen: Where to print; nothing is printed unless it is a terminal.
-        doing: Returns the present phase, in a few words.
+    `doing` returns the present phase in a few words; nothing is printed for "".
     """
 
     def __init__(self, screen: Console, doing: Callable[[], str]) -> None:

@@ -21,7 +21,7 @@ from laconic.tools.cli.files import check_svg, write_svg
 from laconic.tools.report.topology_picture import picture
 
 MAX_RANKS = 256  # most ranks that a circle can show
-LEFT = 0.01  # remaining disagreement whose number of steps the table shows
+LEFT = 0.01  # remaining disagreement for which the table shows the steps
 
 
 def topology(
@@ -54,7 +54,6 @@ def topology(
 
 
 def facts(made: Topology, size: int) -> Table:
-    """Return its properties, one per row."""
     period = made.period(size)
     degrees = {len(made.peers(rank, size, at).out) for at in made.span(size) for rank in range(size)}
     sends = " to ".join(str(degree) for degree in sorted({min(degrees), max(degrees)}))
@@ -76,7 +75,6 @@ def facts(made: Topology, size: int) -> Table:
 
 
 def speed(made: Topology, size: int) -> str:
-    """Describe how fast uniform mixing brings ranks to agreement."""
     found = averaging(made, size)
     if found.exact:
         return f"exactly, in {found.exact} step{'s' * (found.exact > 1)}"

@@ -1,7 +1,7 @@
-"""Program that `laconic run` starts on each worker: runs the user's script as Python itself would.
+"""Program that `laconic run` starts on each worker: it runs the user's script as Python would.
 
-Errors that Laconic raises on purpose are passed to the launcher, which shows them once for all workers. Any
-other error keeps its traceback, from the script's first line on.
+Errors that Laconic raises on purpose go to the launcher, which prints one for all workers. Other errors keep
+their traceback, from the script's first line on.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from laconic.core.errors import LaconicError
 from laconic.tools.cli.startup import INTERRUPTED, LAUNCHER, WORKER, exit_on_interrupt, raise_on_interrupt
 from laconic.tools.lab import linux
 
-OWN = (WORKER, __file__, "<frozen runpy>", runpy.__file__)  # files with frames of ours, not the script's
+OWN = (WORKER, __file__, "<frozen runpy>", runpy.__file__)  # files whose frames are not the script's
 HOME = Path(__file__).parent
 
 
 def main() -> None:
-    """Run `SCRIPT ARGS...` or `-m MODULE ARGS...` from the command line."""
     exit_on_interrupt()
     end_with_launcher()
     import_module("torch.distributed.elastic.multiprocessing.errors")  # takes seconds
@@ -40,9 +39,9 @@ def main() -> None:
 
 
 def end_with_launcher() -> None:
-    """End if the launcher has ended; on Linux, end by SIGTERM when it does.
+    """Exit if the launcher has ended; on Linux, receive SIGTERM when it ends.
 
-    A launcher interrupted while it starts workers does not know them yet, and cannot end them.
+    A launcher interrupted while it starts workers does not know them yet, so it cannot stop them.
     """
     if sys.platform == "linux":
         linux.die_with_parent(signal.SIGTERM)
@@ -51,12 +50,11 @@ def end_with_launcher() -> None:
 
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Report an uncaught error: a `LaconicError` to the launcher, any other on standard error."""
     while trace is not None and trace.tb_frame.f_code.co_filename in OWN:
         trace = trace.tb_next
     place = traceback.extract_tb(trace)[:1]
     if isinstance(error, KeyboardInterrupt) and place and Path(place[0].filename).is_relative_to(HOME):
-        return  # of a command of ours, while it begins: the launcher says so
+        return  # raised in our code while the worker starts; the launcher reports it
     if isinstance(error, LaconicError):
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
