@@ -1,8 +1,8 @@
-"""One rank's training loop for Block-ADMM: steps, measurements, evaluations, checkpoints.
+"""One rank's training loop for Block-ADMM.
 
-Every rank emits one event per step and one per evaluation. Steps are those of the last block, which
-computes the loss: ticks before the first step fill the blocks, and ticks after the last one empty them. A
-step has as many examples as a step of a method on the same number of workers.
+Ranks emit one event per step and per evaluation. Steps are those of the last block, which computes the loss:
+earlier ticks fill the blocks, and later ones empty them. A step has as many examples as with a method on the
+same number of workers.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ from laconic.tools.tasks.steps import due, explained
 from laconic.tools.tasks.task import cross_entropy
 
 PACKETS = PacketModel()
-LR = 1e-3  # of Adam: a block's targets are scaled differently from the loss, so a task's rate does not fit
+LR = 1e-3  # of Adam: a task's rate does not fit, as targets of blocks are scaled differently from the loss
 
 
 def is_blockwise(spec: str) -> bool:
-    """Return whether a spec is a block training."""
     return isinstance(parse(spec), BlockAdmm)
 
 
 def train_blocks(settings: TrainingSettings, emit: Emit) -> list[int]:
-    """Train as one rank of the default process group and emit events; returns all ranks."""
+    """Train as one rank, emit events, and return all ranks."""
     rank, size, spec = dist.get_rank(), dist.get_world_size(), parse(settings.spec)
     assert isinstance(spec, BlockAdmm)
     task, tensors = find(settings.task), mapped(settings.data)
@@ -107,7 +106,7 @@ def train_blocks(settings: TrainingSettings, emit: Emit) -> list[int]:
 
 
 def step_costs(before: Stats, now: Stats) -> Event:
-    """Return a step's seconds and bytes. Sub-problems, which contain a backward pass, count as backward."""
+    """Return a step's seconds and bytes. Sub-problems, with their backward passes, count as backward."""
     up, back = _since(before.activations, now.activations), _since(before.targets, now.targets)
     waited = now.waited_s - before.waited_s
     return {
@@ -128,7 +127,6 @@ def step_costs(before: Stats, now: Stats) -> Event:
 
 
 def at_work(trainer: BlockTrainer, before: Stats, now: Stats) -> dict[str, Any]:
-    """Return a step's figures for the report's section on blocks."""
     return {
         "primal": now.primal,
         "dual": now.dual,
@@ -139,9 +137,9 @@ def at_work(trainer: BlockTrainer, before: Stats, now: Stats) -> dict[str, Any]:
 
 
 def wire(messages: Messages, nbytes: int | None = None) -> int:
-    """Return the network bytes that a rank sends for `messages`, with headers and acknowledgements.
+    """Return the network bytes that a rank sends, with headers and acknowledgements.
 
-    `nbytes`: replaces the bytes of the sent messages.
+    `nbytes` replaces the bytes of the sent messages.
     """
     sent = messages.sent_bytes if nbytes is None else nbytes
     forth = messages.sent * PACKETS.forth(-(-sent // max(messages.sent, 1)))

@@ -15,7 +15,7 @@ TASKS = {task.name: task for task in (DIGITS, MNIST, CIFAR10, SHAKESPEARE)}
 
 
 def find(name: str) -> Task:
-    """Return the task of this name. Raises `SpecError`, with close matches, for an unknown name.
+    """Return a task. Raises `SpecError`, with close matches, for an unknown name.
 
     >>> find("digits").name
     'digits'

@@ -1,11 +1,10 @@
 """Checkpoints that are complete only after every rank has written its part.
 
-    folder/step-000123/rank0.pt     one part per rank, with its own residuals
+    folder/step-000123/rank0.pt     one part per rank, with its residuals
     folder/step-000123/rank1.pt
     folder/step-000123/COMPLETE     world size and SHA-256 of every part, written last, by rank 0
 
-Files are replaced atomically: a crash leaves either the whole file or none. All ranks write to one shared
-folder.
+Files are replaced atomically. All ranks write to one shared folder.
 """
 
 from __future__ import annotations
@@ -38,19 +37,17 @@ def save(
     barrier: Callable[[], object],
     keep: int = 2,
 ) -> Path:
-    """Write this rank's part of a checkpoint, and complete it together with the other ranks.
+    """Write this rank's part of a checkpoint, complete it together with the other ranks, and return its
+    folder.
 
     Args:
         folder: Shared by all ranks.
         state: This rank's part.
-        step: Number of finished steps; all ranks call this at the same step.
+        step: Number of finished steps, equal on all ranks.
         rank: This rank.
         size: Number of ranks.
         barrier: Returns once all ranks have called it.
-        keep: Number of complete checkpoints to keep; older ones are removed.
-
-    Returns:
-        The folder of the checkpoint.
+        keep: Number of complete checkpoints to keep.
 
     Raises:
         StateError: On rank 0, if a part is missing: the ranks do not share `folder`.
@@ -75,7 +72,7 @@ def save(
 
 
 def remove(place: Path) -> None:
-    """Remove a checkpoint. A partly removed one is incomplete."""
+    """Remove a checkpoint; a partly removed one is incomplete."""
     (place / MARKER).unlink()
     shutil.rmtree(place)
 
@@ -87,12 +84,11 @@ def complete(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint, or None."""
     return next(reversed(complete(folder)), None)
 
 
 def step_of(place: Path) -> int:
-    """Return the step of a checkpoint, from its folder's name.
+    """Return a checkpoint's step.
 
     >>> step_of(Path("step-000123"))
     123
@@ -103,8 +99,8 @@ def step_of(place: Path) -> int:
 def load(place: Path, *, rank: int, size: int) -> dict[str, Any]:
     """Load this rank's part of a checkpoint to the CPU. Runs no code from the file.
 
-    Raises `StateError`, with the file's name, if the checkpoint is incomplete, damaged, or of a different
-    world size. It never uses an older checkpoint instead: `complete` lists them.
+    Raises `StateError` if the checkpoint is incomplete, damaged, or of a different world size; never falls
+    back to an older one.
     """
     marker = _marker(place)
     if marker["world_size"] != size:

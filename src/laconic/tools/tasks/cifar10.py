@@ -67,7 +67,7 @@ class Block(nn.Module):
 
 
 def resnet20() -> nn.Module:
-    """Build nine blocks at 16, 32 and 64 channels: 0.27 million parameters."""
+    """Build nine blocks: 0.27 million parameters."""
     widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64]
     blocks = [Block(inside, outside) for inside, outside in pairwise(widths)]
     model = nn.Sequential(
@@ -86,12 +86,12 @@ def resnet20() -> nn.Module:
 
 
 def small_cnn() -> nn.Module:
-    """Build three convolutions and two dense layers, 0.3 million parameters: fast on a CPU."""
+    """Build a network of 0.3 million parameters, fast on a CPU."""
     return _three_convolutions(lambda channels: nn.ReLU(), bias=True)
 
 
 def evonorm_cnn() -> nn.Module:
-    """Build the same convolutions with EvoNorm-S0 instead of ReLU: no batch statistics."""
+    """Build `small_cnn` with EvoNorm-S0 instead of ReLU: no batch statistics."""
     return _three_convolutions(EvoNormS0, bias=False)
 
 
@@ -113,10 +113,7 @@ def _three_convolutions(after: Callable[[int], nn.Module], *, bias: bool) -> nn.
 
 
 def bnn() -> nn.Module:
-    """Build four convolutions and two dense layers with batch norms and no ReLU, for `--lowbit`.
-
-    0.8 million parameters.
-    """
+    """Build a network with batch norms and no ReLU, for binary weights: 0.8 million parameters."""
     layers, inside = list[nn.Module](), 3
     for outside, pool in ((32, False), (64, True), (128, True), (128, True)):
         layers.append(nn.Conv2d(inside, outside, 3, padding=1, bias=False))

@@ -1,7 +1,6 @@
-"""The file formats of CIFAR-10: an archive of JPEG files, pickled batches, and binary batches.
+"""File formats of CIFAR-10: an archive of JPEG files, pickled batches, and binary batches.
 
-Loading a pickle can run any code. These pickles contain only bytes, lists and byte arrays, so the reader
-allows only the four names that they need.
+Loading a pickle can run any code, so the reader allows only the four names that these files need.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def from_jpegs(path: Path) -> Tensors:
 
 
 def decode_jpegs(joined: NDArray[np.generic], offsets: NDArray[np.generic]) -> Tensor:
-    """Decode joined JPEG files to uint8 (n, 3, 32, 32), in one thread per core: the decoder frees the GIL."""
+    """Decode joined JPEG files to uint8 (n, 3, 32, 32), one thread per core: the decoder releases the GIL."""
     require("PIL", "CIFAR-10 in JPEG files")
     from PIL import Image
 
@@ -104,7 +103,6 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 def _latin_bytes(text: str, encoding: str) -> bytes:
-    """Decode bytes of Python 2's pickle protocol: `_codecs.encode(text, 'latin1')`."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"it encodes text as {encoding!r}, not latin1")
     return text.encode("latin1")

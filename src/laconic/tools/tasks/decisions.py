@@ -1,4 +1,4 @@
-"""Collects the decisions that methods log during training, for the reporting thread.
+"""Decisions that methods log during training.
 
 A method may log from the communication thread, but only one thread may write to a worker's pipe.
 """
@@ -32,7 +32,6 @@ class Decisions(logging.Handler):
         self._messages.put(record.getMessage())
 
     def pop_all(self) -> list[str]:
-        """Return the messages since the last call, in order."""
         return [self._messages.get_nowait() for _ in range(self._messages.qsize())]
 
     def close(self) -> None:

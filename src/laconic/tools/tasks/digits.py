@@ -1,7 +1,4 @@
-"""Handwritten digits of 8 x 8 pixels: scikit-learn's own copy (Alpaydin and Kaynak 1998).
-
-The network has 284 thousand parameters, only 0.13 % of them in one-dimensional tensors, which stay dense.
-"""
+"""Handwritten digits of 8 x 8 pixels, from scikit-learn (Alpaydin and Kaynak 1998)."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ def load(folder: Path | None = None) -> Tensors:
     (1437, 1, 8, 8)
     """
     require("sklearn", "the task digits")
-    from sklearn.datasets import load_digits  # imported here because it takes a second
+    from sklearn.datasets import load_digits  # takes a second
 
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))  # the set is sorted by writer
@@ -40,12 +37,11 @@ def load(folder: Path | None = None) -> Tensors:
 
 
 def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
-    """Return float32 images with about zero mean and unit variance; no augmentation."""
+    """Return float32 images with about zero mean and unit variance."""
     return (x.float() - 4.88) / 6.02
 
 
 def small_cnn() -> nn.Module:
-    """Build two convolutions and two dense layers."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.ReLU(),
@@ -60,7 +56,6 @@ def small_cnn() -> nn.Module:
 
 
 def mlp() -> nn.Module:
-    """Build three dense layers, 300 thousand parameters."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(64, 512),
@@ -72,7 +67,7 @@ def mlp() -> nn.Module:
 
 
 def wide() -> nn.Module:
-    """Build four dense layers, 2.2 million parameters: little computation, many bytes."""
+    """Build 2.2 million parameters: little computation, many bytes."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(64, 1024),

@@ -14,10 +14,7 @@ TEST_BATCH = 500
 
 
 def evaluate(model: nn.Module, task: Task, tensors: Tensors, rank: int, size: int) -> Event:
-    """Return correct answers, sum of losses, and number of answers on this rank's share of the test set.
-
-    `zeros`: share of the weights that are exactly zero.
-    """
+    """Return a rank's correct answers, sum of losses, number of answers, and the share of zero weights."""
     model.eval()
     right, total, answers = 0, 0.0, 0
     x, y = tensors["test_x"][rank::size], tensors["test_y"][rank::size]

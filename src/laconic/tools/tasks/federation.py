@@ -1,8 +1,7 @@
 """A task among clients with disjoint examples: rounds, bytes and accuracy, in one process.
 
-Messages are encoded and counted as in a real run, but not sent. All clients create the first model from the
-run's seed, without sending it. A client's local training depends only on (seed, client, round), so runs of
-two methods have the same clients, batches and first model.
+Messages are encoded and counted as in a real run. Clients create the first model from the run's seed. Their
+training depends only on (seed, client, round), so all methods have the same clients, batches and first model.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ class Federation:
 
 
 def partition_of(text: str) -> Partition:
-    """Return the partition of this spec. Raises `SpecError` if it is not a partition."""
     made = parse(text)
     if not isinstance(made, Partition):
         raise SpecError(
@@ -69,20 +67,16 @@ def partition_of(text: str) -> Partition:
 
 
 def deal(settings: Federation, tensors: Tensors) -> Deal:
-    """Assign examples to clients. Raises `SpecError` if the partition does not suit the task."""
     partition = partition_of(settings.by)
     return partition.over(find(settings.task).kinds_for(partition, tensors), settings.clients, settings.seed)
 
 
 def federate(settings: Federation, tensors: Tensors) -> Iterator[dict[str, Any]]:
-    """Train, and yield each round's clients, bytes up and down, failed clients, and evaluation.
+    """Train, and yield each round's result.
 
     Yields:
         {"round", "chosen", "down", "up", "failed"}, with "accuracy" and "test_loss" every `eval_every`
         rounds and after the last.
-
-    Raises:
-        SpecError: The scheme, the partition or the sampling is unsuitable.
     """
     task, shares = find(settings.task), deal(settings, tensors)
     torch.manual_seed(settings.seed)  # every method starts from the same model
@@ -117,9 +111,9 @@ def local_training(
     model: Model,
     number: int,
 ) -> tuple[Model, int]:
-    """Train one client for one round from this model, in `net`, and return its number of examples.
+    """Train one client for one round, in `net`, and return the model and its number of examples.
 
-    Its batches continue over rounds, epoch by epoch. `scheme` is attached to `net`.
+    Batches continue over rounds. `scheme` is attached to `net`.
     """
     own = shares.indices(client)
     if not len(own):
@@ -145,7 +139,6 @@ def local_training(
 def told_of(
     settings: Federation, task: Task, tensors: Tensors, net: nn.Module, outcome: Outcome
 ) -> dict[str, Any]:
-    """Return the event of one round, with an evaluation every `eval_every` rounds."""
     event: dict[str, Any] = {
         "round": outcome.number,
         "chosen": list(outcome.chosen),

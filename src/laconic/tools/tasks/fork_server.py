@@ -1,4 +1,4 @@
-"""First import of the server that forks workers: Ctrl-C ends it silently from here on.
+"""First import of the server that forks workers: from here on, Ctrl-C ends it silently.
 
 `launcher` starts it with SIGINT blocked, so that Ctrl-C cannot end it in a traceback before.
 """

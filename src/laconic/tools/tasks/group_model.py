@@ -1,4 +1,4 @@
-"""The model of a group: equal on every rank, with rank 0's buffers for evaluation, saved at the end."""
+"""The model of a group: equal on every rank, with rank 0's buffers for evaluation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from laconic.core.errors import AttachError
 from laconic.lowbit import convert
 from laconic.tools.tasks.task import Recipe
 
-MODEL = "model.pt"  # in the training's folder: the group's model after the last step
+MODEL = "model.pt"
 
 
 def built(recipe: Recipe, bits: int | None, seed: int = 0) -> nn.Module:
-    """Build the model, in float32 or with layers of `bits` bits. `seed`: of their rounding, differs by rank.
+    """Build the model, in float32 or with layers of `bits` bits. `seed` of their rounding differs by rank.
 
     Raises `AttachError`, naming --bits, if the model cannot be converted.
     """
@@ -31,12 +31,10 @@ def built(recipe: Recipe, bits: int | None, seed: int = 0) -> nn.Module:
 
 
 def share_buffers(model: nn.Module) -> None:
-    """Copy rank 0's buffers to every rank."""
     for buffer in model.buffers():
         dist.broadcast(buffer, 0)
 
 
 def save_model(folder: Path, model: nn.Module) -> None:
-    """Write the group's model atomically."""
     with replacing(folder / MODEL) as file:
         torch.save({name: part.clone() for name, part in model.state_dict().items()}, file)

@@ -24,12 +24,12 @@ from laconic.tools.tasks.skew import SkewedShard
 from laconic.tools.tasks.task import Recipe, cross_entropy
 
 Rate = Callable[[int], float]
-MICRO_BATCH_SIZE = 256  # of --recipe: fits a small network into a small machine
+MICRO_BATCH_SIZE = 256  # of --recipe
 
 
 @dataclass(frozen=True)
 class LargeBatch:
-    """Options of large batches. `recipe`: of `large_batch`, or None. `micro_batch_size`: a maximum."""
+    """Options of large batches. `recipe`: of `large_batch`, or None; `micro_batch_size`: a maximum."""
 
     recipe: Kind | None = None
     copies: int = 1
@@ -37,7 +37,6 @@ class LargeBatch:
     micro_batch_size: int | None = None
 
     def check(self, workers: int, skew: float | None) -> None:
-        """Raise `SpecError` if the options contradict each other."""
         if self.shares_examples and workers % self.copies:
             raise SpecError(
                 f"--copies across ranks must divide --workers {workers}, got {self.copies}: use --workers"
@@ -65,7 +64,7 @@ class LargeBatch:
         base_batch: int,
         steps: int,
     ) -> tuple[Optimizer, float, Rate]:
-        """Return the optimiser, its peak rate, and the rate of each step. `lr`: the peak, or None."""
+        """Return the optimiser, its peak rate, and the rate of each step."""
         if self.recipe is None:
             made = recipe.optimizer(model, lr, by)
             peak = float(made.param_groups[0]["lr"])
@@ -86,7 +85,6 @@ class LargeBatch:
     def shard(
         self, of: Callable[[int, int], Shard | SkewedShard], rank: int, size: int
     ) -> Shard | SkewedShard | CopiedShard:
-        """Return this rank's shard, from `of(rank, size)`, which returns a shard without copies."""
         if self.copies == 1:
             return of(rank, size)
         if self.across == "batch":
@@ -96,11 +94,10 @@ class LargeBatch:
     def ahead(
         self, model: nn.Module, x: Tensor, y: Tensor, precision: Precision
     ) -> tuple[Tensor, Tensor, float, float]:
-        """Run the backward passes of all micro-batches except the last, unsynchronised.
+        """Run the backward passes of all micro-batches but the last, unsynchronised.
 
-        Returns:
-            The last micro-batch's inputs and labels, its weight in the mean, and the others' part of the
-            step's loss.
+        Returns the last micro-batch's inputs, labels and weight in the mean, and the others' part of the
+        loss.
         """
         most = self.micro_batch_size or (len(x) if self.recipe is None else MICRO_BATCH_SIZE)
         accumulation = Accumulation(len(x), most=most, ranks=1)
@@ -117,18 +114,16 @@ class LargeBatch:
 
 @dataclass(frozen=True, eq=False)
 class CopiedShard:
-    """The examples of a group's `order`, repeated `repeats` times, as copy number `copy` of the group."""
+    """Examples of a group's `order`, repeated `repeats` times, as copy number `copy` of the group."""
 
     order: Shard | SkewedShard
     repeats: int
     copy: int
 
     def indices(self, step: int) -> Tensor:
-        """Return the indices of this step's examples, int64 (repeats * batch,), first copy first."""
         return self.order.indices(step).repeat(self.repeats)
 
     def rng(self, step: int) -> torch.Generator:
-        """Return the generator of this rank's augmentation at this step."""
         return torch.Generator("cpu").manual_seed(mix(self.order.rng(step).initial_seed(), self.copy) >> 1)
 
 

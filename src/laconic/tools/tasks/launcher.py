@@ -1,8 +1,7 @@
 """Starts the workers of one training on this machine, receives their events, and stops them together.
 
-Workers are forked from a server process that has imported torch once, so a start takes a fraction of a
-second. They connect over gloo on the loopback interface; the launcher holds their store. Each worker has
-its own pipe to the launcher. A worker ends immediately if the launcher dies.
+Workers are forked from a server process that has imported torch, so a start takes a fraction of a second.
+They connect over gloo on the loopback interface. A worker ends if the launcher dies.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from laconic.tools.tasks.place import Hosts
 from laconic.tools.tasks.settings import Emit, Event, TrainingSettings
 from laconic.tools.tasks.training import train_rank
 
-TIMEOUT = timedelta(seconds=120)  # of a collective: a worker that hangs longer fails the run
+TIMEOUT = timedelta(seconds=120)  # of a collective; a worker that hangs longer fails the run
 # imported once for all workers; creating an optimiser imports torch._dynamo, which takes seconds
 PRELOADED = ["__main__", "laconic.tools.tasks.fork_server", "laconic.tools.tasks.pipelined", "torch._dynamo"]
-LEAVE_S = 30.0  # how long a finished worker waits for the others
-GRACE_S = 1.0  # after a failure, to collect the peers' errors: the earliest is the cause
-QUOTED_S = 10.0  # after an error that quotes another worker's, to receive that one with its traceback
+LEAVE_S = 30.0  # wait of a finished worker for the others
+GRACE_S = 1.0  # wait after a failure for the peers' errors: the earliest is the cause
+QUOTED_S = 10.0  # wait after an error that quotes another worker's, for that one's traceback
 
 
 class WorkerFailed(PeerError):
@@ -47,7 +46,7 @@ class WorkerFailed(PeerError):
     Attributes:
         expected: Whether it was a `LaconicError`, whose message suffices.
         details: Otherwise the worker's traceback; empty if the worker was killed.
-        error: The name of the error's class.
+        error: Name of the error's class.
     """
 
     def __init__(self, message: str, details: str = "", expected: bool = False, error: str = "") -> None:
@@ -57,14 +56,13 @@ class WorkerFailed(PeerError):
         self.error = error
 
     def within(self, where: str) -> WorkerFailed:
-        """Return the same failure with `where` before its message."""
         return WorkerFailed(f"{where}: {self}", self.details, self.expected, self.error)
 
 
 def launch(settings: TrainingSettings) -> Generator[Event, None, None]:
-    """Run a training on `settings.workers` processes, and yield their events, each with its rank.
+    """Run a training on `settings.workers` processes, and yield their events with their ranks.
 
-    All workers end with the iteration: normally, by an error, by Ctrl-C or by closing the generator.
+    All workers end with the iteration, however it ends.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     prepare_to_launch()
@@ -81,7 +79,7 @@ def launch(settings: TrainingSettings) -> Generator[Event, None, None]:
 
 
 class Workers:
-    """The processes of one training, and their pipes. A rank's process can be restarted."""
+    """Processes of one training, and their pipes. A rank's process can be restarted."""
 
     def __init__(self, settings: TrainingSettings, port: int) -> None:
         self.pipes: dict[Connection, int] = {}  # of all processes ever started
@@ -106,7 +104,6 @@ class Workers:
         return ours
 
     def end(self) -> None:
-        """Kill all running workers."""
         for process in self.present.values():
             process.kill()
         for process in self.present.values():
@@ -116,7 +113,7 @@ class Workers:
 
 
 def prepare_to_launch() -> None:
-    """Start the server process that forks workers. It imports torch while the caller continues.
+    """Start the server that forks workers; it imports torch while the caller continues.
 
     It blocks Ctrl-C, which would end it with a traceback, until it has imported `fork_server`.
     """
@@ -130,7 +127,7 @@ def prepare_to_launch() -> None:
 
 
 def _listen(workers: Workers, survives_loss: bool = False, restarts: int = 0) -> Iterator[Event]:
-    """Yield the workers' events until all workers have ended.
+    """Yield the workers' events until all have ended.
 
     `survives_loss`: the training continues without lost workers; up to `restarts` of them are restarted.
     """
@@ -187,14 +184,13 @@ def _listen(workers: Workers, survives_loss: bool = False, restarts: int = 0) ->
 
 
 def _cause(failures: list[Event]) -> Event:
-    """Return the earliest failure, or the one it quotes: a worker may end before the one it quotes."""
+    """Return the earliest failure, or the one that it quotes."""
     first = min(failures, key=lambda event: event["at"])
     faults = (other for other in failures if other["details"] and other["message"])
     return next((fault for fault in faults if fault["message"] in first["message"]), first)
 
 
 def _failed(cause: Event) -> WorkerFailed:
-    """Return the launcher's error: the rank, and the class of the error unless it was expected."""
     where = f"rank {cause['rank']}: "
     message = str(cause["message"]).removeprefix(where)
     if cause["details"]:
@@ -206,13 +202,12 @@ def _silent_death(rank: int, process: BaseProcess) -> Event:
     process.join()
     code = process.exitcode or 0
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    # "at" 0: this death is the cause, even if other workers reported its consequences earlier
+    # "at" 0: this death is the cause, even if its consequences were reported earlier
     message = f"rank {rank}: the worker {how}"
     return {"rank": rank, "at": 0.0, "error": "", "message": message, "details": "", "expected": False}
 
 
 def _trained(settings: TrainingSettings, emit: Emit) -> list[int]:
-    """Train this rank, its block or its stage, and return the remaining ranks."""
     if settings.pipeline is None:
         return (train_blocks if is_blockwise(settings.spec) else train_rank)(settings, emit)
     from laconic.tools.tasks.pipelined import train_stage  # torch's pipelines take seconds to import
@@ -221,14 +216,13 @@ def _trained(settings: TrainingSettings, emit: Emit) -> list[int]:
 
 
 def _leave_together(store: TCPStore, rank: int, living: list[int]) -> None:
-    """Wait until no other worker needs this one, through the store, since a lost worker breaks the group."""
+    """Wait until no worker needs this one: a lost worker breaks the group."""
     store.set(f"done/{rank}", "")
     with contextlib.suppress(RuntimeError):  # a worker was lost at the end
         store.wait([f"done/{other}" for other in living], timedelta(seconds=LEAVE_S))
 
 
 def _error_event(error: Exception) -> Event:
-    """Return the event of the error that ends a worker."""
     expected = isinstance(error, LaconicError)
     return {
         "kind": "error",
@@ -241,15 +235,14 @@ def _error_event(error: Exception) -> Event:
 
 
 def _end_with_launcher() -> None:
-    """Wait until the launcher has died: for `multiprocessing` it is the parent, not the fork server."""
+    """Exit once the launcher has died: for `multiprocessing` it is the parent, not the fork server."""
     if launcher := multiprocessing.parent_process():
         launcher.join()
         os._exit(1)
 
 
 def work(settings: TrainingSettings, rank: int, port: int, pipe: Connection) -> None:
-    """Run one worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # reaches all; the launcher ends workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends workers
     threading.Thread(target=_end_with_launcher, name="laconic-launcher", daemon=True).start()
     torch.set_num_threads(settings.threads)
     hosts = Hosts.here()

@@ -1,8 +1,4 @@
-"""Reads and decodes a data set once for all workers of a run.
-
-The launcher reads the original files and writes plain tensors to a scratch file, which workers map, so that
-they share one copy.
-"""
+"""Reads a data set once for all workers of a run, which map its tensors from a scratch file."""
 
 from __future__ import annotations
 
@@ -17,17 +13,10 @@ from laconic.tools.tasks.task import Task, Tensors
 def prepare(
     task: Task, data: Path | None, scratch: Path, *, model: str | None = None, examples: int | None = None
 ) -> Tensors:
-    """Read the task's data from `data` or LACONIC_DATA and write its tensors to `scratch`.
+    """Read the task's data and write its tensors to `scratch`.
 
-    Args:
-        task: The task.
-        data: Folder of its files; None: $LACONIC_DATA.
-        scratch: File to write.
-        model: The model that the tensors are arranged for; default: the task's first.
-        examples: Number of training examples to keep, evenly spread; default: all.
-
-    Raises:
-        SpecError: `examples` exceeds the size of the training set.
+    `model`: the tensors are arranged for it; `examples`: number of training examples to keep, evenly spread.
+    Raises `SpecError` if there are fewer examples.
     """
     loaded = task.load(data)
     if arranged := task.recipe(model).arranged:
@@ -44,6 +33,5 @@ def prepare(
 
 
 def mapped(scratch: Path) -> Tensors:
-    """Return the tensors from `prepare`, memory-mapped."""
     tensors: Tensors = torch.load(scratch, map_location="cpu", mmap=True, weights_only=True)
     return tensors

@@ -18,7 +18,7 @@ PACKETS = PacketModel()
 
 @dataclass(frozen=True)
 class Messages:
-    """Messages in one direction to all neighbours: number and bytes."""
+    """Number and bytes of messages in one direction to all neighbours."""
 
     sent: int = 0
     sent_bytes: int = 0
@@ -31,14 +31,14 @@ class Messages:
 
     @property
     def wire(self) -> int:
-        """Return the network bytes that this rank sends for them, with headers and acknowledgements."""
+        """Network bytes that this rank sends for them, with headers and acknowledgements."""
         forth = self.sent * PACKETS.forth(-(-self.sent_bytes // max(self.sent, 1)))
         return forth + self.received * PACKETS.back(-(-self.received_bytes // max(self.received, 1)))
 
 
 @dataclass(frozen=True)
 class Passed:
-    """A stage's seconds and messages so far. `dense`: the messages in float32."""
+    """Seconds and messages of a stage so far."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -63,13 +63,13 @@ class Passed:
 
 
 class MeasuredStage(PipelineStage):
-    """A stage that measures its seconds of computation and the messages that torch would send."""
+    """Stage that measures its seconds of computation and the messages that torch would send."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.forward_s = self.backward_s = 0.0
         self.counts: Counter[str] = Counter()
-        self.decoding: Callable[[], float] = float  # seconds of decoding so far, at the start of chunks
+        self.decoding: Callable[[], float] = float  # total seconds of decoding at the start of chunks
 
     def forward_one_chunk(self, *given: Any, **named: Any) -> Any:
         began = time.perf_counter() - self.decoding()
@@ -96,7 +96,6 @@ class MeasuredStage(PipelineStage):
         return self._counted("gradients received", super().get_bwd_recv_ops(bwd_chunk_id))
 
     def dense(self, kind: str) -> Messages:
-        """Return the messages that torch would have sent and received."""
         names = ("sent", "sent bytes", "received", "received bytes")
         return Messages(*(self.counts[f"{kind} {name}"] for name in names))
 

@@ -65,12 +65,11 @@ def _shaped(parts: list[Tensor]) -> Tensors:
 
 
 def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
-    """Return float32 images with zero mean and unit variance; no augmentation."""
+    """Return float32 images with zero mean and unit variance."""
     return (x.float() / 255 - 0.1307) / 0.3081
 
 
 def small_cnn() -> nn.Module:
-    """Build two convolutions and two dense layers, 0.4 million parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 5, padding=2),
         nn.ReLU(),
@@ -86,7 +85,7 @@ def small_cnn() -> nn.Module:
 
 
 def bnn() -> nn.Module:
-    """Build an MLP for `--lowbit "binarise()"`: 3 x 1,024 with batch norms; signs replace ReLU."""
+    """Build an MLP for binary weights: batch norms and no ReLU."""
     layers, inside = list[nn.Module]([nn.Flatten()]), 784
     for _ in range(3):
         layers += [nn.Linear(inside, 1024, bias=False), nn.BatchNorm1d(1024), nn.Hardtanh()]

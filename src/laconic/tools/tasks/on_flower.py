@@ -36,34 +36,32 @@ from laconic.tools.tasks.federation import Federation, deal, local_training, tol
 from laconic.tools.tasks.task import Tensors
 
 COMMAND = "from laconic.tools.tasks.on_flower import main; main()"
-STOP_S = 20.0  # for Ray to end its processes
-TAIL = 3  # lines of the log that an error shows
+STOP_S = 20.0  # for Ray to end
+TAIL = 3  # lines of the log in an error
 
 
 class EngineFailed(LaconicError):
-    """The process of the engine ended before the last round."""
+    """The engine's process ended before the last round."""
 
 
 def check_engine() -> None:
-    """Raise `ExtraError` if Flower or Ray is not installed."""
     for module in ("flwr", "ray"):
         require(module, "Flower's simulation engine", INSTALL_FEDERATED)
 
 
 def federate_on_flower(settings: Federation, data: Path | None, log: Path) -> Iterator[dict[str, Any]]:
-    """Train, and yield events of rounds as `tasks.federation.federate` does.
+    """Train, and yield events of rounds like `tasks.federation.federate`, except for two differences.
 
-    Unlike there, clients receive the first model by message, which counts in the bytes of their first round;
-    and a client without examples counts as failed.
+    Clients receive the first model by message, which counts in their first round's bytes. A client without
+    examples counts as failed.
 
     Args:
         settings: Settings of the training.
-        data: The folder of the data set, which each process reads; None: $LACONIC_DATA.
-        log: File for logs of Flower and Ray, in append mode.
+        data: Folder of the data set, which each process reads; None: $LACONIC_DATA.
+        log: File to which the logs of Flower and Ray are appended.
 
     Raises:
-        ExtraError: Flower or Ray is not installed.
-        EngineFailed: The engine ended before the last round; the message ends with the log's last lines.
+        EngineFailed: The engine ended before the last round.
     """
     check_engine()
     reads, writes = os.pipe()
@@ -81,19 +79,19 @@ def federate_on_flower(settings: Federation, data: Path | None, log: Path) -> It
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 pass_fds=(writes,),
-                start_new_session=True,  # Ctrl-C reaches only this process, which then stops the engine
+                start_new_session=True,  # Ctrl-C reaches only this process, which stops the engine
             )
         finally:
             os.close(writes)
         try:
             assert engine.stdin is not None, "it was asked for"
             given = {"settings": asdict(settings), "data": None if data is None else str(data)}
-            with suppress(BrokenPipeError), engine.stdin as stdin:  # it has ended; the log has the reason
+            with suppress(BrokenPipeError), engine.stdin as stdin:  # the log has the reason
                 stdin.write(json.dumps(given).encode())
             for line in events:
                 yield json.loads(line)
                 logged += 1
-            with suppress(subprocess.TimeoutExpired):  # all events have arrived, and Ray may end slowly
+            with suppress(subprocess.TimeoutExpired):  # all events have arrived; Ray may end slowly
                 engine.wait(STOP_S)
         finally:
             _stop(engine)
@@ -106,7 +104,7 @@ def federate_on_flower(settings: Federation, data: Path | None, log: Path) -> It
 
 
 def _stop(engine: subprocess.Popen[bytes]) -> None:
-    """End the engine and its child processes, which have their own session."""
+    """End the engine and its children, which have a session of their own."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if engine.poll() is not None:
             return
@@ -119,7 +117,7 @@ def _stop(engine: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """A client's training in a round, pickled to Ray's processes; each reads the data once."""
+    """Training of a client in a round, pickled to Ray's processes; each reads the data once."""
 
     settings: Federation
     data: Path | None
@@ -141,7 +139,7 @@ def _read(settings: Federation, data: Path | None) -> tuple[Tensors, nn.Module, 
 
 
 def main() -> None:
-    """Run the engine's process: settings from stdin, events to the pipe of the first argument."""
+    """Run the engine: settings from stdin, events to the pipe in the first argument."""
     from laconic.federated.flower.engine import simulate
 
     given = json.load(sys.stdin)

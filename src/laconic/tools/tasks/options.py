@@ -1,6 +1,6 @@
-"""Options of a training: each is one field, with its flag, help, default, check and group.
+"""Options of a training. Each is a field with its flag, help, default, check and group.
 
-`laconic train` makes its flags, checks, `config.json` and the settings of its workers from these fields.
+`laconic train` makes flags, checks, `config.json` and workers' settings from these fields.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from laconic.recipes.large_batch import DEFAULTS, Kind
 from laconic.tools.tasks.large_batch import LargeBatch
 from laconic.tools.tasks.skew import check_skew
 
-Check = Callable[[str, Any], None]  # of a flag and its value; raises `SpecError`
+Check = Callable[[str, Any], None]  # (flag, value); raises `SpecError`
 
 # headings of --help
 SMALL = "Few bits, few weights, little memory"
@@ -32,7 +32,7 @@ class OptionInfo:
 
     Attributes:
         help: Text of --help.
-        group: Heading of --help; None is the first one.
+        group: Heading of --help; None: the first.
         flag: The flag, if it is not the field's name.
         metavar: Name of the value in --help.
         check: Check of a value other than None.
@@ -52,30 +52,28 @@ class OptionInfo:
 
 
 def option(help: str, default: Any = None, **info: Any) -> Any:
-    """Return a field of a class of options. With the default `MISSING` it is an argument."""
+    """Return a field of a class of options; an argument, if the default is `MISSING`."""
     return field(default=default, metadata={"info": OptionInfo(help, **info)})
 
 
 def info(each: Field[Any]) -> OptionInfo:
-    """Return the description of an option."""
     found: OptionInfo = each.metadata["info"]
     return found
 
 
 def flag(each: Field[Any]) -> str:
-    """Return the flag of an option, such as --micro-batch-size."""
     return info(each).flag or f"--{each.name.replace('_', '-')}"
 
 
 def options(of: type) -> list[Field[Any]]:
-    """Return the fields of a class that are options, its own before those of its base classes."""
+    """Return a class's options, its own before those of its bases."""
     own = get_annotations(of)
     found = [each for each in fields(of) if "info" in each.metadata]
     return sorted(found, key=lambda each: each.name not in own)
 
 
 def at_least(least: int, word: str = "") -> Check:
-    """Return a check for whole numbers. `word`: the meaning of the least one."""
+    """Return a check for a minimum. `word`: its meaning."""
 
     def check(name: str, value: Any) -> None:
         if value < least:
@@ -85,7 +83,6 @@ def at_least(least: int, word: str = "") -> Check:
 
 
 def whole(least: int, most: int = arguments.MOST) -> Check:
-    """Return a check for whole numbers from `least` to `most`."""
     return lambda name, value: arguments.whole(name, value, least, most)
 
 
@@ -200,12 +197,10 @@ class TrainingOptions:
 
     @property
     def large_batch(self) -> LargeBatch:
-        """Recipe, copies and micro-batches."""
         return LargeBatch(self.recipe, self.copies, self.across, self.micro_batch_size)
 
 
 def check_each(of: type, given: object) -> None:
-    """Check each option of a class by itself. Raises `SpecError`."""
     for each in options(of):
         value, check = getattr(given, each.name), info(each).check
         if value is not None and check is not None:
@@ -213,5 +208,4 @@ def check_each(of: type, given: object) -> None:
 
 
 def fixed(of: type) -> list[str]:
-    """Return the names of the options that must be the same in a resumed run."""
     return [each.name for each in options(of) if info(each).fixed]

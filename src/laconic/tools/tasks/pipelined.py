@@ -1,8 +1,8 @@
-"""One rank's training loop for a pipeline: steps, measurements, evaluations, checkpoints.
+"""One rank's training loop for a pipeline.
 
-Every rank emits one event per step and one per evaluation. Only last stages have the loss. A replica sees
-the same examples in every epoch, in a new order, so that buffers by example stay useful. For an evaluation,
-every rank gets the whole model, without compression between stages.
+Ranks emit one event per step and per evaluation; only last stages have the loss. A replica sees the same
+examples in every epoch, so that buffers by example stay useful. For an evaluation, every rank receives the
+whole model, uncompressed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from laconic.tools.tasks.steps import due, explained, spent
 
 
 def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
-    """Train as one rank of the default process group and emit events; returns all ranks."""
+    """Train as one rank, emit events, and return all ranks."""
     rank, size, pipeline = dist.get_rank(), dist.get_world_size(), settings.pipeline
     assert pipeline is not None
     task, tensors = find(settings.task), mapped(settings.data)
@@ -107,7 +107,7 @@ def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
 
 
 def _spent(passed: Passed, schedule_s: float, exchanged: dict[str, Any]) -> dict[str, Any]:
-    """Return a step's seconds and bytes. `schedule_s`: forward, backward and waiting for others."""
+    """Return a step's seconds and bytes. `schedule_s`: forward, backward and waiting."""
     busy_s = passed.forward_s + passed.backward_s + passed.encode_s + passed.decode_s
     waited = max(schedule_s - busy_s, 0.0)
     up, down = passed.activations, passed.gradients

@@ -1,7 +1,7 @@
-"""Hosts of this machine's workers: all on the loopback interface, or on the hosts of a lab.
+"""Hosts of this machine's workers: the loopback interface, or the hosts of a lab.
 
-`laconic lab -- laconic train ...` sets LACONIC_LAB to the network namespaces of the hosts. Workers are
-distributed over them in blocks, as torchrun distributes ranks over machines.
+`laconic lab -- laconic train ...` sets LACONIC_LAB to the hosts' network namespaces. Workers are distributed
+over them in blocks, like ranks over machines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of the workers. `namespaces`: their files; empty outside of a lab."""
+    """Hosts of the workers. `namespaces`: their files; empty outside of a lab."""
 
     addresses: tuple[str, ...] = ("127.0.0.1",)
     interface: str = LOOPBACK
@@ -27,7 +27,7 @@ class Hosts:
 
     @classmethod
     def here(cls) -> Hosts:
-        """Return the hosts in LACONIC_LAB, or only this machine."""
+        """Return the hosts in LACONIC_LAB, or this machine."""
         if LAB not in os.environ:
             return cls()
         lab = json.loads(os.environ[LAB])
@@ -42,12 +42,12 @@ class Hosts:
         return rank * len(self.addresses) // size
 
     def enter(self, rank: int, size: int) -> None:
-        """Enter the network namespace of the rank's host: sockets opened later belong to it."""
+        """Enter the network namespace of the rank's host, for sockets opened later."""
         if self.namespaces:
             linux.enter(self.namespaces[self.of(rank, size)], linux.NEWNET)
 
     def environment(self, rank: int, size: int) -> dict[str, str]:
-        """Return the environment variables that torchrun sets for a process.
+        """Return the environment variables that torchrun sets.
 
         >>> Hosts(("a", "b")).environment(4, 5)
         {'RANK': '4', 'LOCAL_RANK': '1', 'WORLD_SIZE': '5', 'LOCAL_WORLD_SIZE': '2'}
@@ -62,7 +62,7 @@ class Hosts:
         return {name: str(value) for name, value in place.items()}
 
     def counted(self, rank: int, size: int) -> tuple[int, int] | None:
-        """Return the bytes of the host's interface, sent and received; None except for its first rank."""
+        """Return the interface's sent and received bytes; None except for the host's first rank."""
         if not self.namespaces or self.environment(rank, size)["LOCAL_RANK"] != "0":
             return None
         return linux.interface_bytes(self.interface)

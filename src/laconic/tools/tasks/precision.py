@@ -1,7 +1,7 @@
 """Mixed precision of one training: autocast, and for float16 a GradScaler shared by all ranks.
 
-Micikevicius et al. 2018, arXiv:1710.03740 [recalled]. Parameters stay in float32, so no master copy is
-needed. bfloat16 has float32's range and needs no loss scaling. The order within a step:
+Micikevicius et al. 2018, arXiv:1710.03740 [recalled]. Parameters stay in float32, so there is no master copy.
+bfloat16 has float32's range and needs no loss scaling. The order within a step:
 
     scale the loss -> backward -> unscale -> memory, codec, mean -> scale the mean -> unscale, step or skip
 """
@@ -21,11 +21,11 @@ from laconic.tools.tasks.task import Task, Tensors, cross_entropy
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NAMES = ("fp32", *DTYPES)
-LEAST_SCALE = 2.0**-10  # 26 halvings of the first scale: more than any overflow needs
+LEAST_SCALE = 2.0**-10  # 26 halvings of the first scale
 
 
 class Precision:
-    """The precision of one rank's training. `name`: None is float32, else "bf16" or "fp16"."""
+    """Precision of one rank's training. `name`: None (float32), "bf16" or "fp16"."""
 
     def __init__(self, name: str | None, device: str = "cpu") -> None:
         self._device = device
@@ -59,19 +59,17 @@ class Precision:
             )
 
     def event_fields(self, before: float | None) -> dict[str, Any]:
-        """Return the figures for a step's event. `before`: the step's scale."""
         return {} if before is None else {"loss_scale": before, "skipped": self.skipped}
 
     @property
     def scale(self) -> float | None:
-        """The current loss scale; None without one."""
+        """Current loss scale, or None."""
         return None if self.scaler is None else self.scaler.get_scale()
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the scale and the number of steps to its next change."""
         if self.scaler is not None:
             self.scaler.load_state_dict(dict(state))
 
@@ -88,7 +86,7 @@ def normal(name: str | None) -> str | None:
 
 
 def check_strategy(name: str | None, strategy: object, patience_s: float | None) -> None:
-    """Raise `SpecError` for float16 with ranks that do not wait, which cannot share a scaler."""
+    """Raise `SpecError` for float16 if ranks do not wait for each other: they cannot share a scaler."""
     if name != "fp16" or not isinstance(strategy, Strategy):
         return
     why = None
@@ -104,7 +102,7 @@ def check_strategy(name: str | None, strategy: object, patience_s: float | None)
 
 
 def check_device(name: str | None, task: Task, model: str | None, tensors: Tensors) -> None:
-    """Raise `SpecError` unless this machine can train the model in this precision, tested on two examples."""
+    """Raise `SpecError` unless this machine can train two examples in this precision."""
     if name is None:
         return
     precision, net = Precision(name), task.recipe(model).build()

@@ -1,4 +1,4 @@
-"""Content of one rank's part of a checkpoint, and resuming from it."""
+"""Content of one rank's part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def captured(
     precision: Precision,
     transforms: Transforms,
 ) -> dict[str, Any]:
-    """Return this rank's state after `step` steps, for resuming. Call it on all ranks."""
-    memory = optimizer.state_dict()  # first, since it receives pending messages into the model
+    """Return this rank's state after `step` steps. Call it on all ranks."""
+    memory = optimizer.state_dict()  # first: it receives pending messages into the model
     return {
         "settings": settings.signature,
         "step": step,

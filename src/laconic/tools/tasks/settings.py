@@ -1,4 +1,4 @@
-"""Settings of one training, of one method with one seed, and the type of its events."""
+"""Settings of one training: one method with one seed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pipeline:
     between: str  # the method for the replicas' gradients
 
     def __str__(self) -> str:
-        """Return the settings as text.
+        """Format the settings.
 
         >>> print(Pipeline(2, 2, 4, "1f1b", "cgx()"))
         2 stages, 4 micro-batches, 1f1b, 2 replicas with cgx()
@@ -36,7 +36,6 @@ class Pipeline:
 
     @property
     def workers(self) -> int:
-        """Number of processes."""
         return self.stages * self.replicas
 
     def stage(self, rank: int) -> int:
@@ -64,23 +63,22 @@ class TrainingSettings(TrainingOptions):
     steps: int
     batch: int
     eval_every: int
-    data: Path  # file of the prepared tensors, see `loading.py`
+    data: Path  # prepared tensors, see `loading.py`
     folder: Path  # for checkpoints
     threads: int
     resume_from: Path | None = None
     pipeline: Pipeline | None = None  # None: every worker has the whole model
 
     def patience_of(self, spec: Strategy | Method) -> float | None:
-        """Return the `patience_s` argument of `distribute`; None for a method, which needs every worker."""
+        """Return `patience_s` for `distribute`: None for a method, which needs every worker."""
         return self.patience if isinstance(spec, Strategy) else None
 
     def quorum_of(self, spec: Strategy | Method) -> int | None:
-        """Return `quorum` for `distribute`: None for a method, which needs every worker."""
         return self.quorum if isinstance(spec, Strategy) else None
 
     @property
     def signature(self) -> Event:
-        """Return the settings that must be equal to load this training's checkpoints."""
+        """Settings that must be equal to load this training's checkpoints."""
         names = ("task", "model", "spec", "seed", "steps", "batch", *fixed(TrainingOptions))
         pipeline = None if self.pipeline is None else asdict(self.pipeline)
         return {name: getattr(self, name) for name in names} | {"pipeline": pipeline}

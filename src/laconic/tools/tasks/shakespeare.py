@@ -1,4 +1,4 @@
-"""Shakespeare, letter by letter: a small GPT or an LSTM predicts the next letter (the char-rnn corpus)."""
+"""Shakespeare: a small GPT or an LSTM predicts the next letter (the char-rnn corpus)."""
 
 from __future__ import annotations
 
@@ -47,18 +47,15 @@ def windows(letters: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def passages(y: Tensor) -> Tensor:
-    """Return the tenth of the text of each window (n, 64), (n,): each has its own scenes and speakers."""
+    """Return the tenth of the text of each window: (n, 64) to (n,). Tenths differ in scenes and speakers."""
     return torch.arange(len(y), dtype=torch.int64, device="cpu") * 10 // len(y)
 
 
 def speakers(x: Tensor) -> Tensor:
     """Return the main speaker of each window (n, 64), int64 (n,), numbered by first appearance.
 
-    A speech is a blank line, then a line `NAME:`, up to the next such line. Two roles with one name, such as
-    First Citizen in two plays, are one speaker, since the text does not separate plays.
-
-    Raises:
-        DataError: There is no line `NAME:`.
+    A speech is a blank line, then a line `NAME:`, up to the next such line. Roles with one name, such as
+    First Citizen in two plays, are one speaker. Raises `DataError` without a line `NAME:`.
     """
     speeches = [*SPEECH.finditer(x.flatten().numpy().tobytes())]
     if not speeches:
@@ -75,12 +72,11 @@ def speakers(x: Tensor) -> Tensor:
 
 
 def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
-    """Return int64 letters; no augmentation."""
     return x.long()
 
 
 class LSTM(nn.Module):
-    """One recurrent layer between an embedding and a linear output: (b, t) letters to (b, t, 128) logits."""
+    """Recurrent layer: (b, t) letters to (b, t, 128) logits."""
 
     def __init__(self, width: int = 128) -> None:
         super().__init__()
@@ -95,7 +91,7 @@ class LSTM(nn.Module):
 
 
 class Layer(nn.Module):
-    """Causal attention, then an MLP, each with a residual connection."""
+    """Causal attention and an MLP."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -117,7 +113,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """Decoder-only transformer with pre-normalisation: (b, t) letters to (b, t, 128) logits."""
+    """Decoder-only transformer: (b, t) letters to (b, t, 128) logits."""
 
     def __init__(self, width: int = 128, depth: int = 3, heads: int = 4, window: int = WINDOW) -> None:
         super().__init__()
@@ -168,17 +164,17 @@ def cut_gpt(model: nn.Module, stage: int, stages: int) -> nn.Module:
 
 
 def wide_windows(tensors: Tensors) -> Tensors:
-    """Return windows of 256 letters, each joined from four consecutive windows of 64."""
+    """Return windows of 256 letters, joined from four windows of 64."""
     return {name: part[: len(part) // 4 * 4].reshape(-1, 4 * WINDOW) for name, part in tensors.items()}
 
 
 def gpt_10m() -> nn.Module:
-    """Build six layers, 384 wide, six heads, windows of 256 letters: 10.8 million parameters."""
+    """Build 10.8 million parameters; takes windows of 256 letters."""
     return GPT(384, 6, 6, 4 * WINDOW)
 
 
 def gpt_6_layers() -> nn.Module:
-    """Build six layers, 128 wide, four heads: 1.2 million parameters, for up to six stages."""
+    """Build 1.2 million parameters, for up to six stages."""
     return GPT(128, 6, 4)
 
 

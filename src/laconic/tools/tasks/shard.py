@@ -1,8 +1,7 @@
-"""The examples of a rank at a step: a function of (seed, rank, step), without state to save.
+"""Examples of a rank at a step: a function of (seed, rank, step), without state.
 
-An epoch is one permutation of all examples, equal on all ranks. Rank r takes every `size`-th example of it,
-from the r-th on: the shards of an epoch are disjoint, and a resumed run sees the same examples as an
-uninterrupted one.
+An epoch is one permutation of all examples, equal on all ranks. Rank r takes every `size`-th example from the
+r-th on, so the shards of an epoch are disjoint.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Shard:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches in a rank's share. The rest, different examples in each epoch, is dropped."""
+        """Full batches in a rank's share. Other examples, different in each epoch, are dropped."""
         return self.n // (self.batch * self.size)
 
     def indices(self, step: int) -> Tensor:
@@ -51,7 +50,6 @@ class Shard:
         return order[self.rank :: self.size][turn * self.batch : (turn + 1) * self.batch]
 
     def rng(self, step: int) -> torch.Generator:
-        """Return the generator of this rank's augmentation at this step."""
         return torch.Generator("cpu").manual_seed(mix(self.seed, step, self.rank) >> 1)
 
 

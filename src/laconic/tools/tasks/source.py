@@ -1,4 +1,4 @@
-"""Finds and reads a task's files in the given folder or in $LACONIC_DATA."""
+"""A task's files, in the given folder or in $LACONIC_DATA."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ def data_folder(given: Path | None) -> Path | None:
 
 
 def numpy_archive(path: Path, names: Sequence[str]) -> list[NDArray[np.generic]]:
-    """Read these arrays of an .npz file, without unpickling."""
     with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         missing = [name for name in names if name not in archive.files]
         if missing:

@@ -1,7 +1,7 @@
 """Training of one pipeline stage with torch's schedule, measured in seconds and bytes.
 
-A replica of the model is a pipeline: its stages pass activations forward and gradients backward, micro-batch
-by micro-batch. Equal stages of all replicas exchange the gradients of their parameters by a method.
+A replica of the model is a pipeline of stages. Equal stages of all replicas exchange the gradients of their
+parameters by a method.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
 
 class StageAtWork:
-    """This rank's stage of its replica, ready to train. Create it on all ranks of the default group.
+    """This rank's stage of its replica. Create it on all ranks of the default group.
 
     Args:
         pipeline: The assignment of ranks to stages.
         recipe: The recipe of the model.
-        whole: The model, equal on all ranks; this rank trains its own stage of it.
+        whole: The model, equal on all ranks; this rank trains its own stage.
         example: A batch of the model's inputs.
         crossing: The coding between stages.
         samples: Maximum number of examples of a replica, with ids from 0.
-        lr: Peak learning rate; None: the default.
+        lr: Peak learning rate.
         seed: Seed of random rounding.
     """
 
@@ -82,7 +82,7 @@ class StageAtWork:
             output_args=micro[self.number + 1],
             group=self._line,
         )
-        # the gradient is already that of the batch's mean loss, so schedules do not scale it
+        # the loss is already divided by the micro-batches, so schedules must not scale gradients
         self.schedule = SCHEDULES[pipeline.schedule](
             self.stage, pipeline.micro_batches, loss_fn=self._loss, scale_grads=False
         )
@@ -102,10 +102,7 @@ class StageAtWork:
     def step(self, x: Tensor, y: Tensor, samples: Tensor) -> float | None:
         """Run forward and backward of a batch, and return its mean loss on the last stage.
 
-        Args:
-            x: This replica's inputs, (batch, ...).
-            y: Their targets.
-            samples: Their ids, int64 (batch,).
+        `x` and `y`: this replica's inputs (batch, ...) and targets; `samples`: their ids, int64 (batch,).
         """
         losses: list[Tensor] = []
         if self.handle is not None:
@@ -125,7 +122,6 @@ class StageAtWork:
         self.optimizer.step()
 
     def passed(self) -> Passed:
-        """Return seconds and messages of this stage so far."""
         stage = self.stage
         up, down = stage.dense("activations"), stage.dense("gradients")
         if self.handle is None:
@@ -143,7 +139,6 @@ class StageAtWork:
         )
 
     def replicas(self) -> Stats:
-        """Return the cost of the exchange among replicas so far."""
         if isinstance(self.optimizer, DistributedOptimizer):
             return self.optimizer.stats()
         return Stats(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
@@ -162,8 +157,7 @@ class StageAtWork:
                 dist.broadcast(parameter.data, start + stage, group=self._line)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the stage's parameters, its optimiser, and the exchange among replicas."""
-        optimizer = self.optimizer.state_dict()  # first, since it receives pending messages into the model
+        optimizer = self.optimizer.state_dict()  # first: it receives pending messages into the model
         coded = {} if self.handle is None else {"crossing": self.handle.state_dict()}
         return {"model": self.own.state_dict(), "optimizer": optimizer} | coded
 
@@ -183,7 +177,7 @@ class StageAtWork:
 def groups(pipeline: Pipeline, rank: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
     """Return the group of this rank's pipeline, and of equal stages if there are several replicas.
 
-    Call it on all ranks, since every rank creates every group.
+    Every rank creates every group.
     """
     stages, replicas = range(pipeline.stages), range(pipeline.replicas)
     lines = [dist.new_group([stage + pipeline.stages * r for stage in stages]) for r in replicas]
@@ -195,7 +189,7 @@ def groups(pipeline: Pipeline, rank: int) -> tuple[dist.ProcessGroup, dist.Proce
 
 
 def shapes(whole: nn.Module, recipe: Recipe, pipeline: Pipeline, example: Tensor) -> list[Tensor]:
-    """Return a micro-batch at the input of each stage and at the last output, on the meta device."""
+    """Return a micro-batch at each stage's input and at the last output, on the meta device."""
     assert recipe.cut is not None
     model = deepcopy(whole).to("meta")
     found = [example[: len(example) // pipeline.micro_batches].to("meta")]

@@ -1,4 +1,4 @@
-"""Common parts of training loops: evaluation schedule, cost of a step, divergence."""
+"""Common parts of training loops."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ TIMED = ("encode_s", "communicate_s", "decode_s")
 
 
 class Schedule(Protocol):
-    """Settings with the steps of a training and of its tests."""
-
     @property
     def steps(self) -> int: ...
     @property
@@ -25,7 +23,6 @@ class Schedule(Protocol):
 
 
 def due(settings: Schedule, done: int) -> bool:
-    """Return whether to evaluate the model after `done` steps."""
     return done == settings.steps or bool(settings.eval_every and done % settings.eval_every == 0)
 
 
@@ -40,7 +37,7 @@ def spent(before: Stats, now: Stats, with_noise: bool = True) -> dict[str, Any]:
 
 @contextmanager
 def explained(optimizer: torch.optim.Optimizer, step: int, what: str = "gradients") -> Iterator[None]:
-    """Raise an error that names --lr if gradients, or `what`, are not finite in the optimiser's step."""
+    """Re-raise `NonFiniteError` with a message that names --lr."""
     try:
         yield
     except NonFiniteError as error:

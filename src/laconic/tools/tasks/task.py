@@ -1,8 +1,8 @@
-"""Task: a data set, models for it, and suitable training settings.
+"""Task: a data set, models for it, and training settings.
 
 A data set is four tensors of bytes: `train_x train_y test_x test_y`. `inputs(x, rng)` converts a batch of x
 to the model's input, and augments it if a generator is given. The loss is the cross-entropy, and the metric
-the share of correct answers, for images or letters.
+the share of correct answers.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Cut = Callable[[nn.Module, int, int], nn.Module]
 class Recipe:
     """A model and its settings.
 
-    `cut`: returns stage i of n of a model, with the names of its parameters in the whole model; it raises
-    `SpecError` if there are too many stages. `arranged`: converts the task's tensors for the model.
+    `cut`: returns stage i of n of a model, with the parameters' names in the whole model; raises `SpecError`
+    if there are too many stages. `arranged`: converts the task's tensors for the model.
     """
 
     build: Callable[[], nn.Module]
@@ -45,7 +45,7 @@ class Recipe:
     nesterov: bool = True
     weight_decay: float = 1e-4
     warmup: float = 0.05  # share of the steps with a rising rate, before the cosine decay
-    cut: Cut | None = None  # None: the model has no stages
+    cut: Cut | None = None  # None: no stages
     arranged: Callable[[Tensors], Tensors] | None = None
 
     def optimizer(
@@ -53,10 +53,8 @@ class Recipe:
     ) -> torch.optim.Optimizer:
         """Return SGD with this recipe's settings, or the optimiser that the method needs.
 
-        Args:
-            model: The model to optimise.
-            lr: Peak learning rate. Default: this recipe's for SGD, otherwise the optimiser's default.
-            by: The method or strategy. A strategy with its own momentum gets SGD without momentum.
+        `lr`: peak learning rate; default: the recipe's for SGD, else the optimiser's. `by`: a strategy with
+        its own momentum gets SGD without momentum.
         """
         for rule in by.rules if isinstance(by, Method) else ():
             made = rule.make([*model.parameters()], lr=lr, weight_decay=self.weight_decay)
@@ -85,7 +83,6 @@ class Recipe:
 
 
 def labels(y: Tensor) -> Tensor:
-    """Return the kinds of images, which are their labels."""
     return y
 
 
@@ -93,8 +90,8 @@ def labels(y: Tensor) -> Tensor:
 class Task:
     """One built-in task. `batch`: examples per worker; `models`: recipes by name, the default first.
 
-    `kinds`: maps train_y (n, ...) to the kind of each example (n,), for skewed shards. `speakers`: for text,
-    maps train_x (n, ...) to the speaker's number in each example (n,).
+    `kinds`: maps train_y (n, ...) to each example's kind (n,), for skewed shards. `speakers`: for text, maps
+    train_x (n, ...) to each example's speaker.
     """
 
     name: str
@@ -110,9 +107,9 @@ class Task:
     speakers: Kinds | None = None
 
     def kinds_for(self, partition: Partition, data: Tensors) -> Tensor:
-        """Return the kind of each training example for this partition, integers (n,).
+        """Return each training example's label or speaker, integers (n,).
 
-        Kinds are labels or speakers. Raises `SpecError` if the data have no speakers.
+        Raises `SpecError` if the partition needs speakers and the data have none.
         """
         if partition.deals_by == "labels":
             return self.kinds(data["train_y"])
@@ -124,7 +121,6 @@ class Task:
         return self.speakers(data["train_x"])
 
     def recipe(self, model: str | None = None) -> Recipe:
-        """Return the recipe of this name, or the default one. Raises `SpecError` for an unknown name."""
         if model is None:
             return next(iter(self.models.values()))
         if model not in self.models:

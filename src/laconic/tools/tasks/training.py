@@ -1,9 +1,7 @@
 """One rank's training loop: steps, measurements, evaluations, checkpoints.
 
-Every rank emits one event per step and one per evaluation; the receiver sums them over ranks. First, rank 0
-emits its optimiser. Evaluation uses the group's model: the average, if ranks have different models. Batches,
-augmentation and learning rates are functions of (seed, rank, step), so a resumed training computes the same
-bits.
+Every rank emits one event per step and per evaluation. Evaluation uses the ranks' average model. Batches,
+augmentation and learning rates depend on (seed, rank, step), so a resumed training computes the same bits.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from laconic.tools.tasks.transforms import Transforms, attach_all
 
 
 def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
-    """Train as one rank of the default process group, emit events, and return the remaining ranks."""
+    """Train as one rank, emit events, and return the remaining ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     task, tensors = find(settings.task), mapped(settings.data)
     recipe = task.recipe(settings.model)
@@ -132,7 +130,6 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
 def shard_of(
     settings: TrainingSettings, task: Task, tensors: Tensors, rank: int, size: int
 ) -> Shard | SkewedShard:
-    """Return the shard from which this rank draws its batches."""
     labels = tensors["train_y"]
     if settings.skew is None:
         return Shard(len(labels), settings.batch, rank, size, settings.seed)

@@ -1,4 +1,4 @@
-"""Transforms of a training, from --lowbit, --sparsity and --activations, as callbacks."""
+"""Transforms of a training, from --lowbit, --sparsity and --activations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TAKES: dict[Option, str] = {
     "sparsity": "--sparsity takes a sparsifier, such as rigl(density=0.1), or swat()",
     "activations": "--activations: activations take comet(...) or blocks(...)",
 }
-PACKED = "packed.pt"  # in the training's folder, for `lowbit.load_packed` or `load_tables`
+PACKED = "packed.pt"  # in the training's folder; read it with `lowbit.load_packed` or `load_tables`
 
 
 def transform_of(option: Option, text: str) -> Transform:
@@ -36,7 +36,6 @@ def transform_of(option: Option, text: str) -> Transform:
 def attached(
     option: Option, text: str, model: nn.Module, optimizer: Optimizer, run: Run = DEFAULT_RUN
 ) -> TransformHandle:
-    """Attach the transform of an option. Raises `SpecError` or `AttachError`, naming the option."""
     transform = transform_of(option, text)
     try:
         return transform.attach(model, optimizer, run)
@@ -47,7 +46,7 @@ def attached(
 def attach_all(
     settings: TrainingSettings, model: nn.Module, optimizer: Optimizer, *, distributed: bool
 ) -> dict[str, TransformHandle]:
-    """Attach the transforms of a training that belong before or after `distribute`, by checkpoint key."""
+    """Attach the transforms that belong before or after `distribute`; returns handles by checkpoint key."""
     specs = {option: getattr(settings, option) for option in KEYS}
     run = Run(settings.steps, settings.seed, scaled=settings.precision == "fp16")
     return {
@@ -58,7 +57,7 @@ def attach_all(
 
 
 class Transforms:
-    """All transforms of one training on one rank; often none. `handles`: by checkpoint key."""
+    """All transforms of one training on one rank. `handles`: by checkpoint key."""
 
     def __init__(self, handles: Mapping[str, TransformHandle]) -> None:
         self.handles = dict(handles)
@@ -103,7 +102,6 @@ class Transforms:
         return {key: handle.state_dict() for key, handle in self.handles.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a checkpoint that has each state by its key."""
         for key, handle in self.handles.items():
             handle.load_state_dict(state[key])
 
