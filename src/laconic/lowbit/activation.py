@@ -13,14 +13,11 @@ DECAY = 0.1  # of running values per batch
 
 
 class Activation(nn.Module):
-    """Rounds x (n, ...) of n examples to 2^bits values, float32 of the same shape; gradients pass unchanged.
+    """Rounds x (n, ...) of n examples to 2^bits values, float32; gradients pass unchanged.
 
     In training the ends are the means of the examples' minima and maxima, with running values `low` and
-    `high`. In evaluation the ends are `low` and `high`, or those of the batch before any training. `turns`
-    int64 counts training batches. Random rounding depends only on it and the seed, so a model that loads its
-    `state_dict` continues with the same bits.
-
-    `device`: Device of `low`, `high` and `turns`; default: torch's.
+    `high`, which evaluation uses. `turns` int64 counts training batches. The random bits depend only on it
+    and the seed, so a model that loads its `state_dict` continues with the same bits.
 
     >>> layer = Activation(Precision(bits=2))
     >>> layer(torch.tensor([[0.0, 0.4, 3.0], [0.0, 1.2, 3.0]]))
@@ -38,7 +35,7 @@ class Activation(nn.Module):
         self.register_buffer("low", torch.zeros((), dtype=torch.float32, device=device))
         self.register_buffer("high", torch.zeros((), dtype=torch.float32, device=device))
         self.register_buffer("turns", torch.zeros((), dtype=torch.int64, device=device))
-        self._turn = 0  # of the current call
+        self._turn = 0
         self._repeats = RecomputedCalls()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,7 +45,6 @@ class Activation(nn.Module):
         return straight(x.float(), low, high, self.precision.bits, key)
 
     def key(self, name: str) -> int:
-        """Return the key of random bits for this purpose in this batch."""
         return mix(self.precision.seed, self._turn, name_key(name))
 
     def _begin(self, x: Tensor) -> None:
@@ -56,7 +52,7 @@ class Activation(nn.Module):
         if self.training and not again:
             self.turns += 1
         self._turn = int(self.turns)
-        if self.training:  # gradients are always rounded at random
+        if self.training:  # backward rounds gradients at random in any case
             self._turn = self._repeats.turn(self._turn, again, x)
 
     def _ends(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,17 +9,14 @@ from laconic.lowbit.grid import Precision, rounded_gradient
 
 
 class Add(nn.Module):
-    """x + y. Use it in residual blocks: `convert` replaces it by a `QuantAdd`."""
+    """x + y, for residual blocks: `convert` replaces it by a `QuantAdd`."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
 
 
 class QuantAdd(nn.Module):
-    """Q(x) + Q(y), each between its own running ends; the gradient of both is rounded at random.
-
-    Args:
-        precision: Bits, rounding and seed.
+    """Q(x) + Q(y), each between its own running ends; the gradient is rounded at random.
 
     >>> import torch
     >>> QuantAdd(Precision(bits=8))(torch.zeros(2, 3), torch.ones(2, 3)).tolist()

@@ -1,8 +1,7 @@
 """Training with the signs of weights and inputs (Courbariaux et al. 2016, arXiv:1602.02830).
 
 Checked against the authors' code: signs with sign(0) = 1, float32 master weights clipped to [-1, 1] after
-each step, the gradient of a hard tanh. The equations are in `few_bit_layers`, `few_bit_recurrent` and
-`levels`.
+each step, the gradient of a hard tanh. Equations: `few_bit_layers`, `few_bit_recurrent`, `levels`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from laconic.lowbit.few_bits import FewBits
 
 @dataclass(frozen=True, repr=False)
 class BinariseTraining(FewBitTraining):
-    """Arguments of `laconic.lowbit.binarise`."""
+    """Configuration with the arguments of `laconic.lowbit.binarise`."""
 
     paper: ClassVar[str] = "Courbariaux et al. 2016, arXiv:1602.02830"
     status: ClassVar[Status] = "verified"
@@ -46,31 +45,30 @@ def binarise(
     """Train a model with the signs of its weights and of the inputs of its layers.
 
     Changes the model in place. Its parameters remain the same float32 objects with the same names, so
-    optimisers, DistributedDataParallel, `laconic.compress` and `state_dict` work as before. After each
-    optimiser step the weights of these layers are clipped to [-1, 1]. The inputs of a layer should have both
-    signs: end a block with a BatchNorm, not with a ReLU. `pack` converts the trained model for inference.
-
-    Training computes in float32 and saves neither time nor memory.
+    optimisers, DistributedDataParallel, `laconic.compress` and `state_dict` work as before. Each optimiser
+    step clips the weights to [-1, 1]. The inputs of a layer should have both signs: end a block with a
+    BatchNorm, not with a ReLU. Training computes in float32 and saves neither time nor memory. `pack`
+    converts the model for inference.
 
     Args:
         model: Its Linear, Conv2d, LSTM, GRU, LSTMCell and GRUCell layers are replaced.
-        first: First of these layers in the order of the model: "real" (default) leaves it unchanged,
-            "weights" uses only the signs of its weights, "binary" treats it like the others.
-        last: Last layer: "real" (default) leaves it unchanged, "binary" treats it like the others.
-        stochastic: Draw the signs of inputs in training, P(1) = clip((x + 1) / 2, 0, 1); default: no.
-            Activation checkpointing repeats the draws of a layer's last 512 calls.
-        norm: "shift" replaces BatchNorm with `ShiftBatchNorm`; default: "float", unchanged.
-        keep: Names of modules to leave unchanged, with their children; default: none.
-        seed: Seed of the draws; use a different one on each rank. Default: 0.
+        first: First of these layers: "real" leaves it unchanged, "weights" uses only the signs of its
+            weights, "binary" treats it like the others.
+        last: Last of these layers: "real" or "binary".
+        stochastic: Draw the signs of inputs in training, P(1) = clip((x + 1) / 2, 0, 1). Activation
+            checkpointing repeats the draws of a layer's last 512 calls.
+        norm: "shift" replaces BatchNorm with `ShiftBatchNorm`.
+        keep: Names of modules to leave unchanged, with their children.
+        seed: Seed of the draws; use a different one on each rank.
 
     Returns:
         The handle, which counts sign flips, saves the state of the draws, and can undo the change.
 
     Raises:
         SpecError: An argument is out of range.
-        AttachError: The model has no such layers, is such a layer, or is binarised already; a layer is not
-            float32, shares a weight, has hooks, projections, or padding that is not a number of zeros; `keep`
-            names no module. The model is unchanged.
+        AttachError: The model has no such layers or is binarised; a layer is not float32, shares a weight, or
+            has hooks, projections or padding that is not a number of zeros; `keep` names no module. The model
+            is unchanged.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Linear(8, 2))
     >>> handle = binarise(net)

@@ -1,4 +1,4 @@
-"""Products whose gradients have two precisions: low bits for the input's, float32 for the weights'.
+"""Products with two precisions in backward: low bits for the input's gradient, float32 for the weight's.
 
     y = w x;  dx = w^T Q(dy), rounded at random between the ends of dy;  dw = dy x^T
 
@@ -32,14 +32,14 @@ def conv2d(
     bits: int,
     key: int,
 ) -> Tensor:
-    """`F.conv2d` of float32 x (n, c, h, w); dx is computed from Q(dy) in `bits` with `key`."""
+    """`F.conv2d` of float32 x (n, c, h, w); `bits` and `key` round dy for dx."""
     shape = (stride, padding, dilation, groups)
     out: Tensor = _Conv2d.apply(x, weight, bias, shape, (bits, key))  # type: ignore[no-untyped-call]
     return out
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, bits: int, key: int) -> Tensor:
-    """`F.linear` of float32 x (..., c); dx is computed from Q(dy) in `bits` with `key`."""
+    """`F.linear` of float32 x (..., c); `bits` and `key` round dy for dx."""
     out: Tensor = _Linear.apply(x, weight, bias, (bits, key))  # type: ignore[no-untyped-call]
     return out
 

@@ -18,7 +18,7 @@ class Clipped(Protocol):
     """Layer with master weights."""
 
     def masters(self) -> Iterable[nn.Parameter]:
-        """Return the weights to clip to [-1, 1]."""
+        """Return the weights to clip."""
         ...
 
 
@@ -27,7 +27,7 @@ _lock = threading.Lock()  # ranks can be threads
 
 
 def watch(layer: Clipped) -> None:
-    """Clip this layer's master weights now and after each step of their optimiser."""
+    """Clip a layer's master weights now and after each step of their optimiser."""
     clip(layer)
     with _lock:
         if layer not in _watched:
@@ -36,7 +36,6 @@ def watch(layer: Clipped) -> None:
 
 
 def unwatch(layer: Clipped) -> None:
-    """Stop clipping this layer's weights."""
     with _lock:
         if (steps := _watched.pop(layer, None)) is not None:
             steps.remove()

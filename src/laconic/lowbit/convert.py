@@ -42,23 +42,23 @@ def convert(
 
     Build the optimiser from the copy's parameters, which are float32. Layers without parameters (ReLU,
     pooling) do not change; write the sums of residual blocks as `lowbit.Add`, or they stay float32. This
-    simulates the effect of low bits on accuracy; it saves neither time nor memory. A resumed run reproduces
-    the same bits if it converts with the same seed and loads the model's `state_dict`.
+    simulates the effect of low bits on accuracy and saves neither time nor memory. To resume with the same
+    bits, convert with the same seed and load the model's `state_dict`.
 
     Args:
         model: The float32 model; it is not changed.
-        bits: Bits of activations, weights and gradients, 2 to 8; default: 8.
-        seed: Seed of random rounding; use a different one on each rank. Default: 0.
-        rounding: Rounding of activations: "nearest" (default) or "stochastic". Activation checkpointing
-            repeats the bits of a layer's last 512 calls, and does not count them twice.
-        keep: Names of modules that stay float32, with their children; default: none.
+        bits: Bits of activations, weights and gradients, 2 to 8.
+        seed: Seed of random rounding; use a different one on each rank.
+        rounding: Rounding of activations: "nearest" or "stochastic". Activation checkpointing repeats the
+            bits of a layer's last 512 calls.
+        keep: Names of modules that stay float32, with their children.
 
     Returns:
         The copy, on the same device.
 
     Raises:
-        AttachError: A module with parameters has no low-bit form, has hooks or is not float32; a weight is
-            computed by a hook; or `keep` names no module.
+        AttachError: A module with parameters has no low-bit form, hooks or another dtype than float32; a hook
+            computes a weight; `keep` names no module.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 10))
     >>> [type(layer).__name__ for layer in convert(net)]
@@ -84,7 +84,6 @@ def _convert(
     keep: Collection[str],
     done: dict[nn.Module, nn.Module],
 ) -> nn.Module:
-    """Return the module's low-bit layer, or the module with its children converted in place."""
     if name in keep:
         return module
     if module not in done:

@@ -3,11 +3,9 @@
     EvoNormS0       y = gamma x sigmoid(v x) / sqrt(var + 1e-5) + beta
     RangeEvoNorm    y = Q(gamma) x hardsigmoid(Q(v) x) Q(scale) + Q(beta)
 
-var: variance of x per example and group of channels; scale: `range_scale` instead of 1 / sqrt(var).
-
-Liu et al. 2020, arXiv:2004.02967, and the low-bit form of Aketi et al. 2021, arXiv:2111.09389, from their
-code. Suits skewed data, as it does not depend on the labels in a rank's shard. One EvoNorm replaces a
-BatchNorm2d and the ReLU after it.
+var: variance of x per example and group of channels; scale: `range_scale` instead of 1 / sqrt(var). Liu et
+al. 2020, arXiv:2004.02967, and the low-bit form of Aketi et al. 2021, arXiv:2111.09389, from their code. It
+does not depend on the labels in a rank's shard. One EvoNorm replaces a BatchNorm2d and its ReLU.
 """
 
 from __future__ import annotations
@@ -25,15 +23,12 @@ EPS = 1e-5
 
 
 class EvoNormS0(nn.Module):
-    """The float32 layer: x (n, c, h, w) to the same shape. Parameters `weight` gamma, `bias` beta, `v`, (c,).
+    """Float32 EvoNorm of x (n, c, h, w). Parameters `weight` gamma, `bias` beta and `v`, (c,).
 
     Args:
         channels: c, a multiple of `groups`.
-        groups: Groups of channels that share a variance; default: 8.
+        groups: Groups of channels that share a variance.
         device, dtype: As for `nn.BatchNorm2d`.
-
-    Raises:
-        ValueError: `groups` does not divide `channels`.
 
     >>> EvoNormS0(16)(torch.randn(2, 16, 4, 4)).shape
     torch.Size([2, 16, 4, 4])
@@ -63,13 +58,13 @@ class EvoNormS0(nn.Module):
 
 
 class RangeEvoNorm(nn.Module):
-    """The low-bit layer: rounds activations, scales, gamma, beta and v, and the gradient at random.
+    """Low-bit EvoNorm: rounds activations, scales and parameters to nearest, and gradients at random.
 
     Args:
         channels: c, a multiple of `groups`.
-        groups: Groups of channels that share a scale; default: 8.
-        precision: Bits, rounding and seed; default: 8 bits, to nearest, 0.
-        device: Device of the float32 parameters; default: torch's.
+        groups: Groups of channels that share a scale.
+        precision: Bits, rounding and seed.
+        device: Device of the parameters.
 
     >>> RangeEvoNorm(16)(torch.randn(2, 16, 4, 4)).shape
     torch.Size([2, 16, 4, 4])

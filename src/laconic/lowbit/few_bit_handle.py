@@ -43,14 +43,13 @@ class FewBitHandle(LowBitHandle):
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Names of the few-bit weights, as in `model.named_parameters()`."""
+        """Names of the few-bit parameters of `model`."""
         parts = {id(part): name for name, part in self.model.named_parameters()}
         return tuple(parts[id(part)] for layer in self.layers.values() for part in layer.masters())
 
     def flips(self) -> float:
-        """Return the fraction of few-bit weights with a changed sign since the last call or the start.
-
-        Stores one bit per weight.
+        """Return the share of few-bit weights whose sign changed since the last call. Stores one bit per
+        weight.
         """
         before, self._signs = self._signs, self._packed()
         changed = sum(int(ONES[(a ^ b).long()].sum()) for a, b in zip(before, self._signs, strict=True))
@@ -58,7 +57,6 @@ class FewBitHandle(LowBitHandle):
         return changed / total if total else 0.0
 
     def figures(self) -> dict[str, Any]:
-        """Return the residual, and the flips since the last call."""
         return super().figures() | {"flips": self.flips()}
 
     def residual(self) -> float:
@@ -75,13 +73,13 @@ class FewBitHandle(LowBitHandle):
         save_packed(packed, path)
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the state of random rounding on this rank, by layer. Save model and optimiser as well."""
+        """Return this rank's state of random rounding by layer. Save model and optimiser as well."""
         return {name: layer.rounding.state_dict() for name, layer in self.layers.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state, to continue with the same bits. Load the model first: flips count from its signs.
 
-        Raises `StateError`, unchanged, for a state of different layers or bits.
+        Raises `StateError`, unchanged, for different layers or bits.
         """
         if not isinstance(state, Mapping) or state.keys() != self.layers.keys():
             other = sorted(map(str, set(state) ^ self.layers.keys())) if isinstance(state, Mapping) else []

@@ -2,11 +2,10 @@
 
     y = Q(w) Q(x) + b;  dx = Q(w)^T Q(dy) where |x| <= 1;  dw = Q(dy) Q(x)^T where |w| <= 1
 
-Hubara et al. 2016, arXiv:1609.07061; with one bit a binarised layer, Courbariaux et al. 2016,
-arXiv:1602.02830. Q is defined in `levels`. Products of levels are integers, exact in float32 below 2^24 in
-any order of summation, so a packed layer has the same bits. For the same reason the bias is added after the
-product. Padding counts as 0, which is not a level. All compute in the dtype of their weight, also under
-autocast.
+Hubara et al. 2016, arXiv:1609.07061; with one bit, Courbariaux et al. 2016, arXiv:1602.02830. Q is defined in
+`levels`. Products of levels are integers, exact in float32 below 2^24 in any order, and the bias is added
+after them, so a packed layer has the same bits. Padding counts as 0, which is not a level. Layers compute in
+the dtype of their weight, also under autocast.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class FewBitLayer(TransformedLayer):
 
 
 class FewBitLinear(FewBitLayer, nn.Linear):
-    """A dense layer of x (..., c). Made by `binarise` and `quantise`."""
+    """Dense layer of x (..., c)."""
 
     def forward(self, x: Tensor) -> Tensor:
         rounding, training = self.rounding, self.training
@@ -63,11 +62,10 @@ class FewBitLinear(FewBitLayer, nn.Linear):
 
 
 class FewBitConv2d(FewBitLayer, nn.Conv2d):
-    """A convolution of x (n, c, h, w), padded with zeros. Made by `binarise` and `quantise`."""
+    """Convolution of x (n, c, h, w), padded with zeros."""
 
     @classmethod
     def of(cls, layer: nn.Conv2d, rounding: Rounding) -> FewBitConv2d:
-        """Return the few-bit form of a layer. Raise `AttachError` for unsupported padding."""
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise AttachError(
                 f"padding of a few-bit convolution must be a number of zeros, got padding={layer.padding!r},"

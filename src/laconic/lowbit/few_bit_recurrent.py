@@ -1,9 +1,9 @@
-"""Recurrent layers with few-bit weights and inputs: of x and of h, at each time step.
+"""Recurrent layers with few-bit weights and inputs, of x and of h, at each time step.
 
     LSTM   gates = Q(W_ih) Q(x) + b_ih + Q(W_hh) Q(h) + b_hh;  GRU  both products apart
 
-Hubara et al. 2016, arXiv:1609.07061. The gates and the states stay float32; Q and the bias are those of
-`few_bit_layers`. A layer over a sequence rounds its weights once, and equals its cell at each step.
+Hubara et al. 2016, arXiv:1609.07061. Gates and states stay float32; Q and the bias are those of
+`few_bit_layers`. A layer over a sequence equals its cell at each step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from laconic.lowbit.recurrence import State, gru, lstm, refuse_projections, run,
 
 
 class _FewBitCell(FewBitLayer):
-    """Base of cells, with the products of input and state."""
+    """Base of cells."""
 
     def gates(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         rounding, training = self.rounding, self.training
@@ -38,7 +38,7 @@ class _FewBitCell(FewBitLayer):
 
 
 class FewBitLSTMCell(_FewBitCell, nn.LSTMCell):
-    """An LSTM step of x (b, c) or (c,) and both states, which stay float32."""
+    """LSTM step of x (b, c) or (c,)."""
 
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         if hx is None:
@@ -49,7 +49,7 @@ class FewBitLSTMCell(_FewBitCell, nn.LSTMCell):
 
 
 class FewBitGRUCell(_FewBitCell, nn.GRUCell):
-    """A GRU step of x (b, c) or (c,) and its state, which stays float32."""
+    """GRU step of x (b, c) or (c,)."""
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         if hx is None:
@@ -66,7 +66,6 @@ class _FewBitSequences(FewBitLayer):
 
     @classmethod
     def of(cls, layer: Any, rounding: Rounding) -> Any:
-        """Return the few-bit form of a layer. Raise `AttachError` for projections."""
         refuse_projections(layer)
         return super().of(layer, rounding)
 
@@ -79,7 +78,6 @@ class _FewBitSequences(FewBitLayer):
             return run(layer, input, hx, self._parameters["weight_ih_l0"].dtype)  # type: ignore[union-attr]
 
     def direction(self, place: str, x: Tensor, state: State, active: Tensor | None) -> tuple[Tensor, State]:
-        """Run one direction of one layer: see `Recurrent`."""
         rounding, training = self.rounding, self.training
 
         def back(product: Tensor, side: str, t: int) -> Tensor:
@@ -104,12 +102,12 @@ class _FewBitSequences(FewBitLayer):
 
 
 class FewBitLSTM(_FewBitSequences, nn.LSTM):
-    """An LSTM over sequences, with the arguments and results of nn.LSTM."""
+    """LSTM over sequences, with the arguments and results of nn.LSTM."""
 
     states = 2
 
 
 class FewBitGRU(_FewBitSequences, nn.GRU):
-    """A GRU over sequences, with the arguments and results of nn.GRU."""
+    """GRU over sequences, with the arguments and results of nn.GRU."""
 
     states = 1

@@ -1,4 +1,4 @@
-"""Few-bit training: base of `binarise` and `quantise`, with the selection of layers."""
+"""Base of `binarise` and `quantise`: their common arguments and the selection of layers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FewBitTraining(LowBitTraining):
         arguments.choice("first", self.first, get_args(First))
         arguments.choice("last", self.last, get_args(Last))
         arguments.choice("norm", self.norm, get_args(Norm))
-        _ = self.bits  # it checks its own arguments
+        _ = self.bits  # checks its own arguments
 
     def attach(
         self, model: nn.Module, optimizer: Optimizer | None = None, run: Run = DEFAULT_RUN
@@ -56,7 +56,6 @@ class FewBitTraining(LowBitTraining):
         return self.attach_layers(model, self.keep)
 
     def attach_layers(self, model: nn.Module, keep: Collection[str]) -> FewBitHandle:
-        """Replace the layers of a model, except the modules named in `keep`."""
         layers = Layers.of(named_modules(model), KINDS, keep, replaced=True)
         found = [*layers.found]
         if not layers.outside_keep(found):

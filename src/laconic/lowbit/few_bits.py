@@ -1,4 +1,4 @@
-"""Numbers of bits of weights, activations and gradients, and the rounding of one layer."""
+"""Bits of weights, activations and gradients, and the rounding of one layer."""
 
 from __future__ import annotations
 
@@ -19,18 +19,9 @@ Scale = Literal["linear", "log"]
 
 @dataclass(frozen=True)
 class FewBits:
-    """Bits of a layer. None: float32.
+    """Bits of a layer: 1 to 8 for weights and inputs, 3 to 8 for the output's gradients. None: float32.
 
-    Args:
-        weights: 1 to 8.
-        activations: Bits of the layer's input, 1 to 8.
-        gradients: Bits of the gradient of the layer's output, 3 to 8.
-        scale: Levels of weights and activations, see `levels`: "linear" or "log".
-        stochastic: Whether activations are rounded at random in training.
-        seed: Seed of random rounding.
-
-    Raises:
-        SpecError: An argument is out of range, or stochastic rounding is combined with "log".
+    `scale`: levels of weights and inputs, see `levels`. `stochastic`: random rounding of inputs in training.
     """
 
     weights: int = 1
@@ -53,12 +44,11 @@ class FewBits:
             arguments.choice("scale", self.scale, ("linear",), "stochastic=True needs linear levels")
 
     def at(self, name: str) -> FewBits:
-        """Return these bits with a seed derived from the layer's name."""
         return replace(self, seed=mix(self.seed, name_key(name)))
 
     @property
     def divisor(self) -> int:
-        """Divisor of a product of integers: L of the weights times L of the activations."""
+        """Product of the largest integer levels L of weights and activations."""
         if self.scale == "log":
             return 1
         return top(self.weights) * (1 if self.activations is None else top(self.activations))
@@ -67,31 +57,29 @@ class FewBits:
 class Rounding:
     """Rounding of one layer.
 
-    `turns` counts calls in training with random rounding, without those repeated by activation
-    checkpointing. The random bits depend on it and the seed.
+    The random bits depend on the seed and on `turns`, the number of training calls without those repeated by
+    activation checkpointing.
     """
 
     def __init__(self, bits: FewBits) -> None:
         self.bits = bits
         self.turns = 0
-        self._turn = 0  # of the current call
+        self._turn = 0
         self._repeats = RecomputedCalls()
 
     def begin(self, training: bool, *inputs: Tensor) -> None:
-        """Begin a call of the layer."""
         if training and (self.bits.stochastic or self.bits.gradients is not None):
             again = is_recomputed(training)
             self.turns += not again
             self._turn = self._repeats.turn(self.turns, again, *inputs)
 
     def weight(self, w: Tensor) -> Tensor:
-        """Return the levels of a weight: integers, or powers of two if the scale is "log"."""
+        """Return levels: integers, or powers of two if the scale is "log"."""
         if self.bits.scale == "log":
             return logarithmic(w, self.bits.weights)
         return integers(w, self.bits.weights)
 
     def activation(self, x: Tensor, training: bool, name: str = "activation") -> Tensor:
-        """Return the levels of an input, or the input if activations are float32."""
         if self.bits.activations is None:
             return x
         if self.bits.scale == "log":
@@ -113,11 +101,10 @@ class Rounding:
         return mix(self.bits.seed, self._turn, name_key(name))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the count of calls, and the bits and seed."""
         return {"turns": self.turns, "bits": repr(self.bits)}
 
     def check(self, state: Any) -> None:
-        """Raise `StateError` unless it is a state of a layer with these bits and this seed."""
+        """Raise `StateError` unless the state belongs to a layer with these bits and this seed."""
         shown = arguments.shown(state)
         if not isinstance(state, dict) or {*state} - {"bits"} != {"turns"}:
             raise StateError(f"a layer's state must be {{'turns': int, 'bits': str}}, got {shown}")

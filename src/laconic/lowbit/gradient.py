@@ -1,4 +1,4 @@
-"""Gradients that are not those of the computation: straight-through, and changed on the way back."""
+"""Custom gradients: straight-through, or changed in backward."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def straight_through(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def with_gradient(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return x; its gradient is `change` of the gradient that comes back.
+    """Return x; its gradient is `change(gradient)`.
 
     >>> import torch
     >>> x = torch.ones(2, requires_grad=True)

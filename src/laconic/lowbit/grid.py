@@ -1,10 +1,10 @@
-"""Grid of simulated low-bit training: evenly spaced values between two ends, and rounding to them.
+"""Grid of simulated low-bit training: 2^bits evenly spaced values between two ends.
 
     s = max((high - low) / (2^bits - 1), 1e-8)
     Q(x; low, high) = round(clip((x - low) / s, 0, 2^bits - 1)) * s + low
 
-Banner et al. 2018, arXiv:1805.11046, as in the code of Aketi et al. 2021, arXiv:2111.09389. All tensors are
-float32 with 2^bits different values: a simulation that saves neither time nor memory.
+Banner et al. 2018, arXiv:1805.11046, as in the code of Aketi et al. 2021, arXiv:2111.09389. All tensors stay
+float32: the simulation saves neither time nor memory.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from laconic.core.turn import mix, name_key
 from laconic.lowbit.gradient import straight_through, with_gradient
 
 Rounding = Literal["nearest", "stochastic"]
-MIN_SPACING = 1e-8  # avoids a division by zero if the ends are equal
-FINE = 2.0**24  # number of values of the dither
+MIN_SPACING = 1e-8  # for equal ends
+FINE = 2.0**24  # values of the dither
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Rounding of a layer. Weights are always rounded to nearest, gradients always at random.
+    """Rounding of a layer. Weights are rounded to nearest, gradients at random.
 
     Args:
-        bits: Bits of activations, weights and gradients, 2 to 8; default: 8.
-        rounding: Rounding of activations, in training and evaluation: "nearest" (default) or "stochastic".
-        seed: Seed of random rounding; use a different one on each rank. Default: 0.
+        bits: Bits of activations, weights and gradients, 2 to 8.
+        rounding: Rounding of activations, also in evaluation: "nearest" or "stochastic".
+        seed: Seed of random rounding; use a different one on each rank.
 
     Raises:
         SpecError: An argument is outside its range.
@@ -48,14 +48,13 @@ class Precision:
         arguments.whole("seed", self.seed, most=(1 << 64) - 1)
 
     def at(self, name: str) -> Precision:
-        """Return this precision with a seed derived from the layer's name."""
         return replace(self, seed=mix(self.seed, name_key(name)))
 
 
 def quantise(x: Tensor, low: Tensor, high: Tensor, bits: int = 8, key: int | None = None) -> Tensor:
-    """Return Q(x) float32, shaped like x. `low` and `high` have one element; a `key` selects random rounding.
+    """Return Q(x). `low` and `high` have one element; a `key` selects random rounding.
 
-    Error for x between the ends: at most s / 2 to nearest; below s at random, and 0 on average.
+    Error between the ends: at most s / 2 to nearest; below s at random, with mean 0.
 
     >>> quantise(torch.tensor([0.0, 0.3, 0.4, 1.0, 5.0]), torch.tensor(0.0), torch.tensor(1.5), bits=2)
     tensor([0.0000, 0.5000, 0.5000, 1.0000, 1.5000])
@@ -74,7 +73,7 @@ def quantise(x: Tensor, low: Tensor, high: Tensor, bits: int = 8, key: int | Non
 
 
 def ends(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return minimum and maximum of x, each a tensor (); 0 if x is empty."""
+    """Return minimum and maximum of x, each (); 0 if x is empty."""
     if not x.numel():
         return x.new_zeros(()), x.new_zeros(())
     low, high = torch.aminmax(x)
@@ -87,10 +86,10 @@ def straight(x: Tensor, low: Tensor, high: Tensor, bits: int, key: int | None = 
 
 
 def fitted(x: Tensor, bits: int) -> Tensor:
-    """Return Q(x) to nearest between the ends of x, straight-through, for weights and scales."""
+    """Return Q(x) to nearest between the ends of x, straight-through."""
     return straight(x, *ends(x.detach()), bits)
 
 
 def rounded_gradient(x: Tensor, bits: int, key: int) -> Tensor:
-    """Return x; its gradient is rounded at random with `key` between the gradient's ends."""
+    """Return x; its gradient is rounded at random between the gradient's ends."""
     return with_gradient(x, lambda gradient: quantise(gradient, *ends(gradient), bits, key))

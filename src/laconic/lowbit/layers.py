@@ -2,9 +2,8 @@
 
     y = conv(Q(x), Q(w)) + Q(b);  dx from Q(dy) rounded at random, dw from dy itself
 
-Banner et al. 2018, arXiv:1805.11046, as in the code of Aketi et al. 2021, arXiv:2111.09389: activations are
-rounded between running ends, weights and biases between their minimum and maximum. Master weights and
-arithmetic are float32, see `grid`.
+Banner et al. 2018, arXiv:1805.11046, as in the code of Aketi et al. 2021, arXiv:2111.09389. Activations are
+rounded between running ends, weights and biases between their minimum and maximum. See `grid`.
 """
 
 from __future__ import annotations
@@ -21,19 +20,9 @@ EIGHT = Precision()
 
 
 class QuantConv2d(nn.Conv2d):
-    """A low-bit convolution of x (n, c, h, w) or (c, h, w) float32, padded with zeros.
+    """Low-bit convolution of x (n, c, h, w) or (c, h, w) float32, padded with zeros.
 
-    Args:
-        in_channels: As in `torch.nn.Conv2d`.
-        out_channels: As in `torch.nn.Conv2d`.
-        kernel_size: As in `torch.nn.Conv2d`.
-        stride: As in `torch.nn.Conv2d`; default: 1.
-        padding: Zeros on each side, as a number; default: 0.
-        dilation: As in `torch.nn.Conv2d`; default: 1.
-        groups: As in `torch.nn.Conv2d`; default: 1.
-        bias: Whether there is a bias; default: True.
-        precision: Bits, rounding and seed; default: 8 bits, to nearest, 0.
-        device: Of the parameters and running ends, which are float32; default: torch's.
+    Arguments as in `torch.nn.Conv2d`, with `padding` as a number; `precision`: bits, rounding and seed.
 
     >>> layer = QuantConv2d(3, 8, 3, padding=1, precision=Precision(bits=8))
     >>> layer(torch.randn(4, 3, 16, 16)).shape
@@ -97,14 +86,9 @@ class QuantConv2d(nn.Conv2d):
 
 
 class QuantLinear(nn.Linear):
-    """A low-bit dense layer of x (n, ..., c) float32.
+    """Low-bit dense layer of x (n, ..., c) float32.
 
-    Args:
-        in_features: c.
-        out_features: The last dimension of the result.
-        bias: Whether there is a bias; default: True.
-        precision: Bits, rounding and seed; default: 8 bits, to nearest, 0.
-        device: Of the parameters and running ends, which are float32; default: torch's.
+    Arguments as in `torch.nn.Linear`; `precision`: bits, rounding and seed.
 
     >>> QuantLinear(16, 4)(torch.randn(2, 16)).shape
     torch.Size([2, 4])

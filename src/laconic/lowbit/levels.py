@@ -7,8 +7,8 @@
 One bit is the sign in both, with sign(0) = 1. Random rounding of the linear form replaces 1/2 by a number in
 [0, 1), so that Q(x) is x on average; for one bit P(Q = 1) = clip((x + 1) / 2, 0, 1). Hubara et al. 2016,
 arXiv:1609.07061 (levels), and Courbariaux et al. 2016, arXiv:1602.02830 (signs). Difference from the paper:
-the 2^bits linear levels are evenly spaced from -1 to 1, both included, instead of clip(round(x / s) s, min,
-max). Then one bit is no special case, a level is a sum of signs, and zero padding is exact.
+the linear levels include both -1 and 1, instead of clip(round(x / s) s, min, max), so that a level is a sum
+of signs and zero padding is exact.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FINE = 2.0**-24  # spacing of the dither
 
 
 def top(bits: int) -> int:
-    """Return L, the largest of the 2^bits integer levels of `integers`.
+    """Return L, the largest integer level.
 
     >>> top(1), top(2)
     (1, 3)
@@ -34,16 +34,14 @@ def top(bits: int) -> int:
 
 
 def level_indices(x: Tensor, bits: int, key: int | None = None) -> Tensor:
-    """Return u, the index of each number's linear level, 0 to 2^bits - 1, in the dtype of x.
-
-    A `key` selects random rounding. NaN stays NaN.
+    """Return u, in the dtype of x. A `key` selects random rounding. NaN stays NaN.
 
     >>> level_indices(torch.tensor([-2.0, -0.5, 0.0, 0.2, 1.0]), bits=2)
     tensor([0., 1., 2., 2., 3.])
     """
     if key is None:
         if bits == 1:
-            # the sum below would round numbers just below 0 up to 1
+            # adding 1 would round numbers just below 0 to the index 1
             return torch.where(x.isnan(), x, (x >= 0).to(x.dtype))
         moved = (x + 1) * (top(bits) / 2) + 0.5
     else:
@@ -53,9 +51,7 @@ def level_indices(x: Tensor, bits: int, key: int | None = None) -> Tensor:
 
 
 def integers(x: Tensor, bits: int, key: int | None = None) -> Tensor:
-    """Return L Q(x) in the linear form: odd integers from -L to L.
-
-    The gradient is L times that of a hard tanh.
+    """Return L Q(x) of the linear form: odd integers from -L to L. The gradient is L times that of Q.
 
     >>> integers(torch.tensor([-2.0, -0.5, 0.0, 0.2, 1.0]), bits=2)
     tensor([-3., -1.,  1.,  1.,  3.])
@@ -65,7 +61,7 @@ def integers(x: Tensor, bits: int, key: int | None = None) -> Tensor:
 
 
 def logarithmic(x: Tensor, bits: int) -> Tensor:
-    """Return Q(x) in the logarithmic form: powers of two from 2^(1 - 2^(bits - 1)) to 1, signed.
+    """Return Q(x) of the logarithmic form: signed powers of two from 2^(1 - 2^(bits - 1)) to 1.
 
     >>> logarithmic(torch.tensor([-2.0, -0.3, 0.0, 0.7]), bits=2)
     tensor([-1.0000, -0.5000,  0.5000,  0.5000])

@@ -3,7 +3,7 @@
     t = 2^ceil(log2 max |g|);   levels 0 and t 2^-i, i = 0 .. 2^(bits - 1) - 2, signed;   E[Q(g)] = g
 
 Hubara et al. 2016, arXiv:1609.07061, train with 6-bit logarithmic gradients, rounded at random. The end t,
-the level 0 and the rounding probabilities are our reading.
+the level 0 and the probabilities are our reading.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXPONENT = 0x7F800000  # of a float32: [sign | exponent 8 | mantissa 23]
 
 
 def quantise_gradient(g: Tensor, bits: int, key: int) -> Tensor:
-    """Return Q(g), with the shape and dtype of g. A gradient that is not finite is returned unchanged.
+    """Return Q(g), in the dtype of g. A gradient that is not finite is returned unchanged.
 
     Error: E|Q(g) - g|^2 <= |g|^2 / 8 + n (s / 2)^2, with s = t 2^(2 - 2^(bits - 1)) the least positive level.
 
@@ -50,5 +50,5 @@ def _scale_(x: Tensor, exponent: int) -> Tensor:
 
 
 def round_gradient(x: Tensor, bits: int, key: int) -> Tensor:
-    """Return x; its gradient is rounded with `quantise_gradient`."""
+    """Return x; its gradient is Q(gradient)."""
     return with_gradient(x, lambda gradient: quantise_gradient(gradient, bits, key))

@@ -1,4 +1,4 @@
-"""`pack`: convert a few-bit model for inference, with packed weights, and its file format."""
+"""`pack`: inference with packed weights, and the file format of packed models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from laconic.transforms.selection import refuse_hooks, replace_layers
 
 FORMAT = "laconic packed model 2"
 PREVIOUS_FORMAT = "laconic packed model 1"  # without the names of norms
-FORMS: dict[type, type[Any]] = {  # packed form of each simulated layer
+FORMS: dict[type, type[Any]] = {
     FewBitLinear: PackedLinear,
     FewBitConv2d: PackedConv2d,
     FewBitLSTM: PackedLSTM,
@@ -38,14 +38,14 @@ FORMS_BY_LAYER = {plain: FORMS[few] for plain, few in KINDS.items()} | FORMS
 def pack(model: nn.Module) -> nn.Module:
     """Return an inference copy of a model trained by `binarise` or `quantise`, with packed weights.
 
-    For finite inputs the outputs equal those of the model in evaluation bit for bit. Each weight has
-    `weights` bits, in memory and in a file, with rows padded to whole bytes: 32 times smaller with one bit.
-    Other layers and biases stay float32. The copy runs XNOR kernels, one thread per product. Training,
-    tracing or differentiating it raises `StateError`.
+    For finite inputs the outputs equal those of the model in evaluation bit for bit. In memory and in a file
+    a weight has `weights` bits, with rows padded to whole bytes: 32 times smaller with one bit. Other layers
+    and biases stay float32. The copy runs XNOR kernels, one thread per product. Training, tracing or
+    differentiating it raises `StateError`.
 
     Raises:
         AttachError: The model has no few-bit layers, or one that is logarithmic, not float32, not finite, has
-            hooks or has products beyond 2^24; weights of another layer are computed by a hook.
+            hooks or has products beyond 2^24; a hook computes weights of another layer.
 
     >>> from laconic.lowbit import binarise
     >>> net = nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, 2)).eval()
@@ -82,10 +82,7 @@ def packed_layers(model: nn.Module) -> dict[str, Packed]:
 
 
 def save_packed(packed: nn.Module, path: str | Path) -> None:
-    """Write a packed model to a file for `load_packed` (or `torch.load`).
-
-    Raises `AttachError` for a model without packed layers.
-    """
+    """Write a packed model to a file for `load_packed`. Raises `AttachError` without packed layers."""
     layers = packed_layers(packed)
     if not layers:
         raise AttachError("this model is not packed: save the result of pack()")
@@ -99,7 +96,7 @@ def load_packed(path: str | Path, model: nn.Module) -> nn.Module:
 
     Args:
         path: The file, untrusted: it is read with `weights_only=True`.
-        model: The plain model, built as before `binarise` or `quantise`, with any weights. It is not changed.
+        model: The plain model, built as before `binarise` or `quantise`; it is not changed.
 
     Raises:
         StateError: The file is damaged, or of another model.
@@ -142,7 +139,7 @@ def _shift_norms(model: nn.Module) -> list[str]:
 
 
 def _read_parts(found: Any) -> tuple[dict[str, FewBits], list[str] | None, dict[str, Tensor]]:
-    """Return bits by layer, names of norms with shifts (None in the previous format), and tensors."""
+    """Return bits by layer, names of ShiftBatchNorms (None in the previous format), and tensors."""
     parts = {"format", "layers", "state"}
     kinds = {FORMAT: parts | {"norms"}, PREVIOUS_FORMAT: parts}
     if not isinstance(found, dict) or not any(
@@ -164,7 +161,7 @@ def _read_parts(found: Any) -> tuple[dict[str, FewBits], list[str] | None, dict[
 
 
 def _empty_layer(model: nn.Module, name: Any, bits: FewBits) -> Packed:
-    """Return a packed layer without bits, with the shape of the plain layer of this name."""
+    """Return a packed layer without values, with the shape of the plain layer of this name."""
     here = dict(model.named_modules()).get(name) if name else None
     form = FORMS_BY_LAYER.get(type(here))
     if here is None or form is None:
@@ -177,7 +174,6 @@ def _empty_layer(model: nn.Module, name: Any, bits: FewBits) -> Packed:
 
 
 def _shift_norm(model: nn.Module, name: str) -> ShiftBatchNorm:
-    """Return the ShiftBatchNorm that replaces the BatchNorm of this name."""
     here = dict(model.named_modules()).get(name) if name else None
     if isinstance(here, ShiftBatchNorm):
         return here

@@ -1,11 +1,11 @@
-"""Inference layers with packed weights: the same results, bit for bit, as the simulated ones.
+"""Inference layers with packed weights: bit for bit the results of the few-bit layers.
 
     u(x) = sum_i 2^i u_i,  u_i in {0, 1};  L Q(x) = sum_i 2^i s_i,  s_i = 2 u_i - 1
     (L Q(w)) (L Q(x)) = sum_i sum_j 2^(i + j) (signs w_i) (signs x_j)
 
-A product of levels of several bits is a sum of products of signs, each an XNOR and a popcount
-(`kernels.xnor`), in integers below 2^24, exact in float32. Division and bias follow as in `few_bit_layers`.
-BatchNorm stays float32: folding it and the next sign into a threshold would not reproduce its rounding.
+Products of levels are sums of products of signs, each an XNOR and a popcount (`kernels.xnor`), in integers
+below 2^24, exact in float32. BatchNorm stays float32: folding it and the next sign into a threshold would
+round differently.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EXACT = 1 << 24  # float32 has all integers up to this one
 
 
 class Packed(nn.Module):
-    """Base, with weights as uint8 buffers `bits...` and biases as buffers. `levels`: numbers of bits."""
+    """Base, with buffers `bits...` uint8 and biases."""
 
     levels: FewBits
     packs: dict[str, int]  # weights per row, by buffer
@@ -51,7 +51,7 @@ class Packed(nn.Module):
         self.packs = {}
 
     def add_bits_buffer(self, name: str, shape: tuple[int, ...], weight: Tensor, row: int) -> None:
-        """Add a buffer for the bits of a weight, on its device: (planes, ..., ceil(row / 8))."""
+        """Add zeros (planes, *shape, ceil(row / 8)) for the bits of a weight, on its device."""
         self.packs[name] = row
         whole = (self.levels.weights, *shape, (row + 7) // 8)
         self.register_buffer(name, torch.zeros(whole, dtype=torch.uint8, device=weight.device))
@@ -61,7 +61,7 @@ class Packed(nn.Module):
 
     @torch.no_grad()
     def pack_weight(self, name: str, weight: Tensor) -> None:
-        """Write the bits of a weight with rows in the last dimension."""
+        """Write the bits of a weight, whose last dimension is a row."""
         at = level_indices(weight.detach().float(), self.levels.weights).to(torch.int32)
         for plane, bits in enumerate(getattr(self, name)):
             signs = ((at >> plane & 1).float() - 0.5).reshape(-1, weight.shape[-1]).contiguous()
@@ -88,7 +88,7 @@ class Packed(nn.Module):
             )
 
     def signs(self, x: Tensor) -> list[Tensor]:
-        """Return tensors with the signs s_0, s_1, ... of x."""
+        """Return the signs s_0, s_1, ... of the levels of x, a tensor for each bit."""
         count = self.levels.activations
         if count == 1:
             return [x]
@@ -96,10 +96,7 @@ class Packed(nn.Module):
         return [(at >> plane & 1).float() - 0.5 for plane in range(count or 1)]
 
     def product(self, name: str, x: Tensor, multiply: Any, real: Any) -> Tensor:
-        """Return the product of x with a weight, by `multiply(signs, bits)` or `real(x, weight)`.
-
-        Raises `StateError` under autograd or tracing.
-        """
+        """Return the product of x with a weight, by `multiply(signs, bits)` or `real(x, weight)`."""
         self._check_use(x)
         planes = getattr(self, name)
         if self.levels.activations is None:
@@ -181,7 +178,7 @@ class PackedConv2d(Packed):
 
 
 def linear(layer: Packed, name: str, x: Tensor) -> Tensor:
-    """Return the product of x (..., c) with the bits of a dense layer."""
+    """Return the product of x (..., c) with a dense weight."""
     flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     y = layer.product(name, flat, kernels.xnor_matmul, F.linear)
     return y.view(*x.shape[:-1], y.shape[-1])

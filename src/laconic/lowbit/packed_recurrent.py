@@ -1,4 +1,4 @@
-"""Recurrent inference layers with packed weights: the same results, bit for bit, as the simulated ones."""
+"""Recurrent inference layers with packed weights: bit for bit the results of the few-bit layers."""
 
 from __future__ import annotations
 
@@ -88,8 +88,6 @@ class _PackedSequences(Packed):
         return run(layer, x, hx, torch.float32)
 
     def direction(self, place: str, x: Tensor, state: State, active: Tensor | None) -> tuple[Tensor, State]:
-        """Run one direction of one layer: see `Recurrent`."""
-
         def product(side: str, given: Tensor) -> Tensor:
             y, bias = linear(self, f"bits_{side}_{place}", given), self._buffers.get(f"bias_{side}_{place}")
             return y if bias is None else y + bias

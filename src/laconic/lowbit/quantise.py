@@ -1,6 +1,6 @@
 """Training with few bits in weights, inputs and gradients (Hubara et al. 2016, arXiv:1609.07061).
 
-As `binarise`, with more levels. The equations are in `few_bit_layers`, `few_bit_recurrent` and `levels`.
+Equations: `few_bit_layers`, `few_bit_recurrent`, `levels`, `log_gradient`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from laconic.lowbit.few_bits import FewBits, Scale
 
 @dataclass(frozen=True)
 class Bits:
-    """The arguments of `laconic.lowbit.quantise` that `binarise` lacks."""
+    """Arguments of `laconic.lowbit.quantise` that `binarise` lacks."""
 
     weights: int = 1
     activations: int | None = 2
@@ -29,7 +29,7 @@ class Bits:
 
 @dataclass(frozen=True, repr=False)
 class QuantiseTraining(FewBitTraining, Bits):
-    """The arguments of `laconic.lowbit.quantise`."""
+    """Configuration with the arguments of `laconic.lowbit.quantise`."""
 
     paper: ClassVar[str] = "Hubara et al. 2016, arXiv:1609.07061"
     status: ClassVar[Status] = "reconstruction"
@@ -60,19 +60,18 @@ def quantise(
 
     Args:
         model: Its Linear, Conv2d, LSTM, GRU, LSTMCell and GRUCell layers are replaced.
-        weights: Bits of weights, 1 to 8; default: 1.
-        activations: Bits of inputs, 1 to 8, or None for float32; default: 2.
+        weights: Bits of weights, 1 to 8.
+        activations: Bits of inputs, 1 to 8, or None for float32.
         gradients: Bits of the gradients of outputs, 3 to 8, or None for float32: powers of two, rounded at
-            random. Default: 6.
-        scale: "linear" (default), evenly spaced levels from -1 to 1, or "log", powers of two. Only linear
-            models can be packed.
+            random.
+        scale: "linear", evenly spaced levels from -1 to 1, or "log", powers of two, which cannot be packed.
         first: As for `binarise`: "binary" treats the layer like the others.
         last: As for `binarise`.
-        stochastic: Round inputs at random in training; default: no. Activation checkpointing repeats the
-            bits of a layer's last 512 calls.
+        stochastic: Round inputs at random in training. Activation checkpointing repeats the bits of a layer's
+            last 512 calls.
         norm: As for `binarise`.
         keep: As for `binarise`.
-        seed: Seed of random rounding; use a different one on each rank. Default: 0.
+        seed: Seed of random rounding; use a different one on each rank.
 
     Returns:
         The handle, as for `binarise`.

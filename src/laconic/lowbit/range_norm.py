@@ -1,9 +1,9 @@
-"""Low-bit norms that use the range of values instead of the variance.
+"""Low-bit norms with the range of values instead of the variance.
 
     y = Q(gamma) (x - mean) Q(scale) + Q(beta),   x in low bits, dy rounded at random
 
-Banner et al. 2018, arXiv:1805.11046 (range batch norm), as in the code of Aketi et al. 2021.
-`RangeGroupNorm`, with mean and range per example and group, is ours.
+Banner et al. 2018, arXiv:1805.11046 (range batch norm), as in the code of Aketi et al. 2021. `RangeGroupNorm`
+is ours.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class _LowBitNorm(nn.Module):
 
 
 class RangeNorm(_LowBitNorm):
-    """Replaces BatchNorm: normalises x (n, c, ...) by each channel's mean and range over the batch.
+    """Low-bit BatchNorm: normalises x (n, c, ...) by each channel's mean and range over the batch.
 
     The range is averaged over 16 chunks. Evaluation uses running values, 0.9 of them from the last batch.
     They depend on the shard of a rank: for skewed shards use `RangeEvoNorm`.
 
     Args:
         channels: c.
-        affine: Whether there are gamma and beta; default: True.
-        precision: Bits, rounding and seed; default: 8 bits, to nearest, 0.
-        device: Of the parameters and running values, which are float32; default: torch's.
+        affine: Whether there are gamma and beta.
+        precision: Bits, rounding and seed.
+        device: Device of parameters and running values.
 
     >>> y = RangeNorm(3)(5 + 2 * torch.randn(64, 3, 8, 8, generator=torch.Generator().manual_seed(0)))
     >>> bool((y.mean((0, 2, 3)).abs() < 0.01).all()), bool(((y.std((0, 2, 3)) - 1).abs() < 0.2).all())
@@ -104,14 +104,14 @@ class RangeNorm(_LowBitNorm):
 
 
 class RangeGroupNorm(_LowBitNorm):
-    """Replaces GroupNorm: normalises x (n, c, ...) by the mean and range of each example's groups.
+    """Low-bit GroupNorm: normalises x (n, c, ...) by the mean and range of each example's groups.
 
     Args:
         groups: Groups of channels.
         channels: c, a multiple of `groups`.
-        affine: Whether there are gamma and beta; default: True.
-        precision: Bits, rounding and seed; default: 8 bits, to nearest, 0.
-        device: Of the parameters and running values, which are float32; default: torch's.
+        affine: Whether there are gamma and beta.
+        precision: Bits, rounding and seed.
+        device: Device of parameters and running values.
 
     >>> RangeGroupNorm(2, 4)(torch.randn(3, 4, 8, 8)).shape
     torch.Size([3, 4, 8, 8])

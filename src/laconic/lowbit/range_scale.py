@@ -3,7 +3,7 @@
     1 / (C(m) (mean of the chunks' maxima - mean of their minima) + 1e-5),   m values in each chunk
     C(m) = 0.5 * 0.35 * (1 + sqrt(pi ln 4)) / sqrt(2 ln m)
 
-approximates 1 / standard deviation: for normal values 6 % more with chunks of 1,024, 23 % more with chunks of
+approximates 1 / standard deviation: for normal values 6 % above it with chunks of 1,024, 23 % with chunks of
 16. Banner et al. 2018, arXiv:1805.11046; chunks as in the code of Aketi et al. 2021.
 """
 
@@ -18,7 +18,7 @@ EPS = 1e-5
 
 
 def range_constant(m: int) -> float:
-    """Return C(m): the range of m normal values times C(m) is about their standard deviation.
+    """Return C(m), which maps the range of m normal values to about their standard deviation.
 
     >>> [round(range_constant(m), 3) for m in (64, 1024, 16384)]
     [0.187, 0.145, 0.123]
@@ -27,7 +27,7 @@ def range_constant(m: int) -> float:
 
 
 def chunks_of(n: int) -> int:
-    """Return the largest number of equal chunks of n values, up to 16, with at least 2 values each.
+    """Return the largest number of equal chunks of n values, up to 16, with at least 2 values per chunk.
 
     >>> [chunks_of(n) for n in (32, 64, 20, 7)]
     [16, 16, 10, 1]
@@ -41,7 +41,7 @@ def chunks_of(n: int) -> int:
 
 
 def range_scale(rows: Tensor) -> Tensor:
-    """Return about 1 / standard deviation of each row: (..., n) to (...)."""
+    """Return about 1 / standard deviation of rows (..., n), shape (...)."""
     n = rows.shape[-1]
     chunks = chunks_of(n)
     cut = rows.reshape(*rows.shape[:-1], chunks, n // chunks)

@@ -1,4 +1,4 @@
-"""Calls repeated by activation checkpointing: they reuse the random bits of the original call."""
+"""Random bits of calls that activation checkpointing repeats: those of the original call."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections import deque
 import torch
 from torch import Tensor
 
-MAX_CALLS = 512  # calls that are remembered
+MAX_CALLS = 512  # stored
 SAMPLES = 64  # elements of an input in its fingerprint
 
 
 def is_recomputed(training: bool) -> bool:
-    """Return whether a call in training runs within backward, so repeats a call of the forward pass."""
+    """Return whether a training call runs within backward, so repeats one of the forward pass."""
     return training and not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0
 
 
@@ -24,7 +24,7 @@ class RecomputedCalls:
         self._done: set[int] = set()  # turns that were recomputed
 
     def turn(self, now: int, again: bool, *inputs: Tensor) -> int:
-        """Return the turn of a call with these inputs: `now`, or that of the call which it repeats.
+        """Return the turn of a call: `now`, or that of the repeated call.
 
         Among calls with equal inputs, backward repeats the last one first.
         """

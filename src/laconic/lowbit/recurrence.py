@@ -1,4 +1,4 @@
-"""Steps of LSTM and GRU cells, and runs over sequences with the arguments and results of nn.LSTM."""
+"""LSTM and GRU steps, and runs over sequences with the arguments and results of nn.LSTM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Back = Callable[[Tensor, str, int], Tensor]  # of a product with "ih" or "hh" at
 
 
 class Recurrent(Protocol):
-    """A layer with the attributes of nn.LSTM or nn.GRU."""
+    """Layer with the attributes of nn.LSTM or nn.GRU."""
 
     hidden_size: int
     num_layers: int
@@ -29,12 +29,12 @@ class Recurrent(Protocol):
     states: int  # 2 for an LSTM, 1 for a GRU
 
     def direction(self, place: str, x: Tensor, state: State, active: Tensor | None) -> tuple[Tensor, State]:
-        """Run one direction of one layer, such as "l0_reverse".
+        """Run one direction of one layer over time.
 
         Args:
-            place: End of the names of its weights.
+            place: End of the names of its weights, such as "l0_reverse".
             x: (t, b, c).
-            state: Its first h and c, (b, n) each.
+            state: First h and c, (b, n) each.
             active: Steps inside the sequences, bool (t, b, 1). None: all.
 
         Returns:
@@ -44,7 +44,6 @@ class Recurrent(Protocol):
 
 
 def refuse_projections(layer: nn.LSTM | nn.GRU) -> None:
-    """Raise `AttachError` for an LSTM with projections."""
     if layer.proj_size:
         raise AttachError(
             f"an LSTM with projections has no form in few bits, got proj_size={layer.proj_size}: build it"
@@ -53,7 +52,7 @@ def refuse_projections(layer: nn.LSTM | nn.GRU) -> None:
 
 
 def run(layer: Recurrent, x: Any, hx: Any, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Return the outputs and the last state, as nn.LSTM or nn.GRU does for the same arguments.
+    """Return outputs and last state, as nn.LSTM or nn.GRU.
 
     x: (t, b, c), (b, t, c) with `batch_first`, (t, c), or a PackedSequence.
     """
@@ -69,7 +68,7 @@ def run(layer: Recurrent, x: Any, hx: Any, dtype: torch.dtype) -> tuple[Any, Any
         x = x.transpose(0, 1)
     directions = 2 if layer.bidirectional else 1
     shape = (layer.num_layers * directions, x.shape[1], layer.hidden_size)
-    x = x.to(dtype).contiguous()  # with other strides the last bit of a product may be different
+    x = x.to(dtype).contiguous()  # other strides may change the last bit of a product
     if hx is None:
         first: State = (x.new_zeros(shape),) * layer.states
     else:
@@ -102,9 +101,9 @@ def run(layer: Recurrent, x: Any, hx: Any, dtype: torch.dtype) -> tuple[Any, Any
 def unroll(
     of_x: Tensor, of_h: Product, state: State, active: Tensor | None, reverse: bool, back: Back
 ) -> tuple[Tensor, State]:
-    """Run an LSTM, with two states, or a GRU over time, from the products of its inputs (t, b, gates).
+    """Run an LSTM (two states) or a GRU over time, from the products of its inputs (t, b, gates).
 
-    `back` sees each product, to round its gradient.
+    `back` rounds the gradient of each product.
     """
     times, outputs = range(len(of_x)), [*of_x]
     for t in reversed(times) if reverse else times:
@@ -121,7 +120,7 @@ def unroll(
 
 
 def lstm(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the next h and c of `nn.LSTMCell`, from its four gates (b, 4 n) and c (b, n)."""
+    """Return the next h and c of `nn.LSTMCell`, from gates (b, 4 n) and c (b, n)."""
     i, f, g, o = gates.chunk(4, -1)
     after = f.sigmoid() * c + i.sigmoid() * g.tanh()
     return o.sigmoid() * after.tanh(), after

@@ -3,7 +3,7 @@
     c = x - mean;  var = mean(c AP2(c));  y = c AP2(1 / sqrt(var + eps)) AP2(gamma) + beta
 
 Courbariaux et al. 2016, arXiv:1602.02830, with momentum 0.125 and eps 1e-5 as in the authors' Torch7 code.
-Gradients pass AP2 straight through (our reading; the authors' code has its own backward).
+Gradients pass AP2 straight through: our reading, the authors' code has its own backward.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ straight_power = partial(straight_through, nearest_power)
 
 
 class ShiftBatchNorm(nn.Module):
-    """Normalises x (n, c) or (n, c, ...) by channel; parameters gamma `weight` and beta `bias`, (c,).
-
-    Its state has the names of `nn.BatchNorm2d`'s.
+    """Shift-based BatchNorm of x (n, c) or (n, c, ...), with the state of `nn.BatchNorm2d`.
 
     Args:
         channels: c.
@@ -55,7 +53,6 @@ class ShiftBatchNorm(nn.Module):
 
     @classmethod
     def of(cls, norm: Any) -> ShiftBatchNorm:
-        """Return the ShiftBatchNorm of a BatchNorm1d or BatchNorm2d, with its parameters and buffers."""
         if not norm.affine or norm.running_mean is None:
             raise AttachError(
                 "norm='shift' needs gamma, beta and running values, got a BatchNorm with"

@@ -1,4 +1,4 @@
-"""Low-bit training: base of transforms that produce a few-bit model."""
+"""Base of transforms that produce a few-bit model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from laconic.transforms.transform import Option, Transform, TransformHandle
 
 @dataclass(frozen=True)
 class LowBitStats:
-    """Figures of low-bit training. `residual`: distance to the few-bit weights, relative to the norm."""
+    """Statistics of low-bit training. `residual`: distance to the few-bit weights, relative to their norm."""
 
     residual: float
 
@@ -38,14 +38,12 @@ class LowBitHandle(TransformHandle):
         """Return a copy of the model with packed weights."""
 
     def stats(self) -> LowBitStats:
-        """Return figures of the current model."""
         return LowBitStats(self.residual())
 
     def evaluating(self) -> AbstractContextManager[None]:
         return self.quantised()
 
     def figures(self) -> dict[str, Any]:
-        """Return the residual."""
         return {"residual": self.residual()}
 
     def save_packed(self, path: Path) -> Mapping[str, Tensor]:

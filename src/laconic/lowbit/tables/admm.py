@@ -5,8 +5,8 @@
     G      <- projection of Theta + lambda      (`projection`)
     lambda <- lambda + Theta - G
 
-A reconstruction from the abstract and the standard method. From the paper: tables, tied scales and the
-extra-gradient step. Ours: gamma and its schedule, the interval of updates of G, and the tie options.
+A reconstruction from the abstract and the standard method: tables, tied scales and the extra-gradient step
+are the paper's; gamma's schedule, the interval of updates of G and the tie options are ours.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class AdmmSettings:
 
 @dataclass(frozen=True, repr=False)
 class AdmmTraining(LowBitTraining, AdmmSettings):
-    """Configuration of ADMM: table, shared scales, schedule of gamma, and layers to keep."""
+    """Configuration with the arguments of `laconic.lowbit.admm`."""
 
     paper: ClassVar[str] = "Xu et al. 2021, arXiv:2111.14836"
     status: ClassVar[Status] = "reconstruction"
@@ -94,41 +94,40 @@ def admm(
 ) -> Admm:
     """Quantise the matrices of a model's Embedding, LSTM, GRU and Linear layers to a table during training.
 
-    Model and training loop do not change: hooks on the optimiser add gamma (Theta - G + lambda) to the
-    gradients before each step, and update G and lambda periodically. This happens after accumulation,
-    clipping and communication, so with DistributedDataParallel and `laconic.compress` all ranks have the same
-    G. Call this before `laconic.compress`, whose hooks must come second. Other parameters stay float32.
+    Hooks on the optimiser add gamma (Theta - G + lambda) to the gradients before each step, and update G and
+    lambda periodically. This happens after accumulation, clipping and communication, so all ranks of a
+    DistributedDataParallel have the same G. Call this before `laconic.compress`, whose hooks must come
+    second.
 
     Use SGD, as Adam normalises the penalty away. If gamma times the learning rate exceeds 1, the penalty
-    overshoots; `most` limits gamma. Costs one addition per step and extra memory of 2.25 times the weights
-    (lambda, G - lambda, q).
+    overshoots; `most` limits gamma. Memory: 2.25 times the weights (lambda, G - lambda, q).
 
     Args:
         model: A float32 model; may be wrapped in DistributedDataParallel.
         optimizer: Optimiser of the matrices, with one gradient per step.
-        table: "binary" {-1, 1}, "ternary" {-1, 0, 1} (default), "quinary" {0, +-1, +-2} or "septenary"
-            {0, +-1, +-2, +-4}: 1, 1.6, 3 and 3 bits per weight.
-        tie: Entries that share a scale: "row" of a matrix (default), "layer" (a whole matrix) or "model".
-        gamma: Initial weight of the penalty; default: 1e-3.
-        growth: Factor of gamma, and divisor of lambda, at each update of G. Default: 1.15.
-        most: Limit of gamma; default: 0.1.
-        every: Steps between updates of G; default: 50.
-        rounds: Alternations of scale and entries in a projection; default: 5.
-        start: Steps before the penalty begins; default: 0.
-        extragradient: Whether two calls of `optimizer.step()` make one step: a prediction, then the step from
-            the same point with the gradient at the prediction. Not for methods with their own momentum, such
-            as `dgc`. Needs a much lower learning rate than plain steps: if rate times curvature is 1, the
-            gradient at the prediction is 0 and the weights drift. Default: False.
-        keep: Names of modules that stay float32, with their children; default: none.
+        table: "binary" {-1, 1}, "ternary" {-1, 0, 1}, "quinary" {0, +-1, +-2} or "septenary" {0, +-1, +-2,
+            +-4}: 1, 1.6, 3 and 3 bits per weight.
+        tie: Entries that share a scale: "row" of a matrix, "layer" (a whole matrix) or "model".
+        gamma: Initial weight of the penalty.
+        growth: Factor of gamma, and divisor of lambda, at each update of G.
+        most: Limit of gamma.
+        every: Steps between updates of G.
+        rounds: Alternations of scale and entries in a projection.
+        start: Steps before the penalty begins.
+        extragradient: Make one step of two calls of `optimizer.step()`: a prediction, then the step from the
+            same point with the gradient at the prediction. Not for methods with their own momentum, such as
+            `dgc`. Needs a much lower learning rate: if rate times curvature is 1, the gradient at the
+            prediction is 0 and the weights drift.
+        keep: Names of modules that stay float32, with their children.
 
     Returns:
         The handle, with `residual()`, `quantised()` for evaluation, `state_dict()`, `finish()` and `pack()`.
 
     Raises:
         SpecError: An argument is out of range.
-        AttachError: The model has no such layer, or is quantised to a table already; matrices are shared, not
-            float32 or computed by hooks; the optimiser does not train them; `keep` names no module. The model
-            is unchanged.
+        AttachError: The model has no such layer, or is quantised to a table; matrices are shared, not float32
+            or computed by hooks; the optimiser does not train them; `keep` names no module. The model is
+            unchanged.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Embedding(10, 40), nn.Linear(40, 10))
@@ -149,10 +148,7 @@ def admm(
 
 @outside_inference_mode("remove", "state_dict", "load_state_dict")
 class Admm(TableTraining):
-    """Handle of `laconic.lowbit.admm`.
-
-    `steps`: optimiser steps so far; `gamma`: current weight of the penalty; `updates`: updates of G so far.
-    """
+    """Handle of `laconic.lowbit.admm`. `steps` of the optimiser; `updates` of G; `gamma`: current value."""
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer | None, settings: AdmmSettings, keep: Collection[str]
@@ -168,16 +164,16 @@ class Admm(TableTraining):
         self.steps, self.updates, self.gamma = 0, 0, settings.gamma
         self._near: Quantised = {}  # G
         self._duals: dict[str, Tensor] = {}  # lambda
-        self._aims: dict[str, Tensor] = {}  # G - lambda, target of Theta in the penalty
+        self._aims: dict[str, Tensor] = {}  # G - lambda
         self._prediction = Prediction(self.optimizer) if settings.extragradient else None
         self.begin()
 
     def solution(self) -> Quantised:
-        """Return G. Before the first step, the projection of the current weights."""
+        """Return G; before the first step, the projection of the current weights."""
         return self._near or self._project(self.weights)
 
     def before(self) -> None:
-        """Add the penalty's gradient gamma (Theta - G + lambda) to the mean gradient."""
+        """Add gamma (Theta - G + lambda) to the gradients."""
         if not self._near and self.steps >= self.settings.start:
             self._near = self._project(self.weights)
             self._duals = {name: weight.new_zeros(weight.shape) for name, weight in self.weights.items()}
@@ -192,7 +188,7 @@ class Admm(TableTraining):
             self._prediction.before_step()
 
     def after(self) -> None:
-        """Count the step; update G and lambda periodically."""
+        """Count the step, and update G and lambda if due."""
         if self._prediction is not None and not self._prediction.after_step():
             return
         self.steps += 1
@@ -236,7 +232,7 @@ class Admm(TableTraining):
         self._aim()
 
     def _move(self) -> None:
-        """Update G, lambda and gamma; lambda shrinks as gamma grows, so that gamma lambda is constant."""
+        """Update G, lambda and gamma; gamma lambda stays constant as gamma grows."""
         self._near = self._project({name: w + self._duals[name] for name, w in self.weights.items()})
         before, self.gamma = self.gamma, min(self.settings.most, self.gamma * self.settings.growth)
         for name, g in dense(self._near).items():

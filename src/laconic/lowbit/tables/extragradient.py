@@ -4,8 +4,8 @@
     Theta  <- Theta - eta grad(Theta')      the second, with the next batch
 
 Korpelevich 1976; with different batches for the halves, Juditsky, Nemirovski and Tauvel 2011,
-arXiv:0809.0815. The second call starts from Theta and from the optimiser's state before the first call, so
-the prediction does not change momentum.
+arXiv:0809.0815. The second call starts from Theta and the optimiser's first state, so the prediction does not
+change momentum.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 
 
 class Prediction:
-    """Makes each second step of an optimiser start from the same point as the first.
+    """Returns to the starting point before each second step of an optimiser.
 
-    `ahead`: whether the parameters are Theta', between the two calls.
+    `ahead`: whether the parameters are Theta'.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -44,7 +44,6 @@ class Prediction:
 
     @torch.no_grad()
     def back(self) -> None:
-        """Restore Theta and the optimiser's state."""
         state = self._optimizer.state
         for parameter, value, kept in self._before:
             parameter.copy_(value)
@@ -55,7 +54,7 @@ class Prediction:
         self._before = []
 
     def after_step(self) -> bool:
-        """Return whether this was the second call, so that a step is complete."""
+        """Return whether this was the second call."""
         self.ahead = not self.ahead
         return not self.ahead
 

@@ -1,7 +1,7 @@
-"""Layers with packed weights: embedding, LSTM, GRU and linear.
+"""Inference layers with weights packed to a table: embedding, LSTM, GRU and linear.
 
-Each call unpacks alpha * q and computes as the float32 layer, with the same outputs bit for bit. An embedding
-unpacks only the rows it looks up. Each call needs memory for one float32 layer.
+Each call unpacks alpha * q, with memory for one float32 layer, and computes the same outputs as the float32
+layer bit for bit. An embedding unpacks only the rows it looks up.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from laconic.lowbit.tables.tables import Table, table_with
 
 
 class PackedMatrix(nn.Module):
-    """A matrix (rows, columns) as codes uint8 (rows, bytes), scales float32 (rows or 1, 1) and a table.
-
-    All three are buffers, so a `state_dict` is self-contained.
+    """Matrix (rows, columns): codes uint8 (rows, bytes), scales float32 (rows or 1, 1) and the table's
+    values.
     """
 
     codes: Tensor
@@ -43,7 +42,7 @@ class PackedMatrix(nn.Module):
         return table_with(tuple(self.values.tolist()))
 
     def dense(self, rows: Tensor | None = None) -> Tensor:
-        """Return the float32 matrix (rows, columns), or only these rows."""
+        """Return the float32 matrix, or only these rows."""
         codes, alpha = self.codes, self.alpha
         if rows is not None:
             codes, alpha = codes[rows], alpha if len(alpha) == 1 else alpha[rows]
@@ -51,7 +50,7 @@ class PackedMatrix(nn.Module):
 
 
 class PackedLinear(nn.Module):
-    """x (..., columns) float32 to (..., rows), as `torch.nn.Linear`."""
+    """Linear layer: x (..., columns) float32 to (..., rows)."""
 
     bias: Tensor | None
 
@@ -65,7 +64,7 @@ class PackedLinear(nn.Module):
 
 
 class PackedEmbedding(nn.Module):
-    """Indices of any shape (...) to float32 (..., columns), as `torch.nn.Embedding`."""
+    """Embedding: indices (...) to float32 (..., columns)."""
 
     def __init__(self, layer: nn.Embedding, matrices: dict[str, PackedMatrix]) -> None:
         super().__init__()
@@ -77,7 +76,7 @@ class PackedEmbedding(nn.Module):
 
 
 class PackedRecurrent(nn.Module):
-    """An LSTM or GRU, with the arguments and results of the original layer."""
+    """LSTM or GRU, with the arguments and results of the original layer."""
 
     KINDS: ClassVar[dict[type, str]] = {nn.LSTM: "LSTM", nn.GRU: "GRU"}
 
@@ -99,7 +98,7 @@ class PackedRecurrent(nn.Module):
             layer.bidirectional,
             device="meta",
         )
-        self._shape = (shape,)  # in a tuple, so that it is no submodule
+        self._shape = (shape,)  # a tuple hides it from the submodules
 
     def forward(self, x: Any, state: Any = None) -> Any:
         weights = {name: self.get_submodule(name).dense() for name in self._matrices}  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Packing of a model with quantised matrices, its size, and loading from a file."""
+"""Copies of a model with matrices packed to a table, their size, and loading."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class Size:
 
     @property
     def packed(self) -> int:
-        """All bytes of the packed model."""
         return self.codes + self.scales + self.rest
 
     @property
@@ -76,14 +75,11 @@ def nbytes(tensor: Tensor) -> int:
 
 
 def load_tables(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """Return a packed model from the `state_dict` of a packed model.
+    """Return a packed model, with the same outputs bit for bit, from its `state_dict`.
 
     Args:
         model: A float32 model built like the original, with any weights; it is not changed.
         state: `torch.load(path, weights_only=True)`.
-
-    Returns:
-        The packed model, with the same outputs bit for bit.
 
     Raises:
         StateError: The state is of another model, or damaged.
@@ -121,7 +117,7 @@ def load_tables(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _replace_layers(model: nn.Module, matrices: Mapping[str, dict[str, PackedMatrix]]) -> nn.Module:
-    """Replace these layers of a model in place, and return it."""
+    """Replace these layers of a model in place."""
     made = []
     for name, found in matrices.items():
         layer: Any = model.get_submodule(name)
@@ -136,7 +132,7 @@ def _replace_layers(model: nn.Module, matrices: Mapping[str, dict[str, PackedMat
 
 
 def _read_matrix(name: str, shape: tuple[int, ...], state: Mapping[str, Tensor]) -> PackedMatrix:
-    """Return a matrix (rows, columns) of a state. Raise `StateError` if it cannot be unpacked."""
+    """Return a matrix of a state. Raise `StateError` if it cannot be unpacked."""
     try:
         codes, alpha, values = (state[f"{name}.{part}"] for part in PARTS)
     except KeyError as error:

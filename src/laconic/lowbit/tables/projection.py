@@ -3,9 +3,8 @@
     alpha <- v.q / (q.q)        best scale for q
     q     <- nearest table entry to v / alpha
 
-Neither half increases |v - alpha q|^2, so the alternation converges to a local optimum. The best of two
-starting scales is used. Sums are float64, so that ranks with a different order of summation round to the same
-float32 alpha.
+Neither half increases |v - alpha q|^2, so the alternation reaches a local optimum, the better one of two
+starting scales. Sums are float64, so that ranks which add in a different order round to the same alpha.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ STARTS = (1.0, 2.0)  # first scales, relative to mean |v| / mean |table entry|
 def project(v: Tensor, table: Table, rounds: int = 5) -> tuple[Tensor, Tensor]:
     """Return scales float32 (r, 1) and entries int8 (r, n) with alpha * q near v (r, n).
 
-    Scales are non-negative; a row of zeros has scale 0. Zero counts as positive if the table has no zero.
+    Scales are non-negative, 0 for a row of zeros. Zero counts as positive if the table has no zero.
 
     >>> from laconic.lowbit.tables.tables import TABLES
     >>> alpha, q = project(torch.tensor([[0.5, -0.7, 0.01, 0.6]]), TABLES["ternary"])
@@ -41,7 +40,7 @@ def project(v: Tensor, table: Table, rounds: int = 5) -> tuple[Tensor, Tensor]:
 
 
 def nearest(v: Tensor, alpha: Tensor, table: Table) -> Tensor:
-    """Return the table's nearest entries int8 (r, n) to v / alpha, with alpha (r, 1); ties round up."""
+    """Return the table entries int8 (r, n) nearest to v / alpha, with alpha (r, 1); ties round up."""
     scaled = torch.where(alpha > 0, v / alpha, torch.zeros_like(v))
     middles = torch.tensor(table.midpoints, dtype=v.dtype, device=v.device)
     values = torch.tensor(table.values, dtype=torch.int8, device=v.device)

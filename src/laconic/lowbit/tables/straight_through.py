@@ -3,8 +3,8 @@
     y = f(G),  G the projection of Theta;  Theta <- step of the optimiser with the gradient at G
 
 Bengio et al. 2013, arXiv:1308.3432; "binary" as in Rastegari et al. 2016, arXiv:1603.05279, "ternary" as in
-Li et al. 2016, arXiv:1605.04711, but with the scales of `admm`. The model has G between steps and Theta
-during the optimiser's step.
+Li et al. 2016, arXiv:1605.04711, but with the scales of `admm`. The model has Theta only during the
+optimiser's step, and G otherwise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from laconic.transforms.transform import DEFAULT_RUN, Run
 
 @dataclass(frozen=True, repr=False)
 class StraightThroughTraining(LowBitTraining):
-    """Arguments of `laconic.lowbit.straight_through`."""
+    """Configuration with the arguments of `laconic.lowbit.straight_through`."""
 
     paper: ClassVar[str] = "Bengio et al. 2013, arXiv:1308.3432"
     status: ClassVar[Status] = "recalled"
@@ -64,12 +64,12 @@ def straight_through(
     """Train a model with its matrices rounded to a table in each forward pass.
 
     Args:
-        model: A float32 model, whose weights are G between steps. Load a checkpoint before this call.
+        model: A float32 model, which has G between steps. Load a checkpoint before this call.
         optimizer: Optimiser of the matrices, with one gradient per step.
-        table: As for `laconic.lowbit.admm`; default: "ternary".
-        tie: As for `admm`; default: "row".
-        rounds: As for `admm`; default: 5.
-        keep: As for `admm`; default: none.
+        table: As for `laconic.lowbit.admm`.
+        tie: As for `admm`.
+        rounds: As for `admm`.
+        keep: As for `admm`.
 
     Returns:
         The handle, with `quantised()`, `finish()` and `pack()` as for `admm`.
@@ -112,7 +112,6 @@ class StraightThrough(TableTraining):
         return self._near
 
     def before(self) -> None:
-        """Write Theta to the model."""
         self._write(self._masters)
 
     def after(self) -> None:

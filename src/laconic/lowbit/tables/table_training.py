@@ -1,4 +1,4 @@
-"""Base of training with a table: optimiser hooks, quantised weights, packing and removal."""
+"""Base of training with a table."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class TableTraining(LowBitHandle):
 
     @abstractmethod
     def before(self) -> None:
-        """Run before the optimiser's step, with all gradients complete."""
+        """Run before the optimiser's step."""
 
     @abstractmethod
     def after(self) -> None:
         """Run after the optimiser's step."""
 
     def masters(self) -> Mapping[str, Tensor]:
-        """Return the float32 matrices that the optimiser trains, Theta, by name."""
+        """Return the float32 matrices Theta that the optimiser trains, by name."""
         return self.weights
 
     def residual(self) -> float:
@@ -74,7 +74,7 @@ class TableTraining(LowBitHandle):
 
     @contextmanager
     def quantised(self) -> Iterator[None]:
-        """Return a context in which the model has its quantised weights, for evaluation."""
+        """Write the quantised weights to the model for the duration of a context."""
         before = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self._write(dense(self._current_solution()))
         try:
@@ -86,7 +86,7 @@ class TableTraining(LowBitHandle):
         """Write the quantised weights to the model, and remove the hooks. A second call does nothing.
 
         Returns:
-            The model, in float32, with the same outputs as its packed form bit for bit.
+            The float32 model, with the same outputs as its packed form bit for bit.
 
         Raises:
             StateError: `remove` was called before.
@@ -103,7 +103,7 @@ class TableTraining(LowBitHandle):
         return packed_copy(self.model, self._current_solution(), self.table)
 
     def size(self) -> Size:
-        """Return the bytes of the packed model's `state_dict`, and of the same model in float32."""
+        """Return the bytes of the packed model's `state_dict`."""
         return size_of(self.pack(), self.model)
 
     def remove(self) -> None:

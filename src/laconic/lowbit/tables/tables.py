@@ -1,7 +1,7 @@
 """Tables of weight values: small integers, multiplied by a scale alpha.
 
 Codes are indices into the ascending values: 1 bit per weight for "binary", 1.6 bits for "ternary" (five per
-byte), 3 bits for "quinary" and "septenary", in memory and on disk. Rows are padded to whole bytes.
+byte), 3 bits for "quinary" and "septenary". Rows are padded to whole bytes.
 """
 
 from __future__ import annotations
@@ -29,15 +29,13 @@ class Table:
 
     @property
     def midpoints(self) -> tuple[float, ...]:
-        """Midpoints of neighbouring values; a midpoint rounds up."""
         return tuple((a + b) / 2 for a, b in zip(self.values, self.values[1:], strict=False))
 
     def row_nbytes(self, columns: int) -> int:
-        """Return the bytes of a row of codes: ceil(columns / group) * group_bytes."""
         return -(-columns // self.group) * self.group_bytes
 
     def pack(self, q: Tensor) -> Tensor:
-        """Return the wire uint8 (rows, row_nbytes(columns)) of entries int8 (rows, columns)."""
+        """Return codes uint8 (rows, row_nbytes(columns)) of entries int8 (rows, columns)."""
         rows, columns = q.shape
         padded = torch.zeros(rows, -(-columns // self.group) * self.group, dtype=torch.int32, device=q.device)
         if self.group == 5:  # base 3 packs the values directly
@@ -50,7 +48,7 @@ class Table:
         return wire.view(rows, self.row_nbytes(columns))
 
     def unpack(self, wire: Tensor, columns: int) -> Tensor:
-        """Return the entries int8 (rows, columns) of a wire. Raise `WireError` for an invalid wire."""
+        """Return the entries int8 (rows, columns) of codes. Raise `WireError` for invalid codes."""
         rows, padded = wire.shape[0], -(-columns // self.group) * self.group
         if self.group == 5:
             levels = kernels.unpack_ternary(wire.flatten(), rows * padded).to(torch.int8)
@@ -75,13 +73,11 @@ TABLES: dict[str, Table] = {
 
 
 def table_of(name: str) -> Table:
-    """Return the table of this name. Raise `SpecError` if it is unknown."""
     arguments.choice("table", name, tuple(TABLES))
     return TABLES[name]
 
 
 def table_with(values: tuple[int, ...]) -> Table:
-    """Return the table with these values. Raise `StateError` if it is unknown."""
     for table in TABLES.values():
         if table.values == values:
             return table

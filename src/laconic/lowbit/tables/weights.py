@@ -23,12 +23,11 @@ Quantised = dict[str, tuple[Tensor, Tensor]]  # alpha float32 (rows or 1, 1), q 
 
 
 def layer_weights(layer: nn.Module) -> list[str]:
-    """Return the names of a layer's matrices, without biases."""
     return [name for name, each in layer.named_parameters(recurse=False) if each.dim() == 2]
 
 
 def select_layers(model: nn.Module, keep: Collection[str] = ()) -> dict[str, nn.Module]:
-    """Return the layers to quantise, by name. Raise `AttachError` if none exists or one is unsupported."""
+    """Return the layers to quantise, by name. Raise `AttachError` for none or an unsupported one."""
     layers = Layers.of(named_modules(model), LAYERS, keep)
     found = layers.outside_keep(layers.found)
     if not found:
