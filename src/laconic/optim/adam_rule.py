@@ -1,4 +1,4 @@
-"""Base of the rules for Adam: they need Adam, and communicate inside its step."""
+"""Base of rules that communicate inside Adam's step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from laconic.optim.adam_tensors import ADAM, check_adam, make_adam
 
 
 class AdamRule(Rule):
-    """A rule for `torch.optim.Adam` or `AdamW` that holds all of the model's tensors."""
+    """Rule for a `torch.optim.Adam` or `AdamW` that holds all tensors of the model."""
 
     exchanges_in_step: ClassVar[bool] = True
 

@@ -1,7 +1,7 @@
 """Tensors of a `torch.optim.Adam` or `AdamW`, for rules that replace its steps.
 
-Moments and step counts are in the optimiser's state, so its `state_dict` saves them, and the optimiser can
-continue without the rule.
+Moments and step counts stay in the optimiser's state, so its `state_dict` saves them, and it can continue
+without the rule.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ADAM = "torch.optim.Adam or AdamW"
 
 
 def check_adam(optimiser: Optimizer, missing: Collection[str]) -> None:
-    """Raise `AttachError` unless this is a `torch.optim.Adam` or `AdamW` whose step a rule can do."""
+    """Raise `AttachError` unless a rule can replace this optimiser's step."""
     if not isinstance(optimiser, (Adam, AdamW)):
         raise AttachError(
             f"this method needs torch.optim.Adam or AdamW, got {type(optimiser).__name__}: use one of these,"
@@ -41,23 +41,21 @@ def check_adam(optimiser: Optimizer, missing: Collection[str]) -> None:
 
 
 def make_adam(parameters: list[Tensor], lr: float | None, weight_decay: float) -> AdamW:
-    """The usual AdamW."""
     return AdamW(parameters, lr=1e-3 if lr is None else lr, weight_decay=weight_decay)
 
 
 class AdamTensors:
-    """Adam's tensors for a layout, in float32 whatever the dtype of the parameters."""
+    """Adam's tensors for a layout, flat and float32 whatever the dtype of the parameters."""
 
     def __init__(self, layout: Layout, view: OptimiserView) -> None:
         self.layout = Layout.of((entry.name, entry.shape) for entry in layout)  # without gaps
         self._view = view
 
     def settings(self, name: str) -> Mapping[str, Any]:
-        """Adam's settings of this tensor."""
         return self._view.settings(name)
 
     def state(self, name: str) -> dict[str, Any]:
-        """Return Adam's state of this tensor, created as by Adam if missing."""
+        """Return Adam's state of this tensor, created if missing."""
         parameter = self._view.parameter(name)
         state: dict[str, Any] = self._view.optimiser.state[parameter]
         if not state:
@@ -69,7 +67,7 @@ class AdamTensors:
         return state
 
     def gradient(self, name: str) -> Tensor:
-        """float32 (n,): this rank's gradient with Adam's L2 decay."""
+        """Return the gradient with Adam's L2 decay."""
         parameter, settings = self._view.parameter(name), self.settings(name)
         assert parameter.grad is not None
         g = (-parameter.grad if settings["maximize"] else parameter.grad).detach().to(torch.float32)
@@ -78,33 +76,29 @@ class AdamTensors:
         return g.flatten()
 
     def own_gradients(self) -> dict[str, Tensor]:
-        """float32 (n,): this rank's gradients as the parameters have them."""
         grads = {name: self._view.parameter(name).grad for name in self.layout.names}
         return {name: g.detach().to(torch.float32).flatten() for name, g in grads.items() if g is not None}
 
     @torch.no_grad()
     def set_own_gradients(self, means: Mapping[str, Tensor]) -> None:
-        """Replace gradients of the parameters by these, float32 (n,)."""
         for name, mean in means.items():
             grad = self._view.parameter(name).grad
             assert grad is not None
             grad.copy_(mean.view_as(grad))
 
     def present(self) -> list[str]:
-        """The tensors with a gradient, the same on all ranks. The others do not change, as with Adam."""
+        """Return the tensors with a gradient, the same on all ranks."""
         return [name for name in self.layout.names if self._view.parameter(name).grad is not None]
 
     def steps(self, name: str) -> float:
-        """The number of Adam's steps with this tensor."""
         return float(self.state(name)["step"])
 
     def momentum(self, name: str) -> Tensor:
-        """float32 (n,): the first moment."""
         moment: Tensor = self.state(name)["exp_avg"]
         return moment.to(torch.float32).flatten()
 
     def momenta_with(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """First moments that Adam would have after these gradients (n,), in one operation for each b1."""
+        """Return the first moments after these gradients, in one operation for each b1."""
         found: dict[str, Tensor] = {}
         for b1, names in _grouped(gradients, self.b1):
             old = [self.momentum(name) for name in names]
@@ -113,41 +107,35 @@ class AdamTensors:
         return {name: found[name] for name in gradients}
 
     def gradients(self) -> dict[str, Tensor]:
-        """`gradient` of all tensors that have one."""
         return {name: self.gradient(name) for name in self.present()}
 
     def b1(self, name: str) -> float:
-        """The share of the first moment that Adam keeps in a step."""
         return float(self.settings(name)["betas"][0])
 
     def b2(self, name: str) -> float:
-        """The share of the second moment that Adam keeps in a step."""
         return float(self.settings(name)["betas"][1])
 
     def rate(self, name: str) -> float:
-        """The learning rate with the bias correction of the first moment."""
+        """Return the learning rate with the bias correction of the first moment."""
         corrected: float = float(self.settings(name)["lr"]) / (1 - self.b1(name) ** self.steps(name))
         return corrected
 
     def set_momentum(self, name: str, m: Tensor) -> None:
-        """Store a new first moment, float32 (n,), in Adam's state."""
         moment = self.state(name)["exp_avg"]
         moment.copy_(m.view_as(moment))
 
     def decay_factor(self, name: str) -> float:
-        """The factor of the weights in one step of AdamW's weight decay."""
+        """Return the factor of the weights in a step of AdamW's weight decay."""
         settings = self.settings(name)
         decays = settings["weight_decay"] and decoupled(settings, self._view.optimiser)
         return 1 - float(settings["lr"]) * float(settings["weight_decay"]) if decays else 1.0
 
     def count_steps(self, names: Iterable[str]) -> None:
-        """Count one more step of each of these tensors."""
         steps = [self.state(name)["step"] for name in names]
         if steps:
             torch._foreach_add_(steps, 1)
 
     def set_momenta(self, momenta: Mapping[str, Tensor]) -> None:
-        """`set_momentum` of all these tensors, in one operation."""
         moments = [self.state(name)["exp_avg"] for name in momenta]
         if moments:
             made = [m.view_as(moment) for m, moment in zip(momenta.values(), moments, strict=True)]
@@ -155,7 +143,7 @@ class AdamTensors:
 
     @torch.no_grad()
     def move_(self, momenta: Mapping[str, Tensor], updates: Mapping[str, float]) -> None:
-        """w = decay * w - rate * `direction` of all these tensors, given how often each v was learnt.
+        """Step these tensors: w = decay * w - rate * `direction`, with v learnt `updates` times.
 
         Tensors with the same settings and step counts share their operations.
         """
@@ -183,26 +171,26 @@ class AdamTensors:
                 torch._foreach_copy_([p for p, _ in rounded], [w for _, w in rounded])
 
     def second(self, name: str) -> Tensor:
-        """v, or AMSGrad's maximum."""
+        """Return v, or AMSGrad's maximum."""
         v: Tensor = self.state(name)["max_exp_avg_sq" if self.settings(name)["amsgrad"] else "exp_avg_sq"]
         return v
 
     def direction(self, name: str, m: Tensor, updates: float) -> Tensor:
-        """float32 (n,): m / (sqrt(v / (1 - b2^updates)) + eps), for momentum m (n,).
+        """Return m / (sqrt(v / (1 - b2^updates)) + eps), clamped; zero where v is zero.
 
         If v is learnt at every step, no entry exceeds (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)), by Cauchy
-        and Schwarz. A v that has missed an entry's large gradients gives no bound, and training diverges, so
-        the direction is clamped to that bound. It is zero where v is zero: no gradient has set a scale.
+        and Schwarz. A v that missed an entry's large gradients gives no bound, and training would diverge:
+        hence the clamp.
         """
         v = self.second(name).to(torch.float32).flatten()
         return _direction(v, m, self.settings(name), updates)
 
     def scale(self, name: str, updates: float) -> Tensor:
-        """float32 (n,): D = sqrt(v / (1 - b2^updates)) + eps."""
+        """Return D = sqrt(v / (1 - b2^updates)) + eps."""
         return _scale(self.second(name).to(torch.float32).flatten(), self.settings(name), updates)
 
     def scaled(self, momenta: Mapping[str, Tensor], updates: Mapping[str, float]) -> dict[str, Tensor]:
-        """m / D of these tensors, given how often each v was learnt; zero where v is zero."""
+        """Return m / D, zero where v is zero."""
         return {
             name: torch.div(m, scale := self.scale(name, updates[name]), out=scale).masked_fill_(
                 self.second(name).flatten() == 0, 0.0
@@ -211,19 +199,18 @@ class AdamTensors:
         }
 
     def unscaled(self, directions: Mapping[str, Tensor], updates: Mapping[str, float]) -> dict[str, Tensor]:
-        """D times these; zero where v is zero."""
+        """Return D times these, zero where v is zero."""
         return {
             name: self.scale(name, updates[name]).mul_(x).masked_fill_(self.second(name).flatten() == 0, 0.0)
             for name, x in directions.items()
         }
 
     def variance_norm(self, name: str) -> Tensor:
-        """|v|_1 / (1 - b2^steps), float64 ()."""
+        """Return |v|_1 / (1 - b2^steps), float64."""
         norm: Tensor = self.second(name).sum(dtype=torch.float64)
         return norm.div_(1 - self.b2(name) ** self.steps(name))
 
     def learn_variance(self, name: str, gradient: Tensor) -> None:
-        """v = b2 * v + (1 - b2) * gradient^2, and AMSGrad's maximum."""
         state, settings = self.state(name), self.settings(name)
         b2, v = float(settings["betas"][1]), state["exp_avg_sq"]
         g = gradient.view_as(v).to(v.dtype)
@@ -233,7 +220,6 @@ class AdamTensors:
 
     @torch.no_grad()
     def set_weights(self, name: str, weights: Tensor) -> None:
-        """Store new weights, float32 (n,), in the parameter."""
         parameter = self._view.parameter(name)
         parameter.copy_(weights.view_as(parameter))
 
@@ -252,12 +238,11 @@ class AdamTensors:
             state["step"].fill_(float(steps))
 
     def weights(self, name: str) -> Tensor:
-        """float32 (n,): a copy of the parameter."""
+        """Return a float32 copy."""
         return self._view.parameter(name).detach().to(torch.float32, copy=True).flatten()
 
 
 def _direction(v: Tensor, m: Tensor, settings: Mapping[str, Any], updates: float) -> Tensor:
-    """`AdamTensors.direction` of v float32 (n,)."""
     b1, b2 = (float(beta) for beta in settings["betas"])
     bound = (1 - b1) / math.sqrt((1 - b2) * (1 - b1**2 / b2)) if b1**2 < b2 else math.inf
     scale = _scale(v, settings, updates)
@@ -266,13 +251,12 @@ def _direction(v: Tensor, m: Tensor, settings: Mapping[str, Any], updates: float
 
 
 def _scale(v: Tensor, settings: Mapping[str, Any], updates: float) -> Tensor:
-    """D = sqrt(v / (1 - b2^updates)) + eps, float32 (n,)."""
     corrected: Tensor = v / (1 - float(settings["betas"][1]) ** updates)
     return corrected.sqrt_().add_(float(settings["eps"]))
 
 
 def _grouped(names: Iterable[str], key: Callable[[str], Any]) -> list[tuple[Any, list[str]]]:
-    """Names with the same key, by key, in their order."""
+    """Group names by key, in their order."""
     groups: dict[Any, list[str]] = {}
     for name in names:
         groups.setdefault(key(name), []).append(name)
@@ -280,5 +264,5 @@ def _grouped(names: Iterable[str], key: Callable[[str], Any]) -> list[tuple[Any,
 
 
 def decoupled(settings: Mapping[str, Any], optimiser: Optimizer) -> bool:
-    """Whether weight decay acts on the weights (AdamW), not on the gradient (Adam)."""
+    """Return whether weight decay acts on the weights, as in AdamW."""
     return bool(settings.get("decoupled_weight_decay", isinstance(optimiser, AdamW)))

@@ -1,7 +1,7 @@
 """AMSGrad as in the COMP-AMS paper: Adam whose second moment never falls.
 
 Reddi et al. 2018, arXiv:1904.09237; Li, Karimi, Li 2022, arXiv:2205.05632 [recalled]. With sparse gradients
-Adam's v falls while an entry is absent, and its next step is too long; the maximum keeps it short.
+Adam's v falls while an entry is absent, and the next step is too long; the maximum keeps it short.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class AMSGrad(PerTensor):
         m = b1 * m + (1 - b1) * g        v = b2 * v + (1 - b2) * g^2        vhat = max(vhat, v)
         w = w - lr * m / sqrt(vhat + eps)
 
-    As in the paper there is no bias correction, and eps is inside the root; `torch.optim.Adam(amsgrad=True)`
-    differs in both. State: three tensors like the parameter, equal on all ranks if the gradients are.
+    There is no bias correction, and eps is inside the root; `torch.optim.Adam(amsgrad=True)` differs in both.
+    State: three tensors like the parameter.
 
     Args:
         params: Parameters or parameter groups.
-        lr: Learning rate, 0 or more; default: 1e-3.
-        betas: b1 and b2, each in [0, 1); default: (0.9, 0.999).
-        eps: Added to vhat, above 0; default: 1e-8.
-        weight_decay: L2 decay, 0 or more; default: 0.
+        lr: Learning rate, 0 or more.
+        betas: b1 and b2, in [0, 1).
+        eps: Added to vhat, above 0.
+        weight_decay: L2 decay, 0 or more.
 
     Raises:
         SpecError: A setting is outside its range.

@@ -1,4 +1,4 @@
-"""ChosenRows: the mean of random rows or columns of each matrix, which all ranks choose from a common key."""
+"""ChosenRows: the mean of random rows or columns of each matrix, chosen with a common key."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from laconic.reducers import BoundReducer, Reducer
 
 
 def axis(shape: tuple[int, ...]) -> int:
-    """Return the dimension of a matrix from which slices are chosen: 0, rows, or 1, columns, if fewer."""
+    """Return the dimension to choose slices from: the smaller one, or 0 (rows)."""
     return int(shape[1] < shape[0])
 
 
 @dataclass(frozen=True, repr=False)
 class ChosenRows(Reducer):
-    """mean = the average over ranks in ceil(fraction * s) of each matrix's s rows or columns; zero elsewhere.
+    """Mean of the ranks in ceil(fraction * s) of each matrix's s rows or columns; zero elsewhere.
 
-    Slices are rows, or columns if these are fewer. Tensors have two dimensions. Payload: 4 bytes for each
-    chosen entry, and no indices, in one all-reduce. No spec names it; only `dion2` uses it.
+    Payload: 4 bytes per chosen entry, without indices, in one all-reduce. No spec names it; only `dion2` uses
+    it.
     """
 
     fraction: float
@@ -44,11 +44,9 @@ class ChosenRows(Reducer):
         return 4 * max(1, sum(self.sent_of(entry) for entry in layout))
 
     def slices(self, entry: Entry) -> int:
-        """Return the number of rows or columns sent for a matrix."""
         return math.ceil(self.fraction * entry.shape[axis(entry.shape)])
 
     def sent_of(self, entry: Entry) -> int:
-        """Return the number of elements sent for a matrix."""
         return self.slices(entry) * entry.shape[1 - axis(entry.shape)]
 
     def indices(self, entry: Entry, turn: Turn) -> Tensor:

@@ -1,4 +1,4 @@
-"""Closures of `step`: evaluated once, and refused for LBFGS, which evaluates its own many times."""
+"""Closures of `step`, which are evaluated once."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def evaluate(closure: Callable[[], T] | None) -> T | None:
 def evaluated(
     optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of `step`, as a hook gets them, with the closure replaced by its result.
+    """Return the arguments of a hook of `step`, with the closure replaced by its result.
 
-    Later hooks before the step then see the gradients. Raises `AttachError` for LBFGS.
+    Later hooks before the step then see the gradients. Raises `AttachError` for LBFGS, which evaluates its
+    closure many times.
     """
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:
@@ -37,7 +38,7 @@ def evaluated(
 
 
 def refuse_lbfgs(optimizer: Optimizer, feature: str) -> None:
-    """Raise `AttachError` for LBFGS. `feature`: the feature that does not support it, for the message."""
+    """Raise `AttachError` for LBFGS, which `feature` does not support."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise AttachError(
             f"LBFGS evaluates the model many times in one step, and {feature} must act between gradient and"

@@ -1,7 +1,7 @@
 """Adam whose second moment is learnt in a warm-up and then frozen, so that its momentum can be compressed.
 
 Tang et al. 2021, arXiv:2102.02888 (1-bit Adam) [recalled]. Adam's update is not linear in the gradients, so
-compressing them breaks it. With v frozen it is linear in the momentum, and error feedback is exact again.
+error feedback on them fails. With v frozen it is linear in the momentum, and feedback is exact again.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from laconic.optim.settled_variance import CHECKS, SettledVariance
 from laconic.reducers.sum import Sum
 
 log = logging.getLogger("laconic")
-EARLIEST = (CHECKS + 1) * (1000 // CHECKS)  # step at which v can be frozen first, with usual betas
+EARLIEST = (CHECKS + 1) * (1000 // CHECKS)  # first step at which v can be frozen, with usual betas
 SETTLED, FROZEN = "settled", "frozen/"
 
 
 @dataclass(frozen=True)
 class FrozenAdam(AdamRule):
-    """From step `warmup_steps` on, `inner` sends the momentum inside `optimizer.step()`.
+    """Exchange of the momentum by `inner` inside `optimizer.step()`, from step `warmup_steps` on.
 
     Args:
-        warmup_steps: Steps of the warm-up, which the route's reducer averages. None: the warm-up ends once v
-            has settled, and its gradients are averaged inside `optimizer.step()`.
+        warmup_steps: Steps whose gradients the route's reducer averages. None: until v has settled, with
+            gradients averaged inside `optimizer.step()`.
         inner: The exchange after the warm-up.
         scaled: Whether `inner` sends m / D, with D = sqrt(vhat) + eps, and so selects the entries that move
             the weights most.
@@ -60,7 +60,7 @@ class _BoundFrozenAdam(BoundRule):
         self._spec = spec
         self._comm = context.comm
         self._adam = adam = AdamTensors(layout, view)
-        self._updates: dict[str, float] = {}  # Adam's steps before v was frozen, by tensor
+        self._updates: dict[str, float] = {}  # Adam's steps before v was frozen
         self._settled = SettledVariance()
         self._inner = Inner(spec.inner, adam.layout, context)
         self._dense = Inner(routes(Route(everything, Sum())), adam.layout, context)
@@ -99,7 +99,7 @@ class _BoundFrozenAdam(BoundRule):
             return False
         norm = torch.stack([adam.variance_norm(name) for name in names]).sum()
         rate = max(float(adam.settings(name)["lr"]) for name in names)
-        # The sum over ranks: all of them decide the same.
+        # the sum over ranks, so that all decide the same
         total = float(self._comm.all_reduce(norm.reshape(1)))
         settled = self._settled.add(total, rate, round(span / every))
         if settled and self._comm.rank == 0:
@@ -107,7 +107,7 @@ class _BoundFrozenAdam(BoundRule):
         return settled
 
     def close(self) -> None:
-        """Replicas are equal."""
+        """Do nothing: replicas are equal."""
 
     def follow(self, root: int) -> None:
         self._adam.follow(self._inner.exchange.comm, root)

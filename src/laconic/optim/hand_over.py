@@ -1,17 +1,17 @@
-"""Hand SGD a gradient with which its momentum step makes a given update.
+"""Gradients with which SGD's own momentum step makes a given update.
 
-Where momentum is applied before the exchange, a gradient holds x, the mean of the sent velocities. With SGD's
-momentum m, its buffer b, and the momentum d of the weight decay, which no rank compresses:
+If a method applies momentum before the exchange, the gradient holds x, the mean of the sent velocities. With
+SGD's momentum m, its buffer b, and the momentum d of the weight decay, which is not compressed:
 
     heavy ball   h = (x - m * (b - d)) / (1 - dampening)      step: x + d'
     Nesterov     h = (x - m^2 * (b - d)) / (1 + m)            step: x + weight_decay * w + m * d'
     afterwards   d' = m * d + (1 - dampening) * weight_decay * w,    b = 0
 
-x is minus the gradient with `maximize`. The optimiser steps by itself, so fused kernels, schedules and the
-functions of torch for checkpoints work as ever. Its buffer is zero between steps: a checkpoint then has the
-momentum once, in the velocity, and a script without Laconic does not repeat the last update.
+x is minus the gradient with `maximize`. SGD still runs its own step, for fused kernels, schedules and torch's
+checkpoint functions. Its buffer is zero between steps: a checkpoint has the momentum only in the velocity,
+and a script without Laconic does not repeat the last update.
 
-LARS scales the step by the norm of the gradient, so no gradient yields a given update: it is stepped here.
+LARS scales the step by the norm of the gradient, so no gradient gives a chosen update: its step is made here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FOR_ADAM = "; 'sparse_adam()' and 'onebit_adam()' are made for Adam and exchange
 def why_in_optimizer(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> str | None:
     """Return why the momentum of this tensor stays in its optimiser; None if it can be applied elsewhere.
 
-    The answer is "" if there is no momentum.
+    The answer is "" without momentum.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2, 2))
     >>> sgd = SGD([weight], lr=0.1, momentum=0.9, dampening=0.5)
@@ -59,12 +59,12 @@ def why_in_optimizer(optimizer: Optimizer, group: Mapping[str, Any], parameter: 
 
 
 class HandOver:
-    """Gradients of one optimiser's step whose momentum is applied elsewhere."""
+    """Gradients of a step whose momentum is applied elsewhere."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._parameters: list[Tensor] = []  # of the present step
-        self._cleared: dict[Tensor, tuple[Tensor, int]] = {}  # buffers that are zero, and their versions
+        self._parameters: list[Tensor] = []  # of the current step
+        self._cleared: dict[Tensor, tuple[Tensor, int]] = {}  # buffers set to zero, and their versions
 
     @torch.no_grad()
     def prepare(
@@ -73,12 +73,12 @@ class HandOver:
         decay: dict[str, Tensor],
         scale: float = 1.0,
     ) -> tuple[dict[Tensor, Tensor], list[str]]:
-        """Return the gradients to step with, if they are not x itself, and the tensors that are stepped.
+        """Return the gradients that differ from x, and the names of the tensors stepped here.
 
         Args:
             tensors: Each parameter with a gradient x, and its group, by name.
-            decay: Momentum of the weight decay by name, which is updated.
-            scale: Factor of x, by which the step divides.
+            decay: Momentum of the weight decay by name; updated.
+            scale: Factor of x; the step divides by it.
         """
         self._parameters = []
         changed: dict[Tensor, Tensor] = {}
@@ -98,7 +98,7 @@ class HandOver:
 
     @torch.no_grad()
     def finish(self, *, keep: bool) -> None:
-        """Zero the momentum buffers of the step's tensors, unless SGD is to `keep` and continue them."""
+        """Zero the step's momentum buffers, unless SGD is to `keep` them."""
         buffers = [] if keep else [(each, self._buffer(each)) for each in self._parameters]
         held = {each: buffer for each, buffer in buffers if buffer is not None}
         if held:
@@ -114,7 +114,7 @@ class HandOver:
     def _gradient(
         self, parameter: Tensor, x: Tensor, group: Mapping[str, Any], decay: Tensor | None, scale: float
     ) -> Tensor:
-        """Return h; x itself if they are equal. `decay`: d before this step."""
+        """Return h, or x itself if they are equal. `decay`: d before this step."""
         m, sign = float(group["momentum"]), (-1.0 if group.get("maximize") else 1.0)
         if not m:
             return x
@@ -142,7 +142,7 @@ class HandOver:
         group: Mapping[str, Any],
         decay: dict[str, Tensor],
     ) -> None:
-        """Step a tensor of LARS: w = w - lr * r * (x + d'); r from (1 - m) * x, see `lars`."""
+        """Step a tensor of LARS: w = w - lr * r * (x + d'), with r from (1 - m) * x, see `lars`."""
         assert parameter.grad is not None
         rate = float(group["lr"]) * optimizer.velocity_ratio(parameter, parameter.grad, group)
         if adapted(parameter, group) and (group["weight_decay"] or name in decay):
@@ -159,7 +159,7 @@ def _updated(
     weight, old = float(group["weight_decay"]), decay.get(name)
     if not weight and old is None:
         return None
-    old = None if old is None else old.to(parameter)  # a loaded one may be elsewhere
+    old = None if old is None else old.to(parameter)  # a loaded one may be on another device
     m = float(group["momentum"])
     held = torch.zeros_like(parameter) if old is None else old * m
     if weight:
@@ -169,7 +169,7 @@ def _updated(
 
 
 def _add_(parameter: Tensor, mean: Tensor, alpha: float) -> None:
-    """parameter += alpha * mean, which is mostly zero: on the CPU, entries with zero are skipped."""
+    """Add alpha * mean, which is mostly zero: the CPU skips zeros."""
     if all(x.is_cpu and x.is_contiguous() and x.dtype is torch.float32 for x in (parameter, mean)):
         kernels.add_sparse_(parameter.view(-1), mean.view(-1), alpha)
         increment_version(parameter)

@@ -22,20 +22,18 @@ class LAMB(Layerwise):
         u = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + weight_decay * w
         w = w - lr * min(|w|, most) / |u| * u                          lr * u if |w| or |u| is 0
 
-    Other tensors, biases and norms by default, take Adam's step: w - lr * u, without weight decay. `most` is
-    the paper's phi, an identity by default. Under `laconic.compress` g is the mean that the method leaves.
-    State: two tensors like the parameter, and t.
+    Other tensors (biases and norms) take Adam's step, w - lr * u, without weight decay. Under
+    `laconic.compress` g is the method's mean. State: two tensors like the parameter, and t.
 
     Args:
         params: Parameters or parameter groups.
-        lr: Learning rate, 0 or more; default: 1e-3.
-        betas: b1 and b2, each in [0, 1); default: (0.9, 0.999).
-        eps: Added to the root, above 0; default: 1e-6.
-        weight_decay: Decoupled decay, 0 or more; default: 0.01.
-        bias_correction: Divide by 1 - b^t, as the algorithm does and the authors' own code does not; default:
-            True.
-        most: Largest norm of weights that counts, above 0, such as 10; default: None, no limit.
-        least_dim: Tensors of fewer dimensions are excluded; default: 2. Also for each group.
+        lr: Learning rate, 0 or more.
+        betas: b1 and b2, in [0, 1).
+        eps: Added to the root, above 0.
+        weight_decay: Decoupled decay, 0 or more.
+        bias_correction: Divide by 1 - b^t, as the algorithm does; the authors' own code does not.
+        most: Largest norm of weights that counts (the paper's phi), above 0, such as 10. None: no limit.
+        least_dim: Tensors of fewer dimensions are excluded. Also for each group.
 
     Raises:
         SpecError: A setting is outside its range.
@@ -89,7 +87,7 @@ class LAMB(Layerwise):
         torch._foreach_mul_(vs, b2)
         torch._foreach_addcmul_(vs, gs, gs, 1 - b2)
         roots = list(torch._foreach_sqrt(vs))
-        if group["bias_correction"]:  # each tensor's own t: one may have been without gradients
+        if group["bias_correction"]:  # with each tensor's own t
             torch._foreach_div_(roots, [(1 - b2 ** state["step"]) ** 0.5 for state in states])
         torch._foreach_add_(roots, group["eps"])
         steps = list(torch._foreach_div(ms, roots))

@@ -23,19 +23,19 @@ class LARS(Layerwise):
         v = mu * v + r * (g + weight_decay * w)
         w = w - lr * v                                        Nesterov: lr * (r * (g + ...) + mu * v)
 
-    Other tensors, biases and norms by default, have r = 1 and no weight decay. The rate multiplies the whole
-    velocity, as in `torch.optim.SGD`; the paper has it inside the sum, which is the same at constant rates.
-    Under `laconic.compress` g is the mean that the method leaves. Where the method applies the momentum, as
-    dgc does, r is that of (1 - mu) times the mean velocity. State: one tensor like the parameter.
+    Other tensors (biases and norms) have r = 1 and no weight decay. The rate multiplies the whole velocity,
+    as in `torch.optim.SGD`; the paper has it inside the sum, which is the same at a constant rate. Under
+    `laconic.compress` g is the method's mean; where the method applies the momentum, as dgc does, r is that
+    of (1 - mu) times the mean velocity. State: one tensor like the parameter.
 
     Args:
         params: Parameters or parameter groups.
-        lr: Learning rate, 0 or more, some ten times that of SGD or more; default: 1.0.
-        momentum: In [0, 1); default: 0.9.
-        weight_decay: L2 decay, 0 or more; default: 0.
-        trust: The paper's trust coefficient eta, above 0; default: 0.001.
-        nesterov: Look ahead by one step of momentum; default: False.
-        least_dim: Tensors of fewer dimensions are excluded; default: 2. Also for each group.
+        lr: Learning rate, 0 or more, at least ten times that of SGD.
+        momentum: In [0, 1).
+        weight_decay: L2 decay, 0 or more.
+        trust: The paper's trust coefficient eta, above 0.
+        nesterov: Look ahead by one step of momentum.
+        least_dim: Tensors of fewer dimensions are excluded. Also for each group.
 
     Raises:
         SpecError: A setting is outside its range.
@@ -83,7 +83,7 @@ class LARS(Layerwise):
         mu = float(group["momentum"])
         if mu:
             for state, g in zip(states, gs, strict=True):
-                if "velocity" not in state:  # not SGD's name: it is in units of w, not of g
+                if "velocity" not in state:  # not SGD's name, as its unit is that of w
                     state["velocity"] = torch.zeros_like(g)
             velocities = [state["velocity"] for state in states]
             torch._foreach_mul_(velocities, mu)
@@ -93,10 +93,9 @@ class LARS(Layerwise):
         torch._foreach_add_(ws, steps, alpha=-float(group["lr"]))
 
     def velocity_ratio(self, w: Tensor, velocity: Tensor, group: Mapping[str, Any]) -> float:
-        """r where momentum is applied before the exchange: (1 - mu) * velocity stands for g.
+        """Return r where momentum is applied before the exchange: (1 - mu) * velocity stands for g.
 
-        A constant gradient g gives the velocity g / (1 - mu), and then the step is LARS's own. Ours: no paper
-        joins the two.
+        A constant g gives the velocity g / (1 - mu), and then the step is LARS's own. Ours, from no paper.
         """
         if not adapted(w, group):
             return 1.0
@@ -104,7 +103,7 @@ class LARS(Layerwise):
 
 
 def ratios(ws: Tensors, gs: Tensors, group: Mapping[str, Any], gain: float = 1.0) -> Tensors:
-    """r of each tensor, with gain * g in place of g."""
+    """Return r of each tensor, with gain * g in place of g."""
     sizes = norms(ws)
     under = list(torch._foreach_mul(norms(gs), gain))
     if decay := float(group["weight_decay"]):

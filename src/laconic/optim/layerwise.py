@@ -1,10 +1,8 @@
-"""Base of LARS and LAMB: the step of each tensor is as long as its weights say, by a trust ratio.
+"""Base of LARS and LAMB: trust ratios that scale each tensor's step with the norm of its weights.
 
-Tensors with a ratio are updated together, by torch's multi-tensor functions. Which tensors have one is a rule
-of the parameter group: those of `least_dim` dimensions and more, 2 by default. So biases, the scales and
-shifts of norms and other vectors have neither a trust ratio nor weight decay, as in the published recipes of
-both papers. A layer whose weights or update have norm 0 takes the ratio 1, so that weights that start at zero
-move.
+Tensors of at least `least_dim` dimensions, 2 by default, have a ratio and weight decay. Biases, norms and
+other vectors have neither, as in the published recipes of both papers. A tensor whose weights or update have
+norm 0 takes the ratio 1, so that weights that start at zero move.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ Tensors = list[Tensor]
 
 
 class Layerwise(CheckedOptimizer):
-    """Updates tensors of one kind, device and dtype together."""
+    """Base that updates tensors of one kind, device and dtype together."""
 
     @abstractmethod
     def update_(
@@ -34,13 +32,13 @@ class Layerwise(CheckedOptimizer):
         group: Mapping[str, Any],
         adapt: bool,
     ) -> None:
-        """Update tensors `ws` by gradients `gs`, which may be kept but not changed.
+        """Update tensors `ws` by gradients `gs`, which must not change. Complex ones come as pairs of reals.
 
-        `adapt`: whether they have a trust ratio and weight decay. Complex tensors come as pairs of reals.
+        `adapt`: whether they have a trust ratio and weight decay.
         """
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters. Raises `SpecError` if a setting is outside its range."""
+        """Add a group of parameters. Raises `SpecError` for settings out of range."""
         least_dim = param_group.get("least_dim", self.defaults["least_dim"])
         arguments.whole("least_dim", least_dim, hint="2 leaves vectors out, 0 leaves none out")
         super().add_param_group(param_group)
@@ -55,7 +53,7 @@ class Layerwise(CheckedOptimizer):
 
 
 def adapted(w: Tensor, group: Mapping[str, Any]) -> bool:
-    """Whether this tensor has a trust ratio and weight decay.
+    """Return whether this tensor has a trust ratio and weight decay.
 
     >>> adapted(torch.zeros(3, 4), {"least_dim": 2}), adapted(torch.zeros(3), {"least_dim": 2})
     (True, False)
@@ -64,7 +62,7 @@ def adapted(w: Tensor, group: Mapping[str, Any]) -> bool:
 
 
 def trust_ratios(numerators: Tensors, denominators: Tensors, scale: float = 1.0) -> Tensors:
-    """scale * a / b for each pair of norms, scalars; 1 where one of them is 0.
+    """Return scale * a / b for each pair of norms, 1 where one of them is 0.
 
     >>> a, b = [torch.tensor(2.0), torch.tensor(0.0)], [torch.tensor(4.0), torch.tensor(1.0)]
     >>> [ratio.item() for ratio in trust_ratios(a, b, scale=0.5)]
@@ -76,11 +74,11 @@ def trust_ratios(numerators: Tensors, denominators: Tensors, scale: float = 1.0)
 
 
 def norms(tensors: Tensors) -> Tensors:
-    """The Euclidean norm of each tensor, a scalar; of 16 bits in float32, as 65,504 ends those of float16."""
+    """Return Euclidean norms; float32 for 16-bit tensors, as float16 ends at 65,504."""
     single = tensors[0].dtype in (torch.float16, torch.bfloat16) if tensors else False
     return list(torch._foreach_norm(tensors, dtype=torch.float32) if single else torch._foreach_norm(tensors))
 
 
 def real(x: Tensor) -> Tensor:
-    """The tensor itself, or a view of a complex one as pairs of reals."""
+    """Return the tensor, or a view of a complex one as pairs of reals."""
     return torch.view_as_real(x) if x.is_complex() else x

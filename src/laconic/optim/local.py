@@ -1,6 +1,6 @@
 """Local: ranks keep their own gradients, and agree only on whether all are finite.
 
-For methods that communicate inside the optimiser's step. One flag a bucket makes a GradScaler skip the same
+For methods that communicate inside the optimiser's step. A flag per bucket makes a GradScaler skip the same
 steps on every rank.
 """
 
@@ -21,7 +21,7 @@ from laconic.reducers.sum import DenseShare
 
 @dataclass(frozen=True, repr=False)
 class Local(Reducer):
-    """out = x. Payload: 4 bytes a bucket. It is not a mean, so no spec names it; only `optim` uses it."""
+    """out = x. Payload: 4 bytes a bucket. It is not a mean, so no spec names it."""
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         return _BoundLocal(comm)

@@ -1,7 +1,7 @@
-"""0/1 Adam: Adam that learns its variance, and communicates, more and more rarely.
+"""0/1 Adam: Adam that learns its variance, and communicates, at growing intervals.
 
-Lu et al. 2022, arXiv:2202.06009 [recalled]. While v is being learnt, every step is a round. Then ranks do
-local steps and, at a round, agree on the mean momentum of the steps since the last one.
+Lu et al. 2022, arXiv:2202.06009 [recalled]. Until v is frozen, every step is a round. Then ranks do local
+steps and, at a round, agree on the mean momentum of the steps since the last one.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class LocalAdam(AdamRule):
 
         m = mean of u_i / C by `codec`         w = w_0 - C * m / D             u_i = 0
 
-    The paper sends u. u / C is the same if the rate is constant; after the rate has fallen, it keeps a rank's
-    residual from outweighing the momentum. m / D never exceeds the bound of Adam's own. At a step that learns
-    v, the exact mean of the gradients goes into m and v, as in Adam.
+    The paper sends u. u / C is the same at a constant rate; when the rate has fallen, it keeps the residual
+    from outweighing the momentum. m / D stays within Adam's own bound. A step that learns v uses the exact
+    mean of the gradients, as in Adam.
     """
 
     rounds: Rounds
@@ -57,12 +57,12 @@ class LocalAdam(AdamRule):
 
 @dataclass
 class SinceRound:
-    """The local steps of one tensor since the last round."""
+    """Local steps of one tensor since the last round."""
 
     steps: float = 0.0
     span: float = 0.0  # C, the sum of c_t
     shrink: float = 1.0  # product of AdamW's decay
-    learnt: float = 0.0  # how many times v was learnt, since the start
+    learnt: float = 0.0  # how many times v was learnt since the start
 
 
 KINDS = ("steps", "since/", "moved/", "anchor/")
@@ -75,7 +75,7 @@ class _BoundLocalAdam(BoundRule):
         self._adam = adam = AdamTensors(layout, view)
         self._inner = Inner(both_ways(spec.codec), adam.layout, context)
         self._dense = Inner(routes(Route(everything, Sum())), adam.layout, context)
-        self._steps = -1  # the optimiser's steps so far, as `rounds` counts them; -1 before the first
+        self._steps = -1  # steps so far; -1 before the first
         self._moved = {name: torch.zeros_like(adam.weights(name)) for name in adam.layout.names}  # u
         self._anchor = {name: adam.weights(name) for name in adam.layout.names}  # w_0
         self._since: dict[str, SinceRound] = {}
@@ -95,7 +95,7 @@ class _BoundLocalAdam(BoundRule):
                 adam.learn_variance(name, g)
                 self._since[name].learnt += 1
         self._move_(gradients)
-        if learns:  # all ranks have done the same step
+        if learns:  # all ranks have made the same step
             self._start_round_(gradients)
         elif self._rounds.meets(self._steps):
             self._meet_()
@@ -103,7 +103,6 @@ class _BoundLocalAdam(BoundRule):
         return gradients.keys()
 
     def _move_(self, gradients: Mapping[str, Tensor]) -> None:
-        """Do one local step."""
         adam = self._adam
         momenta = adam.momenta_with(gradients)
         adam.set_momenta(momenta)
@@ -117,7 +116,7 @@ class _BoundLocalAdam(BoundRule):
         adam.move_(momenta, {name: self._since[name].learnt for name in momenta})
 
     def _meet_(self) -> None:
-        """Move all ranks to one place: from the last round's weights along the mean momentum."""
+        """Move all ranks from the last round's weights along the mean momentum."""
         adam = self._adam
         own = {
             name: self._moved[name] / since.span if since.span else adam.momentum(name)
@@ -132,7 +131,6 @@ class _BoundLocalAdam(BoundRule):
         self._start_round_(own)
 
     def _start_round_(self, names: Iterable[str]) -> None:
-        """Start the local steps of a new round from here."""
         for name in names:
             self._moved[name].zero_()
             self._anchor[name] = self._adam.weights(name)

@@ -1,6 +1,6 @@
-"""Float32 master weights for models whose parameters are bfloat16 or float16, under any torch optimiser.
+"""Float32 master weights for models with bfloat16 or float16 parameters, under any torch optimiser.
 
-A bfloat16 weight w keeps nothing of an update below |w| / 512, so small steps are lost. Here the optimiser
+An update below |w| / 512 does not change a bfloat16 weight w, so small steps are lost. Here the optimiser
 steps float32 weights, and the model gets them rounded (Micikevicius et al. 2018, arXiv:1710.03740
 [recalled]):
 
@@ -8,8 +8,8 @@ steps float32 weights, and the model gets them rounded (Micikevicius et al. 2018
 
 or, without the copy m, float32(w) is stepped and rounded at random (`stochastic_rounding.py`).
 
-The optimiser stays the same object. Between steps its groups hold the model's parameters, so schedules,
-clipping, DDP and `laconic.compress` see an ordinary optimiser; only inside `step` do they hold float32.
+Between steps the optimiser's groups hold the model's parameters, so schedules, clipping, DDP and
+`laconic.compress` see an ordinary optimiser; only inside `step` do they hold float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from laconic.optim.unwrapping import is_ours, refuse_wrapper, unwrap_all
 
 Rounding = Literal["nearest", "stochastic"]
 Kind = TypeVar("Kind", bound=Optimizer)
-# weak references, as masters hold their optimiser; its `step` keeps them
+# weak references, as masters hold their optimiser; its `step` keeps them alive
 _masters: WeakKeyDictionary[Optimizer, ref[Masters]] = WeakKeyDictionary()
 
 
@@ -44,25 +44,25 @@ def master_weights(optimizer: Kind, *, rounding: Rounding = "nearest", seed: int
     float16 parameters, do not call `scaler.unscale_`, which torch refuses for float16: the step divides in
     float32.
 
-    Memory per weight: 4 bytes for masters, and 4 for their gradients inside a step. "stochastic": none
-    between steps, 8 bytes inside. `optimizer.state_dict()` has the masters as "master_weight", or the number
-    of roundings as "roundings", so a resumed run has the same bits. `copy.deepcopy` copies the masters;
-    pickle does not, so save the `state_dict`.
+    Memory per weight: 4 bytes for masters, and 4 for their gradients inside a step; with "stochastic" 8
+    bytes, only inside. `optimizer.state_dict()` has the masters as "master_weight", or the number of
+    roundings as "roundings", so a resumed run has the same bits. `copy.deepcopy` copies the masters; pickle
+    does not, so save the `state_dict`.
 
     Args:
-        optimizer: Any `torch.optim.Optimizer` of the model's parameters, before or after `laconic.compress`;
-            before `laconic.distribute`, and before a learning rate schedule is built.
-        rounding: "nearest" (default) stores masters; "stochastic" stores none, and rounds the updated weights
-            at random: unbiased, with a noise of up to one step of the 16-bit grid.
-        seed: Seed of the random rounding; equal on all ranks, so that replicas stay equal. Default: 0.
+        optimizer: Any `torch.optim.Optimizer`, before or after `laconic.compress`; before
+            `laconic.distribute`, and before a learning rate schedule is built.
+        rounding: "nearest" stores masters; "stochastic" stores none, and rounds the updated weights at
+            random: unbiased, with a noise of up to one step of the 16-bit grid.
+        seed: Seed of the random rounding; equal on all ranks, so that replicas stay equal.
 
     Returns:
         The same optimiser.
 
     Raises:
-        AttachError: With nothing changed: it has master weights already, has no trained parameter in half
-            precision, or is a result of `laconic.distribute`; `rounding` is unknown, or stochastic for
-            sharded parameters; or it is a wrapper with its own step, such as Lookahead and SAM.
+        AttachError: It has master weights already, has no trained parameter in half precision, is a result of
+            `laconic.distribute`, or is a wrapper with its own step, such as Lookahead or SAM; `rounding` is
+            unknown, or stochastic for sharded parameters. Nothing is changed.
 
     >>> import torch
     >>> w = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
@@ -107,13 +107,12 @@ def master_weights(optimizer: Kind, *, rounding: Rounding = "nearest", seed: int
 
 
 def masters_of(optimizer: Optimizer) -> Masters | None:
-    """The masters of an optimiser, or None."""
     found = _masters.get(optimizer)
     return None if found is None else found()
 
 
 def _install(optimizer: Optimizer, masters: Masters) -> None:
-    """Replace this object's `step` and `load_state_dict`; hooks would run after others read the groups."""
+    """Replace the object's `step` and `load_state_dict`; hooks would run after others read the groups."""
     _masters[optimizer] = ref(masters)
     step, load = optimizer.step, optimizer.load_state_dict
 
@@ -127,7 +126,7 @@ def _install(optimizer: Optimizer, masters: Masters) -> None:
     def mastered_copy(self: Optimizer, memo: dict[int, Any]) -> Optimizer:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
-        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # which leaves methods of the object out
+        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # without the object's own methods
         _install(made, masters.copied(made, memo))
         return made
 

@@ -1,4 +1,4 @@
-"""Masters: float32 weights that replace half-precision parameters inside an optimiser's step."""
+"""Float32 weights that replace half-precision parameters inside an optimiser's step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCALING = ("grad_scale", "found_inf")  # set by a GradScaler
 class Masters:
     """Master weights of one optimiser. `at_random`: created for each step, and rounded at random after it.
 
-    State (such as momentum) belongs to the parameter between steps, and to its master inside.
+    State such as momentum belongs to the parameter between steps, and to its master inside.
     """
 
     def __init__(self, optimizer: Optimizer, *, at_random: bool, seed: int) -> None:
@@ -33,28 +33,25 @@ class Masters:
         self._seed = seed
         self._masters: dict[Tensor, Tensor] = {}
         self._roundings = 0
-        self._versions: dict[Tensor, int] = {}  # of the parameters, to detect writes in a step
-        self._inside: dict[Tensor, Tensor] = {}  # masters by parameter, inside a step
-        self._behind: dict[Tensor, Tensor] = {}  # parameters by master, inside a step
+        self._versions: dict[Tensor, int] = {}  # versions of parameters, to detect writes in a step
+        self._inside: dict[Tensor, Tensor] = {}  # masters by parameter
+        self._behind: dict[Tensor, Tensor] = {}  # parameters by master
         for parameter in self._halves():
             self.of(parameter)
             if parameter in optimizer.state:  # Adagrad creates its state in __init__
                 optimizer.state[parameter] = {k: _single(v) for k, v in optimizer.state[parameter].items()}
 
     def now(self, parameter: Tensor) -> Tensor:
-        """Return the optimiser's current tensor for this parameter of the model."""
         return self._inside.get(parameter, parameter)
 
     def kept(self, parameter: Tensor) -> Tensor | None:
-        """Return the stored master of a parameter, or None."""
         return self._masters.get(parameter)
 
     def behind(self, held: Tensor) -> Tensor:
-        """Return the parameter of the model for this tensor of the optimiser."""
         return self._behind.get(held, held)
 
     def of(self, parameter: Tensor) -> Tensor | None:
-        """Return the stored float32 master of a half-precision parameter, created if needed; else None."""
+        """Return the master of a half-precision parameter, created if needed; else None."""
         if self._at_random or parameter.dtype not in HALF:
             return None
         if parameter not in self._masters:
@@ -62,11 +59,11 @@ class Masters:
         return self._masters[parameter]
 
     def step(self, step: Callable[..., Any], closure: Callable[[], Any] | None) -> Any:
-        """Step on masters; skip if a GradScaler found Inf or NaN."""
+        """Step on masters, unless a GradScaler found Inf or NaN."""
         given = vars(self._optimizer)
         scaling = {
             name: given.pop(name) for name in SCALING if name in given
-        }  # applied here, not by the kernel
+        }  # applied here instead of in the kernel
         try:
             if bool(scaling.get("found_inf", False)):
                 return None
@@ -104,7 +101,6 @@ class Masters:
             self._publish(held)
 
     def _halves(self, also: Collection[Tensor] = ()) -> list[Tensor]:
-        """Return the parameters with masters: trained ones, and frozen ones that were trained before."""
         known = {*self._masters, *self._optimizer.state, *also}
         return [
             each
@@ -114,7 +110,7 @@ class Masters:
 
     @torch.no_grad()
     def _fresh(self, parameter: Tensor) -> Tensor:
-        """Return the master for a step, updated from external writes to the parameter."""
+        """Return the master for a step, after external writes to the parameter."""
         master = self.of(parameter)
         if master is None:
             return parameter.detach().float()
@@ -124,7 +120,7 @@ class Masters:
         return master
 
     def _exchange(self, others: Mapping[Tensor, Tensor]) -> None:
-        """Replace keys of `others` by its values, in groups (in place: LBFGS has a reference) and state."""
+        """Replace keys of `others` by its values, in state and groups (in place: LBFGS has a reference)."""
         for group in self._optimizer.param_groups:
             group["params"][:] = [others.get(each, each) for each in group["params"]]
         state = self._optimizer.state
@@ -141,12 +137,12 @@ class Masters:
                 other.grad.div_(scale)
 
     def _evaluated(self, closure: Callable[[], Any]) -> Any:
-        """Return the closure's result at the current masters; copy its gradients to them."""
+        """Return the closure's result at the current masters, and copy its gradients to them."""
         held, behind = self._inside, self._behind
         with torch.no_grad():
             for parameter, master in held.items():
                 parameter.copy_(master)
-        self._exchange(behind)  # so that the closure's zero_grad() acts on the model's parameters
+        self._exchange(behind)  # the closure's zero_grad() acts on the model's parameters
         self._inside, self._behind = {}, {}
         try:
             result = closure()
@@ -171,11 +167,10 @@ class Masters:
             master.grad = None
 
     def _in_order(self) -> list[Tensor]:
-        """Return all parameters in the order of a `state_dict`."""
         return [each for group in self._optimizer.param_groups for each in group["params"]]
 
     def added_to(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return the optimiser's state with masters and roundings, by number of parameter."""
+        """Return the state with masters and roundings."""
         state = dict(state_dict["state"])
         for number, parameter in enumerate(self._in_order()):
             if (master := self._masters.get(parameter)) is not None:
@@ -188,14 +183,13 @@ class Masters:
         return {**state_dict, "state": state}
 
     def copied(self, optimizer: Optimizer, memo: dict[int, Any]) -> Masters:
-        """Return the masters for a copy of the optimiser made by `copy.deepcopy` with this memo."""
         made = Masters(optimizer, at_random=self._at_random, seed=self._seed)
         made._masters = {copy.deepcopy(each, memo): master.clone() for each, master in self._masters.items()}
         made._roundings = self._roundings
         return made
 
     def load(self, load: Callable[[dict[str, Any]], None], state_dict: dict[str, Any]) -> None:
-        """Load a state in float32. A state without masters keeps those of the parameters.
+        """Load a state in float32; without masters, those of the parameters stay.
 
         Raises `StateError`, with nothing changed, if the shape of a master differs from its parameter.
         """
@@ -224,7 +218,7 @@ class Masters:
 
 
 def _single_like(grad: Tensor, master: Tensor) -> Tensor:
-    """Return a gradient in float32 with the strides of its master, as fused kernels require."""
+    """Return a float32 gradient with the strides of its master, as fused kernels require."""
     single = grad.float()
     if single.layout != torch.strided or single.stride() == master.stride():
         return single
@@ -232,5 +226,4 @@ def _single_like(grad: Tensor, master: Tensor) -> Tensor:
 
 
 def _single(value: Any) -> Any:
-    """Convert a half-precision tensor to float32."""
     return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value

@@ -13,12 +13,11 @@ from laconic.optim.closure import evaluate
 
 
 def is_muon(settings: Mapping[str, Any]) -> bool:
-    """Return whether these are the settings of a group of `torch.optim.Muon`."""
     return "ns_steps" in settings
 
 
 class MuonAdamW(Optimizer):
-    """Steps matrices as `torch.optim.Muon` without Nesterov's correction, other parameters as AdamW.
+    """Optimiser that steps matrices as `torch.optim.Muon` without Nesterov, other parameters as AdamW.
 
     Muon's rate is adjusted so that one `lr` suits both (`adjust_lr_fn="match_rms_adamw"`).
 
@@ -47,7 +46,7 @@ class MuonAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient. The closure, if any, is called once, before."""
+        """Update every parameter that has a gradient. A closure is called once, before."""
         loss = evaluate(closure)
         for part in self._parts:
             own = isinstance(part, Muon)

@@ -22,7 +22,7 @@ from laconic.optim.own_step import check_step
 
 @dataclass(frozen=True)
 class MuonRows(Rule):
-    """Steps matrices of `torch.optim.Muon` in their nonzero rows or columns, without further momentum."""
+    """Steps of `torch.optim.Muon` on the nonzero rows or columns of matrices, without further momentum."""
 
     @property
     def wants(self) -> str:
@@ -78,9 +78,9 @@ class _MuonRows(BoundRule):
 
 
 def _step_(w: Tensor, g: Tensor, settings: Mapping[str, Any]) -> None:
-    """w = (1 - lr * weight decay) * w - adjusted lr * orthonormal(g), computed without zero slices of g."""
+    """Step the nonzero slices of g: w = (1 - lr * weight decay) * w - adjusted lr * orthonormal(g)."""
     along, lr = axis(tuple(w.shape)), float(settings["lr"])
-    slices = g.ne(0).any(1 - along).nonzero().flatten()  # a sum of several exchanges has the union of theirs
+    slices = g.ne(0).any(1 - along).nonzero().flatten()  # several exchanges give the union of their slices
     iteration = settings["ns_coefficients"], settings["ns_steps"], settings["eps"]
     change = orthonormal(g.index_select(along, slices), *iteration)
     w.mul_(1 - lr * settings["weight_decay"])
@@ -88,6 +88,6 @@ def _step_(w: Tensor, g: Tensor, settings: Mapping[str, Any]) -> None:
 
 
 def _ratio(w: Tensor, adjust: str | None) -> float:
-    """Return Muon's factor of the rate, by the shape of the whole matrix."""
+    """Return Muon's factor of the rate for the whole matrix."""
     m, n = w.shape
     return 0.2 * math.sqrt(max(m, n)) if adjust == "match_rms_adamw" else math.sqrt(max(1, m / n))

@@ -1,7 +1,7 @@
-"""Nested steps: a subclass's `step` calls its parent's, and torch runs the hooks of the optimiser in both.
+"""Hooks of optimisers whose `step` calls their parent's: torch may run them in both.
 
-torch wraps `step` once for each class, when the first optimiser of that class is built. So the hooks of a
-subclass run twice at each step, but only if the script has also built an optimiser of the parent's class.
+torch wraps `step` once for each class, when the first optimiser of that class is built. So a subclass's hooks
+run twice at each step, but only if the script has also built an optimiser of the parent's class.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WRAPPER = Optimizer.profile_hook_step(lambda: None).__code__  # torch's function
 
 
 def outermost(hook: Hook) -> Hook:
-    """Return this hook of a step for the outermost `step` alone."""
+    """Run the hook only in the outermost `step`."""
 
     def run(optimizer: Optimizer, *args: Any) -> Any:
         return None if _is_nested(optimizer) else hook(optimizer, *args)

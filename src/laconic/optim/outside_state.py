@@ -1,6 +1,6 @@
-"""Search for tensors of single weights that an optimiser keeps outside of `state[parameter]`.
+"""Search for tensors that an optimiser keeps for single weights outside of `state[parameter]`.
 
-Whoever clears what belongs to dropped weights, or goes back to an earlier state, has to find all of it.
+Clearing dropped weights, or restoring an earlier state, would miss them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MAX_DEPTH, MAX_OBJECTS = 5, 10_000
 def kept_outside(optimizer: Optimizer) -> str:
     """Return where the optimiser keeps a tensor of a matrix's size outside of `state`, or "".
 
-    Flat ones count, those of all weights together, and attributes of parameters. The weights themselves,
-    their gradients and views of either do not, nor masks.
+    Flat tensors for all weights, and attributes of parameters, count; the weights, their gradients, views of
+    either and masks do not.
 
     >>> weight = nn.Parameter(torch.zeros(3, 4))
     >>> sgd = torch.optim.SGD([weight])
@@ -35,10 +35,10 @@ def kept_outside(optimizer: Optimizer) -> str:
 
 
 def second_weights(optimizer: Optimizer, within: float = 0.0) -> str:
-    """Return where an optimiser keeps a second set of weights, as Lookahead does in a `state`; or "".
+    """Return where an optimiser keeps a second set of weights, as Lookahead does, or "".
 
-    They are found by their values: all are within this relative distance of the parameters. Optimisers of
-    torch and Laconic keep none.
+    All their values are within a relative distance of the parameters. Optimisers of torch and Laconic have
+    none.
 
     >>> weight = nn.Parameter(torch.ones(3, 4))
     >>> optimizer = type("Mine", (torch.optim.SGD,), {"__module__": "mine"})([weight])
@@ -74,7 +74,6 @@ def _is_near(tensor: Tensor, parameter: Tensor, within: float) -> bool:
 
 
 def _outside(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a matrix's size that the optimiser keeps outside of `state`, with their places."""
     held = [each for group in optimizer.param_groups for each in group["params"]]
     matrices = [each for each in held if each.dim() > 1 and each.numel() > 1]
     shapes = {tuple(each.shape) for each in matrices}
@@ -102,7 +101,6 @@ def _outside(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
 def _walk(
     value: Any, place: str, seen: set[int], depth: int = 0, attributes: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in containers and plain objects, each with its place."""
     if isinstance(value, Tensor):
         yield place, value
         return
@@ -129,7 +127,7 @@ def _short(key: object) -> str:
 
 
 def _storage(tensor: Tensor) -> int:
-    """Return the address of its memory; its id where it has none, as sparse and meta tensors."""
+    """Return the address of its memory, or its id if it has none (sparse and meta tensors)."""
     try:
         return tensor.untyped_storage().data_ptr() or id(tensor)
     except (RuntimeError, NotImplementedError):

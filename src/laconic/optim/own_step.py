@@ -1,4 +1,4 @@
-"""Check whether an optimiser's step is torch's own: a method that does the step would replace any other."""
+"""Check that an optimiser's step is torch's own, before a method replaces it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from laconic.core.errors import AttachError
 
 
 def steps_as(optimizer: Optimizer, *kinds: type[Optimizer], by: str = "step") -> bool:
-    """Return whether the optimiser is of one of these kinds, and its `step` is that kind's own.
+    """Return whether the optimiser is of one of these kinds, and its method `by` is that kind's own.
 
-    Subclasses that add settings or logging pass. Wrappers around the same step pass too: torch puts one on
-    each class, and schedulers, profilers and Accelerate put theirs on an object. `by`: the method to compare.
+    Subclasses that add settings or logging pass, and so do wrappers around the same step, which torch,
+    schedulers, profilers and Accelerate install.
 
     >>> from torch.optim import SGD
     >>> class Negated(SGD):
@@ -31,7 +31,7 @@ def steps_as(optimizer: Optimizer, *kinds: type[Optimizer], by: str = "step") ->
 
 
 def check_step(optimizer: Optimizer, *kinds: type[Optimizer], instead: str) -> None:
-    """Raise `AttachError` if the optimiser, of one of these kinds, overrides its step. `instead`: the fix."""
+    """Raise `AttachError` if an optimiser of one of these kinds overrides its step. `instead`: the fix."""
     if steps_as(optimizer, *kinds):
         return
     parent = next(kind for kind in type(optimizer).__mro__ if kind in kinds)
@@ -43,7 +43,7 @@ def check_step(optimizer: Optimizer, *kinds: type[Optimizer], instead: str) -> N
 
 
 def _innermost(step: Any, optimizer: Optimizer) -> Callable[..., Any] | None:
-    """Return the function behind decorators, bound methods and patches that call the step before them."""
+    """Return the function behind decorators, bound methods and patches."""
     for _ in range(100):
         if inspect.ismethod(step):
             step = step.__func__
@@ -60,11 +60,11 @@ def _innermost(step: Any, optimizer: Optimizer) -> Callable[..., Any] | None:
 
 
 def _patched(step: Any, optimizer: Optimizer) -> Any:
-    """Return the optimiser's step that this function has in its closure, as a patch has; or None."""
+    """Return the optimiser's step in the closure of a patch, or None."""
     for cell in getattr(step, "__closure__", None) or ():
         try:
             value = cell.cell_contents
-        except ValueError:  # empty
+        except ValueError:  # an empty cell
             continue
         bound = inspect.ismethod(value) and value.__self__ is optimizer
         if bound and value.__name__ == "step":

@@ -1,4 +1,4 @@
-"""Bases of optimisers with checked settings, and of those that update each tensor independently."""
+"""Bases of optimisers: checked settings, and updates of single tensors."""
 
 from __future__ import annotations
 
@@ -15,33 +15,26 @@ from laconic.optim.closure import evaluate
 
 
 class CheckedOptimizer(Optimizer):
-    """Checks the settings of every parameter group, and updates all parameters with a gradient."""
+    """Base that checks the settings of every parameter group, and updates all parameters with a gradient."""
 
     @abstractmethod
     def check(self, group: Mapping[str, Any]) -> None:
-        """Raise `SpecError` if a setting is outside its range."""
+        """Raise `SpecError` for settings out of range."""
 
     @abstractmethod
     def update_group_(self, ws: list[Tensor], group: Mapping[str, Any]) -> None:
-        """Update these parameters of a group, which have dense gradients."""
+        """Update parameters of a group, which have dense gradients."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters. Raises `SpecError` if a setting is outside its range."""
+        """Add a group of parameters. Raises `SpecError` for settings out of range."""
         self.check({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient.
+        """Update every parameter that has a gradient. A `closure` is called once, before; returns its result.
 
-        Args:
-            closure: Computes the loss again; called once, before the update. Default: none.
-
-        Returns:
-            The closure's result, or None.
-
-        Raises:
-            AttachError: The optimiser does not support a gradient, such as a sparse one.
+        Raises `AttachError` for a gradient that the optimiser does not support, such as a sparse one.
         """
         loss = evaluate(closure)
         for group in self.param_groups:
@@ -53,11 +46,11 @@ class CheckedOptimizer(Optimizer):
 
 
 class PerTensor(CheckedOptimizer):
-    """Updates each tensor by itself; refuses complex ones."""
+    """Base that updates each tensor separately; refuses complex ones."""
 
     @abstractmethod
     def update_(self, w: Tensor, g: Tensor, group: Mapping[str, Any]) -> None:
-        """Update tensor `w` with its gradient `g` and the settings of its group."""
+        """Update tensor `w` with its gradient `g`."""
 
     def update_group_(self, ws: list[Tensor], group: Mapping[str, Any]) -> None:
         for w in ws:
@@ -71,7 +64,6 @@ class PerTensor(CheckedOptimizer):
 
 
 def refuse_sparse(grad: Tensor, optimiser: str) -> None:
-    """Raise `AttachError` for a sparse gradient."""
     if grad.is_sparse:
         raise AttachError(
             f"{optimiser} needs dense gradients, and this one, {tuple(grad.shape)}, is sparse: build the"

@@ -1,6 +1,6 @@
-"""The power of two nearest to a number, by its logarithm: AP2(x) = sign(x) 2^round(log2 |x|).
+"""Nearest power of two by logarithm: AP2(x) = sign(x) 2^round(log2 |x|), so that products are shifts.
 
-A product with it is a shift. Courbariaux et al. 2016, arXiv:1602.02830, as in the authors' code.
+Courbariaux et al. 2016, arXiv:1602.02830, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def nearest_power(x: Tensor) -> Tensor:
-    """Return AP2(x), in the shape and dtype of x; 0, NaN and Inf stay. Error: |AP2(x) - x| < 0.42 |x|.
+    """Return AP2(x), with |AP2(x) - x| < 0.42 |x|; 0, NaN and Inf stay.
 
     >>> nearest_power(torch.tensor([3.0, -0.3, 0.0, 1.4]))
     tensor([ 4.0000, -0.2500,  0.0000,  1.0000])

@@ -1,8 +1,8 @@
-"""Proximal steps: how a regulariser shrinks a weight, in the metric of AdaGrad's H.
+"""Proximal steps: a regulariser shrinks weights in the metric of AdaGrad's H, some to exactly zero.
 
     w = argmin_w  1/2 * sum_j H_j (w_j - z_j)^2 + c * |w|      |w| its l1 norm, or the l2 norm of each row
 
-Duchi et al. 2011 (AdaGrad), sections 5.1 and 5.2 [recalled]. Both make exact zeros.
+Duchi et al. 2011 (AdaGrad), sections 5.1 and 5.2 [recalled].
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ROUNDS = 60  # of bisection: more than a float32 has bits
+ROUNDS = 60  # bisections: more than a float32 has bits
 
 
 def soft(z: Tensor, threshold: Tensor) -> Tensor:
-    """The l1 step, entry by entry: sign(z) * max(|z| - threshold, 0).
+    """Return the l1 step of each entry: sign(z) * max(|z| - threshold, 0).
 
     >>> soft(torch.tensor([3.0, -0.5]), torch.tensor([1.0, 1.0])).tolist()
     [2.0, -0.0]
@@ -25,10 +25,10 @@ def soft(z: Tensor, threshold: Tensor) -> Tensor:
 
 
 def block_soft(z: Tensor, h: Tensor, c: float) -> Tensor:
-    """The l2 step, row by row (a vector is one row): rows with |H z| <= c vanish, others shrink.
+    """Return the l2 step of each row (a vector is one row): rows with |H z| <= c vanish.
 
-    With r the norm of the new row, w_j = z_j H_j r / (H_j r + c), and r solves
-    sum_j (z_j H_j / (H_j r + c))^2 = 1: falling in r, so bisection finds it.
+    With r the norm of the new row, w_j = z_j H_j r / (H_j r + c), and bisection finds r from sum_j (z_j H_j /
+    (H_j r + c))^2 = 1, which falls in r.
 
     >>> block_soft(torch.tensor([[3.0, 4.0], [0.1, 0.0]]), torch.ones(2, 2), 1.0)
     tensor([[2.4000, 3.2000],
@@ -36,7 +36,7 @@ def block_soft(z: Tensor, h: Tensor, c: float) -> Tensor:
     """
     rows = z.reshape(1, -1) if z.dim() < 2 else z.flatten(1)
     scaled, weight = (rows * h.reshape(rows.shape)).double(), h.reshape(rows.shape).double()
-    vanishes = torch.linalg.vector_norm(scaled, dim=1, keepdim=True) <= c  # a row with NaN does not
+    vanishes = torch.linalg.vector_norm(scaled, dim=1, keepdim=True) <= c  # false for a row with NaN
     low = torch.zeros_like(scaled[:, :1])
     high = torch.linalg.vector_norm(rows.double(), dim=1, keepdim=True)  # no row grows
     for _ in range(ROUNDS):
@@ -48,14 +48,14 @@ def block_soft(z: Tensor, h: Tensor, c: float) -> Tensor:
 
 
 def shrink(z: Tensor, h: Tensor, l1: float, l2: float) -> Tensor:
-    """The proximal step for l1 or l2, already multiplied by the step size; z if both are 0."""
+    """Return the proximal step for l1 or l2, scaled by the step size; z if both are 0."""
     if l1:
         return soft(z, l1 / h)
     return block_soft(z, h, l2) if l2 else z
 
 
 def regularised(parameters: list[Tensor], l1: float) -> list[dict[str, Any]]:
-    """Parameter groups: weights with `l1`, tensors of one dimension without."""
+    """Return parameter groups, with `l1` for weights alone."""
     weights = [parameter for parameter in parameters if parameter.dim() > 1]
     others = [parameter for parameter in parameters if parameter.dim() <= 1]
     groups = [{"params": weights, "l1": l1}, {"params": others, "l1": 0.0}]
@@ -63,7 +63,7 @@ def regularised(parameters: list[Tensor], l1: float) -> list[dict[str, Any]]:
 
 
 def zero_share(parameters: list[Tensor]) -> float:
-    """Share of the entries that are exactly zero.
+    """Return the share of entries that are exactly zero.
 
     >>> zero_share([torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0])])
     0.75

@@ -23,15 +23,15 @@ class QCMDAdaGrad(RegularisedAdaGrad):
         w = argmin  1/2 sum_j H_j (w_j - z_j)^2 + lr * (l1 * |w|_1  or  l2 * sum over rows of |row|_2)
 
     l1 makes single weights exactly zero, l2 whole rows. Entries whose gradients were always zero do not
-    change, as H would be delta there and a sparse quantiser would erase them. To exempt biases, put them in a
-    group with l1=0. State: one tensor per parameter.
+    change, as H would be delta there, and a sparse quantiser would erase them. To exempt biases, put them in
+    a group with l1=0. State: one tensor per parameter.
 
     Args:
         params: Parameters or parameter groups.
-        lr: Learning rate, 0 or more; default: 0.01.
-        l1: Weight of the l1 norm, 0 or more; default: 0.
-        l2: Weight of the row norms, 0 or more; default: 0. A group may have l1 or l2, not both.
-        delta: Added to the root in H, above 0; default: 1e-6.
+        lr: Learning rate, 0 or more.
+        l1: Weight of the l1 norm, 0 or more.
+        l2: Weight of the row norms, 0 or more. A group may have l1 or l2, not both.
+        delta: Added to the root in H, above 0.
 
     Raises:
         SpecError: A setting is outside its range, or a group has both l1 and l2.

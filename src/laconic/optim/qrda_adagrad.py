@@ -1,7 +1,7 @@
 """QRDA AdaGrad: AdaGrad with regularised dual averaging on quantised gradients, for sparse models.
 
 Xu et al. 2022, arXiv:2208.05631, from the abstract; the update is derived from Duchi et al. 2011 [recalled].
-Each step regularises the whole past again.
+Each step regularises the whole past.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ class QRDAAdaGrad(RegularisedAdaGrad):
         z = w_1 - a / H
         w = argmin  1/2 sum_j H_j (w_j - z_j)^2 + c * (l1 * |w|_1  or  l2 * sum over rows of |row|_2)
 
-    At a constant rate, a is the paper's lr * t * (mean of g); with a schedule, every gradient has the rate of
-    its step. The prox-centre is w_1, the first weights, as with zero all layers of a network would vanish.
-    Without a regulariser it is lazy AdaGrad. Entries whose gradients were always zero do not change. State:
-    three tensors per parameter.
+    At a constant rate, a is the paper's lr * t * (mean of g). The prox-centre is w_1, the first weights: with
+    zero, all layers of a network would vanish. Without a regulariser it is lazy AdaGrad. Entries whose
+    gradients were always zero do not change. State: three tensors per parameter.
 
     Args:
         params: Parameters or parameter groups.
-        lr: Learning rate, 0 or more; default: 0.01.
-        l1: Weight of the l1 norm, 0 or more; default: 0.
-        l2: Weight of the row norms, 0 or more; default: 0. A group may have l1 or l2, not both.
-        delta: Added to the root in H, above 0; default: 1e-6.
+        lr: Learning rate, 0 or more.
+        l1: Weight of the l1 norm, 0 or more.
+        l2: Weight of the row norms, 0 or more. A group may have l1 or l2, not both.
+        delta: Added to the root in H, above 0.
 
     Raises:
         SpecError: A setting is outside its range, or a group has both l1 and l2.

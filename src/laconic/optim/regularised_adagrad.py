@@ -1,4 +1,4 @@
-"""AdaGrad with a regulariser that makes exact zeros: base of mirror descent and dual averaging."""
+"""Base of AdaGrad with a regulariser that makes exact zeros."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from laconic.optim.settings import Parameters, above_zero, at_least_zero
 
 
 class RegularisedAdaGrad(PerTensor):
-    """Base with the settings of a group: `lr`, `delta` (added to the root), and `l1` or `l2`."""
+    """Base with the settings `lr`, `delta` (added to the root), and `l1` or `l2`."""
 
     def __init__(
         self, params: Parameters, lr: float = 0.01, l1: float = 0.0, l2: float = 0.0, delta: float = 1e-6
@@ -32,7 +32,7 @@ class RegularisedAdaGrad(PerTensor):
 
     @classmethod
     def requirement(cls) -> Requires:
-        """The rule that requires this optimiser; the usual one has l1 in place of weight decay."""
+        """Return the rule that requires this optimiser, built with l1 instead of weight decay."""
 
         def usual(parameters: list[Tensor], lr: float | None, weight_decay: float) -> Optimizer:
             return cls(regularised(parameters, l1=1e-5), lr=0.01 if lr is None else lr)
@@ -40,5 +40,5 @@ class RegularisedAdaGrad(PerTensor):
         return Requires(f"laconic.optim.{cls.__name__}", lambda optimiser: isinstance(optimiser, cls), usual)
 
     def zero_share(self) -> float:
-        """Share of all weights that are exactly zero."""
+        """Return the share of all weights that are exactly zero."""
         return zero_share([w for group in self.param_groups for w in group["params"]])

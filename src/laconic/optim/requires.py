@@ -1,4 +1,4 @@
-"""A rule that requires a kind of optimiser, and leaves the update to it."""
+"""Rule that requires a kind of optimiser, and leaves the update to it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from laconic.exchange.rule import BoundRule, OnlyChecks, OptimiserView, Rule, Ru
 
 @dataclass(frozen=True)
 class Requires(Rule):
-    """`kind`: the optimiser in words. `fits`: whether an optimiser is of this kind.
+    """Rule for optimisers of one `kind` (in words), recognised by `fits`.
 
-    `build(parameters, lr, weight_decay)`: makes one; lr None means the usual rate.
+    `build(parameters, lr, weight_decay)` makes one; lr None means the usual rate.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""When 0/1 Adam learns its variance, and when ranks communicate: pure functions of the step.
+"""Steps at which 0/1 Adam learns its variance, and at which ranks communicate.
 
 Lu et al. 2022, arXiv:2202.06009, the policies of its experiments [recalled].
 """
@@ -12,11 +12,11 @@ from laconic.core import arguments
 
 @dataclass(frozen=True)
 class Rounds:
-    """Both intervals double again and again.
+    """Two schedules with growing intervals.
 
     Before step `freeze_steps` every step is a round. v is learnt at every step first, and the interval
-    doubles after every `kappa` times. Then v is frozen; rounds are one step apart first, and the interval
-    doubles after every `double_every` steps, up to `longest`.
+    doubles after every `kappa` updates of v. Then v is frozen; rounds are one step apart first, and their
+    interval doubles after every `double_every` steps, up to `longest`.
 
     >>> rounds = Rounds(freeze_steps=8, kappa=2, double_every=4, longest=4)
     >>> [step for step in range(8) if rounds.learns(step)]
@@ -35,7 +35,7 @@ class Rounds:
             arguments.whole(name, getattr(self, name), 1)
 
     def learns(self, step: int) -> bool:
-        """Whether v is learnt at this step, from a dense mean."""
+        """Return whether v is learnt at this step, from a dense mean."""
         if step >= self.freeze_steps:
             return False
         at, apart = 0, 1
@@ -45,7 +45,7 @@ class Rounds:
         return (step - at) % apart == 0
 
     def meets(self, step: int) -> bool:
-        """Whether ranks communicate at this step."""
+        """Return whether ranks communicate at this step."""
         if step < self.freeze_steps:
             return True
         at = self.freeze_steps
@@ -56,12 +56,12 @@ class Rounds:
         return at == step
 
     def apart(self, step: int) -> int:
-        """Steps from the round at this step to the next."""
+        """Return the steps from the round at this step to the next."""
         if step < self.freeze_steps:
             return 1
         doublings = (step - self.freeze_steps) // self.double_every
         return min(self.longest, 1 << min(doublings, 30))
 
     def _into(self, step: int) -> int:
-        """Steps since the last doubling."""
+        """Return the steps since the last doubling."""
         return (step - self.freeze_steps) % self.double_every

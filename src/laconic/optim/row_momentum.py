@@ -13,10 +13,9 @@ from laconic.feedback.memory.residual import Residual
 
 @dataclass(frozen=True, repr=False)
 class RowMomentum(Feedback):
-    """Momentum M = M + g of this rank; after a step, M = mu * M in the sent entries, and the rest stays.
+    """Momentum M = M + g of this rank; after a step, M = mu * M in the sent entries.
 
-    mu is the optimiser's momentum, 0.95 without one. State: one float32 per element. No spec names it; only
-    `dion2` uses it.
+    mu is the optimiser's momentum, 0.95 without one. State: one float32 per element. Only `dion2` uses it.
     """
 
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
@@ -27,7 +26,7 @@ class _RowMomentum(Residual):
     def __init__(self, layout: Layout, optimised: Optimised) -> None:
         super().__init__(layout)
         self._optimised = optimised
-        self._factors: dict[int, list[float]] = {}  # mu of the step whose share is pending, by layout
+        self._factors: dict[int, list[float]] = {}  # mu of the pending step, by layout
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
         settings = map(self._optimised.settings, layout.names)

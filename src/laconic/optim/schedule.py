@@ -1,7 +1,7 @@
-"""Learning rates for large batches: scaled with the batch, warmed up gradually, decayed by a polynomial.
+"""Learning rates for large batches: scaled with the batch, warmed up, decayed by a polynomial.
 
-Goyal et al. 2017, arXiv:1706.02677: a batch k times as large takes a rate k times as large, reached by a
-gradual rise from the small batch's rate. The root of k suits Adam and its kin: it keeps the variance of the
+Goyal et al. 2017, arXiv:1706.02677: a batch k times as large takes a rate k times as large, reached in a
+warm-up from the small batch's rate. The root of k, for Adam and similar methods, keeps the variance of the
 step (Krizhevsky 2014, arXiv:1404.5997; You et al. 2020, arXiv:1904.00962). The polynomial is that of LARS
 (power 2) and LAMB (power 1).
 """
@@ -19,7 +19,7 @@ Scaling = Literal["linear", "sqrt", "none"]
 
 
 def rate_factor(batch: int, base_batch: int, scaling: Scaling = "linear") -> float:
-    """Return the factor of the rate for `batch` examples, relative to that for `base_batch`.
+    """Return the factor of the rate for `batch` examples, relative to `base_batch`.
 
     >>> rate_factor(1024, 64), rate_factor(1024, 64, "sqrt"), rate_factor(1024, 64, "none")
     (16.0, 4.0, 1.0)

@@ -1,7 +1,4 @@
-"""Checks of settings that the optimisers share, for each parameter group.
-
-A setting may be any real number, NumPy's too, because an optimiser is not printed as a call.
-"""
+"""Checks of optimiser settings. Any real number is accepted, also NumPy's."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
 
 
 def at_least_zero(**given: Any) -> None:
-    """Raise `SpecError` for the first value that is below zero or not a finite number.
+    """Raise `SpecError` unless all values are finite and 0 or more.
 
     >>> at_least_zero(lr=0.1, l1=0)
     """
@@ -27,7 +24,7 @@ def at_least_zero(**given: Any) -> None:
 
 
 def above_zero(**given: Any) -> None:
-    """Raise `SpecError` for the first value that is not a finite number above zero."""
+    """Raise `SpecError` unless all values are finite and above 0."""
     for name, value in given.items():
         arguments.number(name, real_number(value), above=0)
 
@@ -41,5 +38,5 @@ def two_shares(name: str, given: Any) -> None:
 
 
 def real_number(value: Any) -> Any:
-    """Another library's real number as Python's float; anything else unchanged."""
+    """Return another library's real number as Python's float; anything else unchanged."""
     return float(value) if isinstance(value, Real) and not isinstance(value, int) else value

@@ -1,13 +1,13 @@
-"""When Adam's variance has settled, so that it can be frozen.
+"""Test whether Adam's variance has settled, so that it can be frozen.
 
 Tang et al. 2021, arXiv:2102.02888 (1-bit Adam) [recalled]: the warm-up ends once the learning rate no longer
 rises and, with Delta = 1 / (1 - b2),
 
     |v_t|_1 / |v_(t - Delta)|_1 >= 0.96
 
-Three things are ours. v has its bias corrected, as the norm of a young v always rises. A norm that has
-risen by more than 1 / 0.96 has not settled either: frozen too low, v makes all later steps too long. And v is
-checked `CHECKS` times in Delta steps.
+Three things are ours. v has its bias corrected, as the norm of a young v always rises. A norm that has risen
+by more than 1 / 0.96 has not settled either: a v frozen too low makes all later steps too long. v is checked
+`CHECKS` times in Delta steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RATIO, CHECKS = 0.96, 16
 
 
 class SettledVariance:
-    """The norms of v at the last `CHECKS` + 1 checks, or fewer if Delta has fewer steps.
+    """Norms of v at the last `CHECKS` + 1 checks, or fewer if Delta has fewer steps.
 
     >>> watch = SettledVariance()
     >>> norms = [1.0, 0.95, 0.93, 0.92, 0.92, 0.92]
@@ -32,23 +32,18 @@ class SettledVariance:
 
     @property
     def state(self) -> list[float]:
-        """Numbers that restore it: `SettledVariance(state)`."""
         return [self._checked, self._rate, *self._norms]
 
     def is_due(self, steps: float, every: int) -> bool:
-        """Return whether v is to be checked after this many steps of Adam."""
         due = steps > self._checked and steps % every == 0
         if due:
             self._checked = steps
         return due
 
     def add(self, norm: float, rate: float, span: int) -> bool:
-        """Add the norm of v at a check, and return whether v has settled.
+        """Add the norm of v, with its bias corrected, at a check; return whether v has settled.
 
-        Args:
-            norm: |v|_1, its bias corrected.
-            rate: The learning rate.
-            span: Checks in Delta steps.
+        `span`: checks in Delta steps.
         """
         rises, self._rate = rate > self._rate, rate
         self._norms = [*self._norms[-span:], norm]

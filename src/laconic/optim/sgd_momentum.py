@@ -1,4 +1,4 @@
-"""Requirement of a method that is made for local momentum: SGD, whose step takes gradients with momentum."""
+"""Requirement of methods with local momentum: SGD or LARS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from laconic.optim.own_step import check_step, steps_as
 
 @dataclass(frozen=True)
 class SgdMomentum(Rule):
-    """Refuses optimisers whose momentum cannot be applied before the exchange."""
+    """Rule that refuses optimisers whose momentum cannot be applied before the exchange."""
 
     @property
     def wants(self) -> str:

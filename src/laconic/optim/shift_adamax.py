@@ -2,9 +2,9 @@
 
     m = b1 m + (1 - b1) g;  v = max(b2 v, |g|);  w = w - AP2(lr / (1 - b1^t)) m / (AP2(v) + 2^-27)
 
-Courbariaux et al. 2016, arXiv:1602.02830, from the authors' Torch7 code, with one change: their code stores
-AP2(v) in v, which then never falls, as AP2(0.999 * 2^e) = 2^e. Here v is not rounded.
-AdaMax: Kingma and Ba 2015, arXiv:1412.6980. Weights are clipped by `laconic.lowbit`, after the step.
+Courbariaux et al. 2016, arXiv:1602.02830, from the authors' Torch7 code, with one change: they store AP2(v)
+in v, which then never falls, as AP2(0.999 * 2^e) = 2^e. Here v is not rounded. AdaMax: Kingma and Ba 2015,
+arXiv:1412.6980. `laconic.lowbit` clips the weights after the step.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ LEAST = 2.0**-27
 
 
 class ShiftAdaMax(PerTensor):
-    """Optimiser with the equations above. State: two tensors per parameter, and the step.
+    """Shift-based AdaMax. State: two tensors per parameter, and the step.
 
     Args:
         params: Parameters or parameter groups.
-        lr: Learning rate, 0 or more; default: 0.002.
-        betas: b1 and b2, in [0, 1); default: (0.9, 0.999).
+        lr: Learning rate, 0 or more.
+        betas: b1 and b2, in [0, 1).
 
     Raises:
         SpecError: A setting is outside its range.

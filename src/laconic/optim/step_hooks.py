@@ -1,7 +1,7 @@
-"""Step hooks of others, around a step on float32 masters: they see the model's parameters, as in any step.
+"""Third-party step hooks around a step on float32 masters, so that they see the model's parameters.
 
-Inside that step the optimiser's groups hold masters. Our own hooks know that, and run there; those of others
-clip gradients, clamp weights or average them, and hold the model's parameters.
+Inside that step the optimiser's groups hold masters. Laconic's own hooks expect this and run there; others
+clip gradients, or clamp or average weights, of the model's parameters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OURS = __name__.partition(".")[0]
 def between_hooks(
     optimizer: Optimizer, step: Callable[[Callable[[], Any] | None], Any], closure: Callable[[], Any] | None
 ) -> Any:
-    """`step(closure)`, with the hooks of others before and after it."""
+    """Return `step(closure)`, with third-party hooks before and after it."""
     args: tuple[Any, ...] = (optimizer,) if closure is None else (optimizer, closure)
     kwargs: dict[str, Any] = {}
     for hook in _of_others(optimizer._optimizer_step_pre_hooks).values():
@@ -34,7 +34,7 @@ def between_hooks(
 
 @contextmanager
 def _set_aside(hooks: Hooks) -> Iterator[None]:
-    """The hooks of others are not among these inside."""
+    """Remove third-party hooks for the duration of a context."""
     order, others = [*hooks], _of_others(hooks)
     for key in others:
         del hooks[key]

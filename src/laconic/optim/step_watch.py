@@ -1,4 +1,4 @@
-"""Warning for a feature that acts at an optimiser's steps, and has seen none in 100 backward passes."""
+"""Warning for a feature that has seen no optimiser step in 100 backward passes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ PASSES = 100
 
 
 class StepWatch:
-    """Counts backward passes until the first step, and warns once if that does not come.
+    """Counter of backward passes until the first step; warns once if it does not come.
 
     Args:
         feature: Name for the message.
-        optimizer: The optimiser whose steps are expected; None: any that has the parameters; then
-            passes without any change of these are no reason to warn.
+        optimizer: The expected optimiser. None: any one; then it warns only if the parameters change.
         parameters: Trained parameters; one of them has to get a gradient.
     """
 
@@ -36,16 +35,13 @@ class StepWatch:
             self._hooks.append(each.register_post_accumulate_grad_hook(self._passed))  # type: ignore[no-untyped-call]
 
     def stepped(self) -> None:
-        """Note a step: there is nothing to warn of."""
         if self._hooks:
             self.remove()
 
     def skipped(self) -> None:
-        """Note a step that changes nothing, as a GradScaler asks for."""
         self._skipped += 1
 
     def remove(self) -> None:
-        """Take the hooks off."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

@@ -21,10 +21,10 @@ FINE = 1 << 24  # thresholds are multiples of 2^-24
 
 
 def round_at_random(x: Tensor, dtype: torch.dtype, key: int) -> Tensor:
-    """x (any shape) float32 on the grid of `dtype`, bfloat16 or float16; the same key gives the same bits.
+    """Round float32 x to bfloat16 or float16 at random; the same key gives the same bits.
 
-    Exactly unbiased but for float16's denormals, where the bias is below 2^-24 of a step. Values on the grid
-    stay, NaN and Inf too; finite ones beyond the largest become the largest.
+    Unbiased, except for float16's denormals, with a bias below 2^-24 of a step. NaN, Inf and values on the
+    grid stay; finite values beyond the largest become the largest.
 
     >>> x = torch.full((1000,), 1 + 2**-9)  # a quarter of a step above 1
     >>> round_at_random(x, torch.bfloat16, key=1).unique().tolist()

@@ -1,13 +1,5 @@
 """Unwrap optimisers that a script passes, or refuse them before any change.
 
-Every feature that hooks or reads an optimiser gets it from here:
-
-    unwrap, unwrap_all      without the wrappers of trainers, and their GradScaler
-    require_plain           the optimiser that keeps the state of its weights itself; others are refused
-    require_single_weights  the same, for features that average weights
-    stepping                the one whose hooks run at each update
-    before_steps, after_steps    hooks
-
 A hook on a wrapper may never run, because the wrapper passes `step` on to the optimiser inside. Nothing is
 imported here: an object of a library exists only where the library is loaded.
 """
@@ -31,7 +23,7 @@ from laconic.optim.outside_state import kept_outside, second_weights
 
 
 class Wrapper(NamedTuple):
-    """A wrapper that changes nothing in a step: its packages, and where it has optimiser and GradScaler."""
+    """Wrapper that does not change steps: its packages, its optimiser and its GradScaler."""
 
     packages: tuple[str, ...]
     inner: str
@@ -45,7 +37,7 @@ WRAPPERS = {
     "_FabricOptimizer": Wrapper(LIGHTNING, "optimizer", ("_strategy", "precision", "scaler")),
     "OptimizerWrapper": Wrapper(("torchft",), "optim"),
 }
-OURS = {"DistributedOptimizer": Wrapper(("laconic",), "optimizer")}  # and what derives from it
+OURS = {"DistributedOptimizer": Wrapper(("laconic",), "optimizer")}  # and its subclasses
 NAMES = ("optimizer", "optim", "base_optimizer", "_optimizer", "_optim", "inner_optimizer", "opt")
 
 Optimizers = Optimizer | Sequence[Optimizer]
@@ -54,14 +46,14 @@ Hook = Callable[..., Any]
 
 
 def unwrap(given: object) -> Optimizer:
-    """Return the optimiser without the wrapper of a trainer. Raises `AttachError` for anything else."""
+    """Return the optimiser without a trainer's wrapper. Raises `AttachError` for anything else."""
     return _opened(given)[0]
 
 
 def unwrap_all(given: object, scaler: Scaler = None) -> tuple[list[Optimizer], Scaler]:
-    """Return one optimiser or several without the wrappers of trainers, and the GradScaler that steps them.
+    """Return one or several optimisers without trainers' wrappers, and the GradScaler that steps them.
 
-    Raises `AttachError` for an empty list, for anything else than an optimiser, and for a wrong scaler.
+    Raises `AttachError` for an empty list, another type than an optimiser, or a wrong scaler.
     """
     check_is_scaler(scaler)
     opened = [_opened(each) for each in _as_list(given)]
@@ -82,9 +74,8 @@ def unwrap_all(given: object, scaler: Scaler = None) -> tuple[list[Optimizer], S
 def require_plain(given: object, feature: str) -> Optimizer:
     """Return an optimiser that steps its weights itself and stores all momentum in its `state`.
 
-    For features that change weights or state. `feature`: its name, for messages. Raises `AttachError` for a
-    wrapper that overrides `step` (Lookahead, SAM, ZeRO), for LBFGS, and where weights or momentum are kept
-    outside of `state`.
+    For a `feature` that changes weights or state. Raises `AttachError` for a wrapper that overrides `step`
+    (Lookahead, SAM, ZeRO), for LBFGS, and if weights or momentum are kept outside of `state`.
     """
     optimizer = unwrap(given)
     if _known(optimizer, OURS) is not None:
@@ -97,7 +88,6 @@ def require_plain(given: object, feature: str) -> Optimizer:
 
 
 def check_state(optimizer: Optimizer, feature: str) -> None:
-    """Raise `AttachError` if the optimiser keeps tensors of its weights' shapes outside of `state`."""
     if place := kept_outside(optimizer):
         raise AttachError(
             f"{type(optimizer).__name__} keeps what belongs to single weights in {place}, where {feature}"
@@ -106,7 +96,7 @@ def check_state(optimizer: Optimizer, feature: str) -> None:
 
 
 def require_single_weights(optimizer: Optimizer, feature: str) -> None:
-    """Raise `AttachError` if the optimiser keeps a second set of weights: no rank averages them."""
+    """Raise `AttachError` if the optimiser keeps a second set of weights, which no rank would average."""
     refuse_wrapper(optimizer, feature)
     if all(callable(getattr(optimizer, name, None)) for name in ("train", "eval")):
         raise AttachError(
@@ -124,8 +114,8 @@ def require_single_weights(optimizer: Optimizer, feature: str) -> None:
 def stepping(optimizer: Optimizer) -> Optimizer:
     """Return the optimiser whose hooks run whenever these parameters are updated.
 
-    It is the one inside a wrapper that holds all of the wrapper's parameters: SAM, for one, steps only that.
-    Raises `AttachError` if it runs no hooks.
+    If an inner optimiser has all parameters of its wrapper, it is that one: SAM, for example, steps only
+    that. Raises `AttachError` if it runs no hooks.
     """
     seen: list[Optimizer] = []
     while True:
@@ -154,7 +144,6 @@ def after_steps(optimizer: Optimizer, hook: Hook) -> RemovableHandle:
 
 
 def check_is_scaler(scaler: object) -> None:
-    """Raise `AttachError` unless this is None or a GradScaler of torch or another device."""
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise AttachError(
             f"scaler= takes the GradScaler that the script steps by, got {arguments.shown(scaler)}: give"
@@ -163,7 +152,7 @@ def check_is_scaler(scaler: object) -> None:
 
 
 def is_ours(given: object) -> bool:
-    """Whether this is the optimiser of `laconic.distribute` or a replicator, or a trainer's wrapper of it."""
+    """Return whether this is Laconic's optimiser, perhaps wrapped by a trainer."""
     while (wrapper := _known(given, WRAPPERS)) is not None:
         given = getattr(given, wrapper.inner)
     return _known(given, OURS) is not None
@@ -174,7 +163,7 @@ def _as_list(given: object) -> list[object]:
 
 
 def _opened(given: object) -> tuple[Optimizer, Scaler]:
-    """Return the optimiser inside the wrappers of trainers, and the innermost's scaler."""
+    """Return the innermost optimiser and its scaler."""
     scaler: Any = None
     while (wrapper := _known(given, WRAPPERS)) is not None:
         found: Any = given
@@ -200,7 +189,6 @@ def _known(given: object, wrappers: dict[str, Wrapper]) -> Wrapper | None:
 
 
 def _instead_of(given: object) -> str:
-    """Return the fix, where it is known."""
     if isinstance(given, LRScheduler):
         return ": give its optimiser, scheduler.optimizer"
     if isinstance(given, Tensor):
@@ -211,7 +199,7 @@ def _instead_of(given: object) -> str:
 
 
 def refuse_wrapper(optimizer: Optimizer, feature: str) -> None:
-    """Raise `AttachError` for a wrapper around other optimisers that may do more than their step."""
+    """Raise `AttachError` for a wrapper around other optimisers."""
     inner = _inner(optimizer)
     if not inner:
         return
@@ -231,7 +219,7 @@ def refuse_wrapper(optimizer: Optimizer, feature: str) -> None:
 
 
 def _inner(given: object) -> dict[str, Any]:
-    """Return the optimisers over the same parameters that are attributes of this object, by name."""
+    """Return the object's attributes that are optimisers of the same parameters, by name."""
     fields = dict(vars(given)) if hasattr(given, "__dict__") else {}
     for name in NAMES:  # of objects with __slots__ or properties
         if name not in fields and isinstance(given, Optimizer) is False:
@@ -257,7 +245,6 @@ def _is_optimizer(value: object) -> bool:
 
 
 def _held(given: object) -> set[int]:
-    """Return the ids of all parameters in its groups."""
     groups = getattr(given, "param_groups", None)
     if not isinstance(groups, (list, tuple)):
         return set()
@@ -265,7 +252,7 @@ def _held(given: object) -> set[int]:
 
 
 def _check_hooks(optimizer: Optimizer) -> None:
-    """Raise `AttachError` if its `step` runs no hooks: its class has not called torch's constructor."""
+    """Raise `AttachError` if `step` runs no hooks, without torch's constructor."""
     if type(optimizer).register_step_pre_hook is not Optimizer.register_step_pre_hook:
         return  # it passes hooks on
     has = "_optimizer_step_pre_hooks" in vars(optimizer)
