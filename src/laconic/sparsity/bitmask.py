@@ -1,4 +1,4 @@
-"""Bitmask format of the largest entries of a tensor: their values, and one bit per entry."""
+"""Bitmask format of sparse tensors: one bit per entry, and the values of the set bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from laconic import kernels
 
 
 def threshold(x: Tensor, count: int) -> float:
-    """Return the `count`-th largest |x| of x of any shape; 0 if x is empty.
+    """Return the `count`-th largest |x|; 0 if x is empty.
 
     >>> threshold(torch.tensor([0.1, -3.0, 2.0]), 2)
     2.0
@@ -29,11 +29,11 @@ def largest(x: Tensor, least: float) -> Tensor:
 
 
 def pack(x: Tensor, least: float) -> tuple[Tensor, Tensor]:
-    """Return the nonzero entries of `largest(x, least)` as a bitmask and values.
+    """Return the nonzero entries of `largest(x, least)` as bits and values.
 
     Returns:
-        Bits uint8 (ceil(n / 8),), the first entry in the lowest bit, and the k values with a set bit, in the
-        dtype of x: ceil(n / 8) + k * itemsize bytes.
+        Bits uint8 (ceil(n / 8),), first entry lowest, and k values in the dtype of x: ceil(n / 8) + k *
+            itemsize bytes.
 
     >>> bits, values = pack(torch.tensor([0.1, -3.0, 2.0]), 2.0)
     >>> bits.tolist(), values.tolist()
@@ -45,7 +45,7 @@ def pack(x: Tensor, least: float) -> tuple[Tensor, Tensor]:
 
 
 def unpack(bits: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
-    """Return the dense tensor of this shape from the result of `pack`."""
+    """Return the dense tensor from the result of `pack`."""
     kept = kernels.unpack_bits(bits, 1, shape.numel()).bool()
     return values.new_zeros(shape.numel()).masked_scatter_(kept, values).view(shape)
 

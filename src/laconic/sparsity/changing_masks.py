@@ -1,4 +1,4 @@
-"""Base of masks that drop some entries and grow as many, again and again."""
+"""Base of masks that periodically drop some entries and grow as many."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from laconic.sparsity.sparsify import Sparsifier
 
 @dataclass(frozen=True, repr=False)
 class ChangingMasks(Sparsifier):
-    """Updates every few turns of fewer and fewer entries. The arguments are described in `Rigl`."""
+    """Periodic updates of a falling number of entries. Arguments: see `Rigl`."""
 
     density: float = 0.1
     every: int = 100

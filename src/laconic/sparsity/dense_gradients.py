@@ -1,8 +1,8 @@
 """Dense gradients of masked weights, the score of new entries: summed over passes, turns and ranks.
 
 DistributedDataParallel averages only masked gradients, so dense ones are summed over ranks here, once per
-update of the masks. If several turns count, each is divided by its norm over all weights and ranks, which
-removes the changing factor of a GradScaler.
+update of the masks. If several turns count, each is divided by its norm, which removes the changing factor of
+a GradScaler.
 
     norm = sqrt(sum over ranks and weights of |g|^2),  score = sum over turns and ranks of g / norm
 """
@@ -27,7 +27,7 @@ class PendingGradient(NamedTuple):
 
 
 class DenseGradients:
-    """Sums for the next update, in float32, by the weight's name.
+    """Float32 sums for the next update, by the weight's name.
 
     `turns`: sums over the steps since the last update. Gradients of skipped steps are discarded.
     """
@@ -39,7 +39,7 @@ class DenseGradients:
         self._pending: dict[str, PendingGradient] = {}
 
     def record(self, name: str, grad: Tensor) -> None:
-        """Record the gradient of a pass. It counts once added to the weight's, so not for `autograd.grad`."""
+        """Record a pass's gradient, which counts once added to the weight's, so not for `autograd.grad`."""
         held, earlier = self._weights[name].grad, self._pending.get(name)
         first = held is None or not bool(held.any())
         dense = grad.detach().to(torch.float32, copy=True)
@@ -47,7 +47,7 @@ class DenseGradients:
         self._pending[name] = PendingGradient(first, dense, total)
 
     def accumulate_hook(self, name: str) -> Callable[[Tensor], None]:
-        """Return a hook that counts the recorded gradient once it is added to the weight's gradient."""
+        """Return a hook that counts the recorded gradient."""
 
         def added(weight: Tensor) -> None:
             if coming := self._pending.pop(name, None):
@@ -57,7 +57,7 @@ class DenseGradients:
         return added
 
     def _collect_assigned(self) -> None:
-        """Count recorded gradients that a script or a torch pipeline has assigned to the weight directly."""
+        """Count recorded gradients that a script or a torch pipeline assigned to the weight directly."""
         for name, coming in self._pending.items():
             if name not in self._passes and self._weights[name].grad is not None:
                 self._passes[name] = coming.total
@@ -73,14 +73,13 @@ class DenseGradients:
         self._passes.clear()
 
     def skip_step(self) -> None:
-        """Discard the gradients of a skipped step."""
         self._passes.clear()
         self._pending.clear()
 
     def total(self, comm: Comm | None, several: bool) -> dict[str, Tensor]:
-        """Return the sums over the ranks of `comm`, flat, by name. Called by all ranks.
+        """Return flat sums over the ranks of `comm`, by name. Called by all ranks.
 
-        `several`: whether earlier turns, which have norm 1, count as well.
+        `several`: whether earlier turns count as well.
         """
         self._collect_assigned()
         if several:

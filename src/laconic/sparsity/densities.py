@@ -1,7 +1,7 @@
 """Density of each layer, from the density of all weights.
 
 Uniform: the same in every layer. ERK: density_l = eps * (sum of the weight's dimensions) / (their product),
-with eps chosen to give the total density; layers with density_l > 1 are dense. Evci et al. 2020,
+with eps chosen for the total density; layers with density_l > 1 are dense. Evci et al. 2020,
 arXiv:1911.11134, as in the authors' code. 2:4: half of every layer, two of every four consecutive weights.
 """
 
@@ -25,10 +25,10 @@ def densities(shapes: Shapes, density: float, layout: DensityLayout = "uniform")
     Args:
         shapes: Shapes of the weights by name, with all dimensions of a kernel.
         density: Fraction of all entries to keep, in (0, 1].
-        layout: "uniform" (default), "erk" or "2:4".
+        layout: "uniform", "erk" or "2:4".
 
     Raises:
-        SpecError: The density or the layout is invalid, or "2:4" is combined with a density that is not 0.5.
+        SpecError: The density or the layout is invalid; "2:4" without density 0.5.
 
     >>> found = densities({"wide": (100, 100), "narrow": (10, 10)}, 0.1, "erk")
     >>> {name: round(share, 3) for name, share in found.items()}
@@ -39,7 +39,6 @@ def densities(shapes: Shapes, density: float, layout: DensityLayout = "uniform")
 
 
 def check_density(density: float, layout: DensityLayout) -> None:
-    """Raise `SpecError` unless these are valid together."""
     arguments.number("density", density, above=0, most=1)
     arguments.choice("layout", layout, LAYOUTS)
     if layout == "2:4" and density != 0.5:
@@ -47,12 +46,12 @@ def check_density(density: float, layout: DensityLayout) -> None:
 
 
 def entries(density: float, n: int) -> int:
-    """Return the entries kept of n: n - floor((1 - density) * n), as in the authors' code.
+    """Return the number of entries kept of n: n - floor((1 - density) * n), as in the authors' code.
 
     >>> entries(0.5, 120), entries(0.2, 8), entries(0.9, 30)  # from the authors' tests
     (60, 2, 27)
     """
-    return n - math.floor(round((1 - density) * n, 6))  # rounded: 1 - 0.9 is a little less than 0.1
+    return n - math.floor(round((1 - density) * n, 6))  # 1 - 0.9 is a little less than 0.1
 
 
 def _erk(shapes: Shapes, density: float) -> dict[str, float]:

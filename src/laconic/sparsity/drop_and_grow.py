@@ -1,8 +1,8 @@
 """Drop and grow: one update of a mask with a constant number of entries.
 
 Evci et al. 2020, arXiv:1911.11134: the smallest entries in use drop; then the unused entries with the highest
-score grow, possibly just dropped ones, which keep their value. Ours: with layout "2:4" an entry is replaced
-within its group of four.
+score grow, possibly just dropped ones, which keep their value. Ours: with "2:4" an entry is replaced within
+its group of four.
 """
 
 from __future__ import annotations
@@ -18,18 +18,15 @@ from laconic.sparsity.draws import permutation
 def drop_and_grow(
     magnitude: Tensor, used: Tensor, score: Tensor, count: int, key: int, layout: DensityLayout = "uniform"
 ) -> Tensor:
-    """Return the next mask: `count` entries drop and `count` grow.
+    """Return the next mask, bool (n,): `count` entries drop and `count` grow.
 
     Args:
         magnitude: |w|, (n,).
         used: Current mask, bool (n,).
         score: Score of each entry, (n,), finite.
         count: Number of entries to drop, at most the number in use.
-        key: Key that decides between equal values.
+        key: Decides between equal values.
         layout: With "2:4", `used` and the result have two of every four consecutive entries.
-
-    Returns:
-        bool (n,), with as many entries as `used`.
 
     >>> w, mask = torch.tensor([3.0, 1.0, 0.0, 0.0]), torch.tensor([True, True, False, False])
     >>> drop_and_grow(w.abs(), mask, torch.tensor([0.0, 1.0, 2.0, 5.0]), 1, key=0)
@@ -42,9 +39,9 @@ def drop_and_grow(
 
 
 def largest(x: Tensor, count: int, key: int) -> Tensor:
-    """Return a mask, bool (n,), of the `count` largest entries of x (n,); `key` decides between equal ones.
+    """Return a mask of the `count` largest entries of x (n,); `key` decides between equal ones.
 
-    Equal on every rank, as it does not depend on the order of a sort.
+    It is equal on every rank, as it does not depend on the order of a sort.
     """
     if count <= 0:
         return torch.zeros_like(x, dtype=torch.bool)

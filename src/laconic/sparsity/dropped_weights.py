@@ -12,7 +12,7 @@ MAX_CHECKS = 16  # steps; wrappers with slow weights use them every 5 or 6
 
 
 class DroppedWeightsCheck:
-    """Checks the weights before each of the first steps, except the first one, and warns once."""
+    """Check of the weights before the first steps, except the very first one; warns once."""
 
     def __init__(self) -> None:
         self._checks = -1  # before the first step a script may load weights

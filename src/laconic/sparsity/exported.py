@@ -20,7 +20,7 @@ from laconic.transforms.fast_path import FastPathOff, uncalled
 from laconic.transforms.selection import named_modules, replace_layers
 
 Form = Literal["csr", "2:4", "auto"]
-MAX_DENSITY = 0.5  # density above which CSR is larger than the dense weight
+MAX_DENSITY = 0.5  # above it CSR is larger than the dense weight
 
 
 class SparseLinear(nn.Module):
@@ -42,7 +42,7 @@ class SparseLinear(nn.Module):
 
 
 class SparseConv2d(nn.Module):
-    """A convolution of x (n, c, h, w) or (c, h, w) with one group and a sparse weight."""
+    """Convolution of x (n, c, h, w) or (c, h, w) with one group and a sparse weight."""
 
     bias: Tensor | None
 
@@ -75,19 +75,19 @@ def export(model: nn.Module, form: Form = "auto") -> nn.Module:
 
     Linear and Conv2d layers (one group, zero padding) with at most half nonzero weights become `SparseLinear`
     and `SparseConv2d`, which compute in the dtype of their weight, also under autocast. Layers with hooks and
-    subclasses do not change. The `state_dict()` loads into an export of the same architecture, under
-    `torch.load(weights_only=True)`; a state of other shapes raises `StateError`. Outputs equal those of the
-    model up to the order of additions.
+    subclasses do not change. The `state_dict()` loads, under `torch.load(weights_only=True)`, into an export
+    of the same architecture; other shapes raise `StateError`. Outputs equal those of the model up to the
+    order of additions.
 
     Args:
         model: The model, which is not changed.
         form: "csr"; "2:4", for weights with at most two nonzeros in every four consecutive ones of a row;
-            "auto" (default): the smaller possible form for each weight.
+            "auto": the smaller possible form for each weight.
 
     Raises:
         SpecError: `form` is invalid.
-        AttachError: No layer is sparse; a weight is computed by a hook; the weight of a sparse layer does not
-            fit "2:4"; a weight in 16 bits would be CSR, which torch cannot multiply.
+        AttachError: No layer is sparse; a hook computes a weight; a sparse weight does not fit "2:4", or is
+            16-bit CSR, which torch cannot multiply.
 
     >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
     >>> _ = net[0].weight.data.masked_fill_(torch.rand(64, 64) > 0.1, 0)

@@ -4,10 +4,9 @@
     training = 3 * forward + (dense forward - forward) * (share of steps with dense gradients of the weights)
 
 An entry is used once per row of a dense layer's input, position of a convolution's output, time step of a
-recurrent layer, and token of a projection of attention. A lookup in an embedding costs nothing. Biases,
-normalisation, activation functions, products of two activations and other layers are not counted. A step has
-three such passes: the outputs, the gradients of the inputs, and those of the weights. Evci et al. 2020,
-arXiv:1911.11134, appendix H, which has the share 1 / (every + 1); ours is exact.
+recurrent layer, and token of a projection of attention. Other layers, embeddings, biases and products of two
+activations are not counted. A step has three such passes: outputs, gradients of inputs, gradients of weights.
+Evci et al. 2020, arXiv:1911.11134, appendix H, with the share 1 / (every + 1); ours is exact.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Flops:
     Attributes:
         forward: A forward pass at the present densities.
         dense_forward: A forward pass without masks.
-        training: A training step at the present densities, on average over the training.
+        training: A training step at the present densities, averaged over the training.
         dense_training: A training step without masks.
     """
 
@@ -45,15 +44,12 @@ class Flops:
 
     @classmethod
     def of(cls, forward: int, dense: int, dense_steps: float) -> Flops:
-        """Return the count, from both forward passes and the share of steps with dense gradients."""
         return cls(forward, dense, 3 * forward + dense_steps * (dense - forward), 3 * dense)
 
 
 @torch.no_grad()
 def forward_flops(model: nn.Module, *inputs: Any) -> tuple[int, int]:
-    """Return the operations of a forward pass of these inputs, at the present densities and dense.
-
-    Runs the model once, in evaluation.
+    """Return the operations of a forward pass in evaluation, at the present densities and dense.
 
     >>> forward_flops(nn.Linear(3, 5), torch.zeros(2, 3))
     (60, 60)
@@ -99,7 +95,7 @@ def _of_attention(layer: Any, args: Any, kwargs: Any, output: Any) -> Uses:
     tokens = [given[name].numel() // given[name].shape[-1] for name in ("query", "key", "value")]
     parts = _in_use(layer)
     parts = [*parts[0].chunk(3)] if len(parts) == 1 else parts
-    out_proj = [(used, tokens[0]) for used in _in_use(layer.out_proj)]  # read, never called
+    out_proj = [(used, tokens[0]) for used in _in_use(layer.out_proj)]  # torch reads it and never calls it
     return [*zip(parts, tokens, strict=True), *out_proj]
 
 

@@ -1,7 +1,7 @@
 """2:4 sparsity: two of every four consecutive weights of a row are nonzero, as for sparse tensor cores.
 
 Mishra et al. 2021, arXiv:2104.08378. A row has the weights of one output: inputs * height * width for a
-convolution, as in `export`.
+convolution.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from laconic.sparsity.draws import generator
 
 
 def divisible(weight: Tensor) -> bool:
-    """Return whether the row length of a weight (outputs, inputs, ...) is a multiple of four."""
     return weight.shape[1:].numel() % 4 == 0
 
 
@@ -23,10 +22,7 @@ def complete_fours(kept: Tensor, score: Tensor, key: int) -> Tensor:
     Args:
         kept: bool (n,), at most two of every four.
         score: Score of each entry, (n,), finite.
-        key: Key that decides between equal scores, equal on every rank.
-
-    Returns:
-        bool (n,), with n / 2 entries.
+        key: Decides between equal scores, equal on every rank.
 
     >>> complete_fours(torch.tensor([False, True, False, False]), torch.tensor([1.0, 0.0, 3.0, 2.0]), key=0)
     tensor([False,  True,  True, False])

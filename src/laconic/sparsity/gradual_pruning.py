@@ -30,12 +30,12 @@ class GradualPruning(Sparsifier):
     """Gradual pruning by magnitude.
 
     Args:
-        density: Final fraction of weights in use, in (0, 1]; default: 0.1.
-        every: Turns between updates; default: 100.
-        begin: Fraction of the training before pruning, in [0, until); default: 0.25.
-        until: Fraction of the training after which masks are fixed, in (0, 1]; default: 0.75.
-        layout: "erk" (default): narrow layers are denser; "uniform": equal densities, the first layer dense;
-            "2:4": two of every four consecutive weights, with density=0.5.
+        density: Final fraction of weights in use, in (0, 1].
+        every: Turns between updates.
+        begin: Fraction of the training before pruning, in [0, until).
+        until: Fraction of the training after which masks are fixed, in (0, 1].
+        layout: "erk": narrow layers are denser; "uniform": equal densities, the first layer dense; "2:4": two
+            of every four consecutive weights, with density=0.5.
 
     >>> GradualPruning(density=0.2)
     gradual_pruning(density=0.2)

@@ -2,11 +2,10 @@
 
     y = conv(x, w_s) + b;  dx = conv^T(dy, w_s);  dw from dy and x_s;  db = sum of dy
 
-w_s and x_s: the largest entries of w, and of x over the whole batch. w is dense, and every entry gets a
-gradient. Raihan and Aamodt 2020, arXiv:2001.01969, checked against the authors' code. Our reading: evaluation
-uses the top-k of the current weights, and inputs are selected over the whole batch.
-
-Both compute in the dtype of their weight, also under autocast.
+w_s and x_s: the largest entries of w, and of x over the whole batch. Every entry of w gets a gradient. Raihan
+and Aamodt 2020, arXiv:2001.01969, checked against the authors' code. Our reading: evaluation uses the top-k
+of the current weights, and inputs are selected over the whole batch. Layers compute in the dtype of their
+weight, also under autocast.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ class _Swat(TransformedLayer):
 
     @classmethod
     def of(cls, layer: nn.Module, thresholds: Thresholds) -> Any:
-        """Return the sparse form of a layer, with the same parameters."""
         made = cls.__new__(cls)
         made.__dict__.update(layer.__dict__)
         made.thresholds = thresholds
@@ -41,15 +39,14 @@ class _Swat(TransformedLayer):
 
 
 class SwatConv2d(_Swat, nn.Conv2d):
-    """A convolution of x (n, c, h, w) or (c, h, w), zero-padded, with sparse weights and saved inputs.
+    """Convolution of x (n, c, h, w) or (c, h, w), zero-padded, with sparse weights and saved inputs.
 
     Saves n / 8 bytes and the k = density * n largest of n input entries for backward: with float32 and
-    density 0.1, 13 % of a dense layer. Created by `swat` or `of`.
+    density 0.1, 13 % of a dense layer.
     """
 
     @classmethod
     def of(cls, layer: nn.Module, thresholds: Thresholds) -> Any:
-        """Return the sparse form of a layer. Raise `AttachError` for unsupported padding."""
         assert isinstance(layer, nn.Conv2d)
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise AttachError(
@@ -72,7 +69,7 @@ class SwatConv2d(_Swat, nn.Conv2d):
 
 
 class SwatLinear(_Swat, nn.Linear):
-    """A dense layer of x (..., c) with sparse weights and saved inputs, as `SwatConv2d`."""
+    """Dense layer of x (..., c) with sparse weights and saved inputs."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(self.weight.dtype)

@@ -1,4 +1,4 @@
-"""Base of mask rules: the initial masks and their updates in training."""
+"""Base of mask rules."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Moment:
 
 
 class MaskRule(Spec):
-    """Base of the sparsifiers.
+    """Base of the sparsifiers: initial masks and their updates.
 
-    `replaces_step`: an update of the masks replaces the optimiser's step, else it follows the step.
+    `replaces_step`: an update of the masks replaces the optimiser's step instead of following it.
     """
 
     density: float
@@ -35,11 +35,11 @@ class MaskRule(Spec):
     replaces_step: ClassVar[bool] = False
 
     def first_density(self, share: float) -> float:
-        """Return the density at the start of a weight that has `share` at the end."""
+        """Return the initial density of a weight with `share` at the end."""
         return share
 
     def first_mask(self, n: int, share: float, key: int) -> Tensor:
-        """Return the first mask of a weight that has `share` at the end, bool (n,), on the host."""
+        """Return the first mask of a weight, bool (n,), on the host."""
         share = self.first_density(share)
         if self.layout == "2:4" and share < 1:
             return fours.random_mask(n, key)
@@ -50,12 +50,12 @@ class MaskRule(Spec):
         """Return whether this turn updates the masks."""
 
     def counts(self, turn: int, steps: int) -> bool:
-        """Return whether the dense gradient of this turn is part of the next update's score."""
+        """Return whether this turn's dense gradient is part of the next score."""
         return False
 
     @abstractmethod
     def updated(self, weight: Tensor, used: Tensor, score: Tensor | None, share: float, at: Moment) -> Tensor:
-        """Return the next mask of one weight.
+        """Return the next mask of one weight, bool (n,).
 
         Args:
             weight: float (n,), zero where not in use.
@@ -63,7 +63,4 @@ class MaskRule(Spec):
             score: Sum over ranks and turns of its dense gradient, (n,), finite; None if no gradient counts.
             share: Final density of this weight.
             at: The turn, and the key of random choices.
-
-        Returns:
-            bool (n,).
         """

@@ -1,4 +1,4 @@
-"""Running average (EMA, SWA) of a sparse model with the sparsity of the model.
+"""Running average (EMA, SWA) of a sparse model with its sparsity.
 
 In a plain average dropped weights stay nonzero: for RigL with density 0.1 its density is 0.15.
 """
@@ -26,7 +26,7 @@ class MaskedAverage(AveragedModel):
     Args:
         model: The model in training, plain or under DistributedDataParallel.
         sparse: Handle of `laconic.sparsity.sparsify` or `rigl` for this model.
-        decay: Decay of an exponential average, in [0, 1); None: mean of all steps (SWA). Default: 0.999.
+        decay: Decay of an exponential average, in [0, 1); None: mean of all steps (SWA).
         options: Options of `AveragedModel`, such as `use_buffers=True`.
 
     Raises:
@@ -53,7 +53,7 @@ class MaskedAverage(AveragedModel):
         if any(own.get(name) is not weight for name, weight in sparse.weights.items()):
             raise AttachError("this sparse training is of another model: pass the model given to sparsify()")
         super().__init__(plain, **options)
-        self._sparse = (sparse,)  # in a tuple, so that it is no submodule
+        self._sparse = (sparse,)  # a tuple hides it from the submodules
 
     def update_parameters(self, model: nn.Module) -> None:
         """Add the model's parameters to the average, and set masked entries to zero."""
@@ -70,5 +70,4 @@ def _unwrap(model: nn.Module) -> nn.Module:
 
 
 def _named(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by name, without the prefix of a compiled model."""
     return {name.replace("_orig_mod.", ""): each for name, each in model.named_parameters()}

@@ -2,7 +2,7 @@
 
     y = w_s x + b;  dx = w_s^T dy;  dw = dy x_s^T, for every entry of w;  db = sum of dy
 
-w_s and x_s are w and x with zeros below a threshold. Raihan and Aamodt 2020, arXiv:2001.01969 (SWAT). x_s is
+w_s and x_s are w and x with zeros below a threshold (SWAT, Raihan and Aamodt 2020, arXiv:2001.01969). x_s is
 packed (`bitmask`); backward recomputes w_s from w.
 """
 
@@ -24,13 +24,13 @@ Shape = tuple[Any, Any, Any, int]  # stride, padding, dilation, groups
 def conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, least: float, kept: Packed, shape: Shape
 ) -> Tensor:
-    """Return `F.conv2d` of x (n, c, h, w) with weights |w| >= `least`; backward uses the packed `kept`."""
+    """Return `F.conv2d` with the weights |w| >= `least`; backward uses the packed `kept`."""
     out: Tensor = _Conv2d.apply(x, weight, bias, least, *kept, shape)  # type: ignore[no-untyped-call]
     return out
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, least: float, kept: Packed) -> Tensor:
-    """Return `F.linear` of x (..., c) with the weights |w| >= `least`; backward uses the packed `kept`."""
+    """Return `F.linear` with the weights |w| >= `least`; backward uses the packed `kept`."""
     out: Tensor = _Linear.apply(x, weight, bias, least, *kept)  # type: ignore[no-untyped-call]
     return out
 

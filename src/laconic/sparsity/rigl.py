@@ -9,7 +9,7 @@ Evci et al. 2020, arXiv:1911.11134. Every `every` turns, for each weight with z 
 This replaces the optimiser's step. Checked against the authors' code (google-research/rigl), including the
 sum over ranks before the magnitude and the first update at turn 0. Ours: a key decides between equal values
 (theirs: noise of 1e-5 on |w|); slots are cleared at the drop (theirs: at the growth); `accumulate` is from
-the port nollied/rigl-torch, but each turn's gradients are divided by their norm over all weights and ranks.
+the port nollied/rigl-torch, but each turn's gradients are divided by their norm.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Rigl(ChangingMasks):
     """RigL: drop by magnitude, grow by gradient.
 
     Args:
-        density: Fraction of weights in use, in (0, 1]; default: 0.1.
-        every: Turns between updates; default: 100.
-        drop: Fraction of a weight's entries that drop in the first update, in (0, 1]; default: 0.3.
-        until: Fraction of the training after which masks are fixed, in (0, 1]; default: 0.75.
-        layout: "erk" (default): narrow layers are denser; "uniform": equal densities, the first layer dense;
-            "2:4": two of every four consecutive weights, with density=0.5.
-        accumulate: Turns, up to the update, with gradients in the score; default: 1. With more, each turn is
-            normalised to norm 1, and `every` should be larger (four times in the port).
+        density: Fraction of weights in use, in (0, 1].
+        every: Turns between updates.
+        drop: Fraction of a weight's entries that drop in the first update, in (0, 1].
+        until: Fraction of the training after which masks are fixed, in (0, 1].
+        layout: "erk": narrow layers are denser; "uniform": equal densities, the first layer dense; "2:4": two
+            of every four consecutive weights, with density=0.5.
+        accumulate: Turns, up to the update, with gradients in the score. With several, each turn has norm 1,
+            and `every` should be larger (four times in the port).
 
     >>> Rigl(density=0.2, every=50)
     rigl(density=0.2, every=50)
@@ -85,7 +85,7 @@ def rigl(
     seed: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> SparseTraining:
-    """Call `sparsify` with RigL (Evci et al. 2020) and these arguments: see `Rigl`.
+    """Call `sparsify` with RigL (Evci et al. 2020); arguments as for `Rigl` and `sparsify`.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))

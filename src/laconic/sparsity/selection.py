@@ -17,7 +17,7 @@ from laconic.sparsity import fours
 from laconic.sparsity.densities import DensityLayout
 from laconic.transforms.selection import Layers, named_modules
 
-DENSE = (nn.Linear, NonDynamicallyQuantizableLinear)  # the second: out_proj of MultiheadAttention
+DENSE = (nn.Linear, NonDynamicallyQuantizableLinear)  # the second is MultiheadAttention's out_proj
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
 CELLS = (nn.RNNCell, nn.LSTMCell, nn.GRUCell)
@@ -32,8 +32,7 @@ def masked_weights(model: nn.Module, keep: Collection[str], layout: DensityLayou
     Args:
         model: A plain module.
         keep: Names of modules that stay dense, with their children.
-        layout: "uniform" leaves the first of these layers dense, "2:4" weights with a row length that is no
-            multiple of four.
+        layout: "uniform" leaves the first layer dense, "2:4" weights whose row length is no multiple of four.
 
     Raises:
         AttachError: No weight is left; one is transformed already, shared with another module, or sharded; an
@@ -48,7 +47,7 @@ def masked_weights(model: nn.Module, keep: Collection[str], layout: DensityLayou
         if type(module) in LAYERS and any(part.requires_grad for _, part in weights_of(module))
     ]
     chosen = found
-    if layout == "uniform":  # without parts of the first, such as out_proj of attention
+    if layout == "uniform":  # also without parts of the first, such as out_proj of attention
         chosen = [name for name in found[1:] if not name.startswith(f"{found[0]}.")]
     fit = {
         (name, key): weight
@@ -76,7 +75,7 @@ def masked_weights(model: nn.Module, keep: Collection[str], layout: DensityLayou
 
 
 def weights_of(layer: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the weights of one of these layers that are not empty, with their attribute names."""
+    """Yield a layer's nonempty weights, with their attribute names."""
     if isinstance(layer, nn.RNNBase):
         keys = [key for key in layer._flat_weights_names if key.startswith("weight")]
     elif isinstance(layer, nn.RNNCellBase):
@@ -90,7 +89,6 @@ def weights_of(layer: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _why_none(found: int, keep: Collection[str], layout: DensityLayout) -> str:
-    """Return the reason why none of the found layers is left."""
     if not found:
         return f"this model has no {KIND_NAMES} with a weight to train"
     left = f" outside keep={tuple(keep)!r}" if keep else ""

@@ -15,7 +15,7 @@ MAX_DEPTH = 5
 
 
 def slots(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
-    """Return the optimiser's state tensors shaped like the parameter: SGD's momentum, Adam's moments.
+    """Return the optimiser's slots of a parameter: SGD's momentum, Adam's moments.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> adam = torch.optim.Adam([weight])
@@ -53,7 +53,7 @@ def _named(optimizer: Optimizer, parameter: Tensor) -> Iterator[tuple[str, Tenso
 
 
 def _tensors(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors in nested dicts, lists and objects, with the name of the outermost entry."""
+    """Yield nested tensors with the name of the outermost entry."""
     if depth > MAX_DEPTH:
         return
     if isinstance(value, Tensor):
@@ -69,7 +69,6 @@ def _tensors(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, 
 
 
 def _first_value(optimizer: Optimizer, parameter: Tensor, slot: str) -> float:
-    """Return the initial value of this slot."""
     setting = {(Rprop, "step_size"): "lr", (Adagrad, "sum"): "initial_accumulator_value"}
     for (kind, name), key in setting.items():
         if isinstance(optimizer, kind) and name == slot:

@@ -21,7 +21,7 @@ from laconic.sparsity.mask_rule import Moment
 
 @dataclass(frozen=True, repr=False)
 class SparseEvolution(ChangingMasks):
-    """Drop by magnitude, grow at random. Arguments as for `rigl`.
+    """Drop by magnitude, grow at random. Arguments: see `Rigl`.
 
     >>> SparseEvolution(density=0.2)
     sparse_evolution(density=0.2)

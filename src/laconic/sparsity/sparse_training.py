@@ -1,4 +1,4 @@
-"""Sparse training: masks on a model's weights, applied by hooks on its gradients and its optimiser.
+"""Sparse training: masks on a model's weights, applied by hooks on gradients and optimiser.
 
 backward      mask each weight's gradient; record the dense gradient if it counts
 before step   choose new masks from the dense gradients summed over ranks, instead of the step, or
@@ -70,7 +70,7 @@ class SparseTraining(TransformHandle):
         self._changed = 0.0
         self._warned = False
         self._logged = -1  # updates in the last event; the first event has the first masks
-        self._in_step = False  # whether the hook before the current step has run
+        self._in_step = False  # between the hooks before and after the step
         self._dense_gradients = DenseGradients(self.weights)
         self._hidden_grads: list[tuple[Tensor, Tensor]] = []
         self._hooks: list[RemovableHandle | StepCallbacks] = []
@@ -92,7 +92,6 @@ class SparseTraining(TransformHandle):
         return {name: float(mask.sum()) / mask.numel() for name, mask in self.masks.items()}
 
     def stats(self) -> SparsityStats:
-        """Return figures of this rank since the start."""
         whole = self._dense + sum(mask.numel() for mask in self.masks.values())
         used = self._dense + sum(int(mask.sum()) for mask in self.masks.values())
         sent = 0 if self._comm is None else self._comm.snapshot().payload_sent
@@ -102,7 +101,7 @@ class SparseTraining(TransformHandle):
         return SparsityStats(self.turn, self.updates, density, in_model, self._changed, sent)
 
     def flops(self, *inputs: Any) -> Flops:
-        """Return the operations for a batch: `model(*inputs)` runs once, in evaluation. See `flops`."""
+        """Return the operations for a batch; `model(*inputs)` runs once, in evaluation."""
         counted = sum(self.sparsifier.counts(turn, self.steps) for turn in range(self.steps))
         return Flops.of(*forward_flops(self.model, *inputs), counted / self.steps)
 
@@ -130,10 +129,7 @@ class SparseTraining(TransformHandle):
             )
 
     def remove(self) -> None:
-        """Remove the masks; all weights train from their current values. Call it on every rank.
-
-        A second call does nothing.
-        """
+        """Remove the masks, so that all weights train. Call it on every rank. A second call does nothing."""
         for hook in self._hooks:
             hook.remove()
         for weight in self.weights.values() if self._hooks else ():
@@ -178,7 +174,7 @@ class SparseTraining(TransformHandle):
         masks, scores = read_state(state, self.state_dict(), self.weights, counts, self.sparsifier.layout)
         if self.turn == 0 and "nonzero" in state:
             check_not_zeroed(self.weights, self.masks, masks, state["nonzero"])
-        self.masks.clear()  # the first masks do not count: a saved entry keeps its value
+        self.masks.clear()  # a saved entry keeps its value, whatever the first masks
         for name, used in masks.items():
             self._set_mask(name, used)
         self.turn, self.updates, self._changed = state["turn"], state["updates"], state["changed"]
@@ -191,12 +187,12 @@ class SparseTraining(TransformHandle):
         return Turn(turn, seed=self.seed).common(name)
 
     def _master(self, name: str) -> Tensor:
-        """Return the optimiser's version of the weight, inside its step possibly a float32 master."""
+        """Return the weight, or its float32 master inside the optimiser's step."""
         weight, masters = self.weights[name], masters_of(self._optimizer)
         return weight if masters is None else masters.now(weight)
 
     def _set_mask(self, name: str, used: Tensor) -> None:
-        """Set the weight's mask, and reset new and masked entries of weight and slots."""
+        """Set a mask, and reset new and masked entries of weight and slots."""
         weight, before = self.weights[name], self.masks.get(name, used)
         self.masks[name] = used
         set_mask(weight, Mask.of(weight, used))
@@ -221,7 +217,7 @@ class SparseTraining(TransformHandle):
             present = [each for group in groups for each in group if each.grad is not None]
             self._hidden_grads = [(each, each.grad) for each in present]
             for each in present:
-                each.grad = None  # optimisers skip parameters without a gradient
+                each.grad = None  # optimisers skip such parameters
         for name, mask in self.masks.items():
             if (grad := self._master(name).grad) is not None:
                 grad.masked_fill_(~mask, 0)
@@ -251,7 +247,7 @@ class SparseTraining(TransformHandle):
         return self.sparsifier.due(self.turn, self.steps)
 
     def _counts_later(self, turn: int) -> bool:
-        """Return whether the dense gradients of this turn count for a later update."""
+        """Return whether this turn's dense gradients count for a later update."""
         return self.sparsifier.counts(turn, self.steps) and not self.sparsifier.due(turn, self.steps)
 
     def _update(self) -> bool:

@@ -1,10 +1,10 @@
-"""A sparse matrix in one of two formats.
+"""Sparse matrix in one of two formats.
 
     CSR    values as float32, columns as int32, and the start of each row: 8 bytes per entry
     2:4    two of every four consecutive entries of a row, with 2-bit positions: 17 bytes instead of 32
 
-Products with CSR use torch (MKL if available). 2:4 (Mishra et al. 2021, arXiv:2104.08378) saves memory; it is
-converted to dense for a product.
+Products with CSR use torch (MKL if available). 2:4 (Mishra et al. 2021, arXiv:2104.08378) only saves memory:
+products convert it to dense.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUFFERS = {"csr": ("rows", "columns", "values"), "2:4": ("places", "values")}
 
 
 class SparseWeight(nn.Module):
-    """A matrix (n, m) stored as CSR or 2:4. Not trainable."""
+    """Matrix (n, m) stored as CSR or 2:4. Not trainable."""
 
     rows: Tensor
     columns: Tensor
@@ -37,11 +37,10 @@ class SparseWeight(nn.Module):
             self.register_buffer(name, tensor)
 
     def matrix(self) -> Tensor:
-        """Return the matrix for products: CSR, or dense for 2:4."""
         return self.csr() if self.form == "csr" else self.dense()
 
     def csr(self) -> Tensor:
-        """Return the matrix as a torch CSR tensor that shares memory."""
+        """Return a torch CSR tensor that shares memory."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
             return torch.sparse_csr_tensor(
@@ -55,7 +54,7 @@ class SparseWeight(nn.Module):
             )
 
     def dense(self) -> Tensor:
-        """Return the dense matrix, float32 (n, m)."""
+        """Return the dense matrix (n, m)."""
         if self.form == "csr":
             return self.csr().to_dense()
         n, m = self.shape
@@ -80,7 +79,6 @@ class SparseWeight(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _find_fault(self, saved: dict[str, Any]) -> str:
-        """Return a fault of these tensors, or ""."""
         for name, tensor in saved.items():
             own = getattr(self, name)
             if not isinstance(tensor, Tensor) or tensor.dtype is not own.dtype or tensor.dim() != 1:
@@ -103,12 +101,11 @@ class SparseWeight(nn.Module):
 
 
 def is_two_of_four(weight: Tensor) -> bool:
-    """Return whether every four consecutive entries of a row of (n, m) have at most two nonzeros."""
+    """Return whether every four consecutive entries of a row have at most two nonzeros."""
     return weight.shape[1] % 4 == 0 and not bool(((weight.reshape(-1, 4) != 0).sum(1) > 2).any())
 
 
 def smaller_form(weight: Tensor) -> str:
-    """Return the format of this matrix (n, m) with fewer bytes."""
     csr = 8 * int((weight != 0).sum()) + 4 * (len(weight) + 1)  # bytes
     return "2:4" if is_two_of_four(weight) and 17 * weight.numel() < 8 * csr else "csr"
 

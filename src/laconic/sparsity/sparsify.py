@@ -50,12 +50,12 @@ def sparsify(
     """Train a model with few of the weights of its layers.
 
     Masks the weights of Linear, convolution, recurrent, attention and Embedding layers. Parameters remain the
-    same objects, with zeros where masked. The mask also applies to their gradients and their optimiser state.
-    Biases and parameters of other modules stay dense; `stats().model_density` includes them.
+    same objects, with zeros where masked, also in gradients and optimiser state. Biases and parameters of
+    other modules stay dense; `stats().model_density` includes them.
 
-    Under DistributedDataParallel and `laconic.compress` all ranks have the same masks; call this before or
-    after either, on every rank. Dense gradients are summed over ranks in float32 at updates of the masks.
-    With `compress(model, optimizer, "masked(...)")` gradients are sent without positions.
+    Under DistributedDataParallel and `laconic.compress` all ranks have the same masks; call this on every
+    rank, before or after either. Updates of the masks sum dense gradients over ranks in float32. With
+    `compress(model, optimizer, "masked(...)")` gradients are sent without positions.
 
     Args:
         model: A plain module, a `DistributedDataParallel` or a module that contains one. Changed in place.
@@ -64,9 +64,9 @@ def sparsify(
         spec: Such as "rigl(density=0.1)", "sparse_evolution(density=0.1)", "static_masks(density=0.1)" or
             "gradual_pruning(density=0.1)"; the same on all ranks.
         steps: Steps of the whole training, for the schedule of updates.
-        keep: Names of modules that stay dense, with their children; default: none.
-        seed: Seed of masks and random choices; equal on all ranks. Default: 0.
-        group: The ranks that train together. Default: those of the DistributedDataParallel; for a plain model
+        keep: Names of modules that stay dense, with their children.
+        seed: Seed of masks and random choices; equal on all ranks.
+        group: The ranks that train together. None: those of the DistributedDataParallel; for a plain model
             all ranks if torch.distributed is initialised, else only this process.
 
     Returns:
@@ -74,7 +74,7 @@ def sparsify(
 
     Raises:
         SpecError: The spec or an argument is wrong.
-        AttachError: On every rank, with nothing changed: the model has no such layers, or masks already; two
+        AttachError: On every rank, with nothing changed: the model has no such layers, or has masks; two
             modules share a weight; an embedding has sparse gradients; `keep` names no module; the optimiser
             lacks a weight, wraps another optimiser, or has momentum outside its `state`; ranks disagree.
     """

@@ -65,7 +65,7 @@ def read_state(
 def limits(
     weights: Mapping[str, Tensor], last: Mapping[str, float], first: Mapping[str, float]
 ) -> dict[str, tuple[int, int]]:
-    """Return the minimum and maximum number of entries in use, from the final and first densities."""
+    """Return the minimum and maximum number of entries in use, by name."""
     sizes = {name: weights[name].numel() for name in last}
     return {name: (entries(last[name], n), entries(first[name], n)) for name, n in sizes.items()}
 
@@ -76,7 +76,7 @@ def check_not_zeroed(
     saved: Mapping[str, Tensor],
     nonzero: Mapping[str, int],
 ) -> None:
-    """Raise `StateError` if the model was loaded before `sparsify`, which has then zeroed saved weights.
+    """Raise `StateError` if the model was loaded before `sparsify`, which then zeroed saved weights.
 
     In that case all entries only in the saved masks are zero, and fewer weights are nonzero than when saved.
     """

@@ -18,9 +18,9 @@ class StaticMasks(Sparsifier):
     """Fixed random masks.
 
     Args:
-        density: Fraction of weights in use, in (0, 1]; default: 0.1.
-        layout: "erk" (default): narrow layers are denser; "uniform": equal densities, the first layer dense;
-            "2:4": two of every four consecutive weights, with density=0.5.
+        density: Fraction of weights in use, in (0, 1].
+        layout: "erk": narrow layers are denser; "uniform": equal densities, the first layer dense; "2:4": two
+            of every four consecutive weights, with density=0.5.
 
     >>> StaticMasks(density=0.2)
     static_masks(density=0.2)

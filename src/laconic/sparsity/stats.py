@@ -1,4 +1,4 @@
-"""Figures of a sparse training."""
+"""Statistics of sparse training."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SparsityStats:
-    """Figures of a sparse training.
+    """Statistics of sparse training.
 
     Attributes:
         turn: Steps so far.
         updates: Updates of the masks so far.
         density: Fraction of weights in use in the sparse layers.
-        model_density: Fraction of the model's parameters in use, with those that have no mask.
+        model_density: Fraction of all parameters in use.
         changed: Fraction of entries in use that the last update added.
-        score_bytes: Payload sent by this rank for the dense gradients of the updates.
+        score_bytes: Payload of the dense gradients that this rank sent.
     """
 
     turn: int

@@ -1,8 +1,7 @@
 """SWAT: compute with the largest weights, and save the largest inputs for backward.
 
 Raihan and Aamodt 2020, arXiv:2001.01969: each layer uses its largest weights in forward and for the gradient
-of its inputs, and its largest inputs for the gradient of the weights, which is dense. Thresholds are computed
-every tenth batch. The equations are in `layers`.
+of its inputs, and its largest inputs for the gradient of the weights, which is dense. Equations: `layers`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ LAYOUTS: tuple[DensityLayout, ...] = ("uniform", "erk")
 
 @dataclass(frozen=True, repr=False)
 class SwatTraining(Transform):
-    """Arguments of `laconic.sparsity.swat`.
+    """Configuration with the arguments of `laconic.sparsity.swat`.
 
     >>> SwatTraining(sparsity=0.8)
     swat(sparsity=0.8)
@@ -79,30 +78,28 @@ def swat(
 
     Changes the model in place. Its parameters remain the same dense objects with the same names, so
     optimisers, DistributedDataParallel, `laconic.compress` and `state_dict` work as before, and a plain model
-    loads the result. Evaluate with the sparse layers: dense layers give other outputs. Biases and other
-    layers stay dense.
+    loads the result. Evaluate with the sparse layers: dense layers give other outputs.
 
     Computes with dense tensors with zeros, so it saves no time, and memory only where no other layer saves
     the same input: after a ReLU or before a BatchNorm it needs more than a dense layer. Each call of a layer
     in training counts as a batch, so do not combine it with activation checkpointing.
 
     Args:
-        model: Its layers are replaced by `SwatConv2d` and `SwatLinear`.
-        sparsity: Fraction of weights and saved inputs to drop, in (0, 1); default: 0.9.
-        refresh: Training batches between computations of the thresholds; default: 10.
-        first: "dense" (default) leaves the first of these layers unchanged.
-        layout: "uniform" (default) or "erk": narrow layers are denser (`densities`). Layers that ERK leaves
-            dense do not change.
-        keep: Names of modules that stay dense, with their children; default: none.
+        model: Its Conv2d and Linear layers are replaced.
+        sparsity: Fraction of weights and saved inputs to drop, in (0, 1).
+        refresh: Training batches between computations of the thresholds.
+        first: "dense" leaves the first of these layers unchanged.
+        layout: "uniform" or "erk": narrow layers are denser, and some stay unchanged.
+        keep: Names of modules that stay dense, with their children.
 
     Returns:
         The handle, which counts bytes, saves the thresholds, and can undo the change.
 
     Raises:
         SpecError: An argument is out of range.
-        AttachError: The model has no such layers, is such a layer, or has SWAT layers already; two layers
-            share a weight; a layer has hooks or padding that is not a number of zeros; `keep` names no
-            module. The model is unchanged.
+        AttachError: The model has no such layers, is one, or has SWAT layers; two layers share a weight; a
+            layer has hooks or padding that is not a number of zeros; `keep` names no module. The model is
+            unchanged.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 10))
     >>> handle = swat(net, sparsity=0.9)
@@ -134,17 +131,15 @@ class Swat(TransformHandle):
         return tuple(f"{name}.weight" for name in self.layers)
 
     def stats(self) -> StoredInputs:
-        """Return the bytes that the sparse layers stored in the last batch with a backward pass."""
         return StoredInputs(self.kept_bytes(), self.dense_bytes())
 
     def figures(self) -> dict[str, Any]:
-        """Return the bytes of `stats`."""
         return asdict(self.stats())
 
     def kept_bytes(self) -> int:
         """Return the bytes of inputs that the sparse layers stored in the last batch with a backward pass.
 
-        Not the memory of the model: an input that another layer saves too stays in memory as well.
+        An input that another layer saves too stays in memory as well.
         """
         return sum(layer.thresholds.kept_bytes for layer in self.layers.values())
 
@@ -192,7 +187,6 @@ def _attach(model: nn.Module, spec: SwatTraining, keep: Collection[str]) -> Swat
 
 
 def _select(model: nn.Module, first: First, keep: Collection[str]) -> dict[str, nn.Conv2d | nn.Linear]:
-    """Return the layers to replace, by name."""
     layers = Layers.of(named_modules(model), LAYERS, keep, replaced=True)
     layers.refuse_parametrised(layers.found)
     plain = [name for name, layer in layers.found.items() if type(layer) in LAYERS]

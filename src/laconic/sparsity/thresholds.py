@@ -15,8 +15,8 @@ from laconic.sparsity.bitmask import nbytes, pack, threshold
 class Thresholds:
     """Thresholds of one layer, and the bytes saved by its last batch.
 
-    A refresh keeps the ceil(density * n) largest of n entries, and ties with the last. The thresholds stay
-    until the next refresh, so the density drifts.
+    A refresh keeps the ceil(density * n) largest of n entries, and ties with the last; until the next one the
+    density drifts.
 
     Args:
         density: Fraction of entries of the weight and of an input to keep, in (0, 1].
@@ -31,7 +31,6 @@ class Thresholds:
 
     @property
     def due(self) -> bool:
-        """Whether the next training batch refreshes."""
         return self.batches % self.refresh == 0
 
     def exact(self, x: Tensor) -> float:
@@ -39,7 +38,6 @@ class Thresholds:
         return threshold(x, kept(self.density, x.numel()))
 
     def of_weight(self, weight: Tensor, training: bool) -> float:
-        """Return the weight's threshold without counting a batch."""
         return self.weight if training and not self.due else self.exact(weight)
 
     def batch(self, x: Tensor, weight: Tensor, training: bool) -> tuple[float, tuple[Tensor, Tensor]]:
@@ -58,7 +56,6 @@ class Thresholds:
         return least, packed
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the thresholds."""
         return {
             "density": self.density,
             "refresh": self.refresh,
@@ -82,7 +79,6 @@ class Thresholds:
                 )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state accepted by `check`."""
         self.batches, self.weight, self.input = state["batches"], state["weight"], state["input"]
 
     def __repr__(self) -> str:
