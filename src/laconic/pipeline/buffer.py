@@ -4,8 +4,8 @@
     settle()              on all ranks: apply the drafts
     discard()             on all ranks: drop the drafts
 
-No side stores anything of a step that failed on any rank, whichever message it stopped at. The version is a
-digest of every body that has changed the buffer, in order: sides with the same version hold the same bytes.
+If a step fails on any rank, no side stores anything of it. The version is a digest of every body that has
+changed the buffer, in order: sides with the same version hold the same bytes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch import Tensor
 from laconic.data.memory import Memory
 
 WAY_OUT = "handle.forget() on every rank empties all buffers, and each sample's next visit is its first again"
-NEW = bytes(8)  # the version of an empty buffer
+NEW = bytes(8)  # version of an empty buffer
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Draft of one micro-batch: int64 (k,) samples, new rows uint8 (nbytes,), and a digest of its body."""
+    """Changes of one micro-batch: sample ids int64 (k,), rows uint8 (nbytes,), and a digest of its body."""
 
     ids: Tensor
     rows: list[Tensor]
@@ -44,7 +44,7 @@ class Saved:
 
 
 class Buffer:
-    """One row of bytes per sample, in a memory that is opened on first use.
+    """Row of bytes for each sample, in a memory that is opened on first use.
 
     Attributes:
         seen: bool (samples,): whether the sample has a row.
@@ -66,7 +66,6 @@ class Buffer:
 
     @property
     def opened(self) -> bool:
-        """Whether the memory is open."""
         return "memory" in self.__dict__
 
     @property
@@ -76,7 +75,7 @@ class Buffer:
 
     @property
     def untouched(self) -> int:
-        """Bytes that are reserved but not yet written."""
+        """Bytes reserved but not yet written."""
         return self.nbytes - int(self.seen.sum()) * self.memory.nbytes if self.opened else 0
 
     def check(self) -> None:
@@ -92,15 +91,14 @@ class Buffer:
     def draft(self, micro: int, ids: Tensor, rows: list[Tensor], body: Tensor) -> None:
         """Record the changes of a micro-batch; the rows must not be modified afterwards.
 
-        Raises:
-            StateError, OSError: There is no room for rows.
+        Raises `StateError` or `OSError` if there is no room.
         """
         assert self.memory is not None  # opened here, where an error still stops the step on all ranks
         brought = hashlib.blake2b(body.cpu().numpy().tobytes(), digest_size=16).digest()
         self._drafts[micro] = Draft(ids, [row.cpu() for row in rows], brought)
 
     def settle(self) -> None:
-        """Apply the drafts. The next `check`, in the next step, reports a disk that fails here."""
+        """Apply the drafts. If the disk fails here, the next step's `check` reports it."""
         for _, draft in sorted(self._drafts.items()):
             with suppress(OSError):
                 for sample, row in zip(draft.ids.tolist(), draft.rows, strict=True):
@@ -113,24 +111,22 @@ class Buffer:
         self._drafts.clear()
 
     def discard(self) -> None:
-        """Drop the drafts."""
         self._drafts.clear()
 
     def forget(self) -> None:
-        """Reset to unseen samples. Opens the memory again, so it recovers from an earlier failure."""
+        """Reset to unseen samples. Reopens the memory, and so recovers from an earlier failure."""
         self.discard()
         self.close()
         self.seen.zero_()
         self.version = NEW
 
     def close(self) -> None:
-        """Free the memory."""
         if self.opened:
             self.memory.close()
             del self.memory
 
     def digest(self) -> str:
-        """Return a short digest of the stored state, equal on both sides."""
+        """Return a digest of the stored state, equal on both sides."""
         return self.memory.digest(self.seen) if self.opened else ""
 
     def save(self) -> Saved:
@@ -145,7 +141,7 @@ class Buffer:
         )
 
     def restore(self, saved: Saved) -> None:
-        """Restore a copy whose rows fit. If there is no room, raise `OSError` with the buffer empty."""
+        """Restore a copy. Raises `OSError`, with the buffer empty, if there is no room."""
         self.forget()
         if len(saved.rows):
             self.memory.load(saved.seen, saved.rows)

@@ -16,7 +16,7 @@ from laconic.pipeline.buffer import Buffer
 from laconic.pipeline.channel import Channel, Coded, Plain, Visit, as_vector, check_finite
 from laconic.pipeline.codings.change import Change
 
-OpenMemory = Callable[[str, int], Memory]  # takes the boundary's name and the bytes per row
+OpenMemory = Callable[[str, int], Memory]  # arguments: boundary name, bytes per row
 
 
 class Changes(Channel):
@@ -122,7 +122,7 @@ class Changes(Channel):
         return self.keep.decode(self.buffer.memory.read(sample).to(device), self.n)
 
     def _remember(self, values: list[Tensor], visit: Visit, body: Tensor) -> list[Tensor]:
-        """Store the samples' new values and return them as stored, possibly rounded by `keep`."""
+        """Store the samples' new values and return them as stored, perhaps rounded by `keep`."""
         if not visit.training or visit.ids is None:
             return values
         samples = visit.ids.tolist()
@@ -158,7 +158,6 @@ def channel_of(
     samples: int,
     memory: OpenMemory,
 ) -> Channel:
-    """Return the channel of a coding; only `change` uses `keep`, `samples` and `memory`."""
     if isinstance(coding, Change):
         return Changes(name, shape, dtype, seed, coding, keep, samples, memory)
     if isinstance(coding, Dense):

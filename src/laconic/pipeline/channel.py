@@ -1,4 +1,4 @@
-"""Channel: one side of one tensor that crosses one boundary in one direction."""
+"""Channel: one side of a tensor that crosses a boundary in one direction."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from laconic.core.turn import mix, name_key
 
 @dataclass(frozen=True)
 class Visit:
-    """One transfer of a micro-batch.
+    """Transfer of a micro-batch.
 
     Attributes:
-        ids: int64 (rows,) ids of its samples, or None if none were given.
-        may_fail: whether other ranks can still void its step; changes then wait for the end of the step.
+        ids: int64 (rows,) ids of its samples, or None.
+        may_fail: whether other ranks can still void its step; changes then wait for its end.
     """
 
     step: int
@@ -31,7 +31,7 @@ class Visit:
 
 
 class Channel(ABC):
-    """Encoder on the sender's side, decoder on the receiver's; either updates the memory, if there is one.
+    """Encoder on the sender's side, decoder on the receiver's, with a memory if the coding has one.
 
     Attributes:
         name: boundary and tensor, such as "0>1:0"; equal on both sides.
@@ -48,7 +48,7 @@ class Channel(ABC):
         """Largest size of a body, in bytes."""
 
     def room(self, visit: Visit) -> int:
-        """Return the largest size of this visit's body, in bytes, from facts known to both sides."""
+        """Return the largest size of this visit's body, from facts known to both sides."""
         return self.most
 
     @abstractmethod
@@ -57,19 +57,19 @@ class Channel(ABC):
 
     @abstractmethod
     def decode_(self, body: Tensor, out: Tensor, visit: Visit) -> None:
-        """Decode a body to `out`. Raises `WireError` for a body that no encoder can have made."""
+        """Decode a body to `out`. Raises `WireError` for an invalid body."""
 
     def agreed(self, visit: Visit) -> tuple[bytes | str, ...]:
         """Return the facts that must be equal on both sides to decode a body."""
         return self.name, repr((tuple(self.shape), self.dtype, visit.step, visit.micro, visit.training))
 
     def key(self, visit: Visit, sample: int = 0) -> int:
-        """Return a key for random codecs, derived from seed, boundary, step, micro-batch and sample."""
+        """Return a key for random codecs."""
         return mix(self._seed, visit.step, visit.micro, sample)
 
 
 class Plain(Channel):
-    """The tensor's own bytes in its own dtype, lossless."""
+    """The tensor's own bytes, lossless."""
 
     @property
     def most(self) -> int:
@@ -105,11 +105,10 @@ class Coded(Channel):
 
 
 def check_finite(x: Tensor) -> None:
-    """Raise `NonFiniteError` for NaN and Inf; some codecs do not check."""
+    """Raise `NonFiniteError` for NaN and Inf, which some codecs do not check."""
     if not bool(x.isfinite().all()):
         raise NonFiniteError("the tensor holds NaN or Inf")
 
 
 def as_vector(x: Tensor) -> Tensor:
-    """Return x as a contiguous float32 (n,)."""
     return x.to(torch.float32).contiguous().view(-1)

@@ -1,4 +1,4 @@
-"""Pipeline coding: a spec for the boundary between stages."""
+"""Specs for the boundary between pipeline stages."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def compress(
     group: dist.ProcessGroup | None = None,
     seed: int = 0,
 ) -> Handle:
-    """Compress the activations and gradients sent between pipeline stages, without changes to the script.
+    """Compress the activations and gradients sent between pipeline stages.
 
         schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=loss_fn)
         handle = laconic.pipeline.compress(schedule, "ac_sgd(forward=4, backward=8)", samples=len(dataset))
@@ -58,8 +58,10 @@ def compress(
     `PipelineStage`. The coded bytes use the stages' own process group. `schedule.eval` sends `change(...)`
     activations as first visits, and does not touch the buffers.
 
-    A stage may be wrapped in `DistributedDataParallel`, with gradients compressed by `laconic.compress`: pass
-    the ranks of all replicas as `group`, so that all of them raise if one fails.
+    Supports GPipe, 1F1B, interleaved and V schedules of `torch.distributed.pipelining`, and stages made with
+    `PipelineStage`. `schedule.eval` sends `change(...)` activations as first visits, and does not touch the
+    buffers. A stage may be wrapped in `DistributedDataParallel`, with gradients compressed by
+    `laconic.compress`: pass the ranks of all replicas as `group`, so that all of them raise if one fails.
 
     Call this on every rank of the stages' group, after making the schedule and before its first step.
 
@@ -70,11 +72,11 @@ def compress(
         forward: coding of activations: `change(codec)`, or any codec or selector. "dense()": uncompressed.
         backward: codec or selector of their gradients.
         samples: number of samples in the dataset, with ids 0..samples - 1. Only for `change(...)`.
-        keep: codec in which both sides store a sample's activation: any codec of fixed size, such as
-            "dense()" (float32), "cast('fp16')" or "minmax(bits=8)".
-        folder: folder for buffer files, one per boundary; several handles may share it; default: in RAM.
-        most_bytes: limit of this rank's buffers; default: the free memory, or the free disk space.
-        group: the ranks that raise together; default: the stages' group.
+        keep: codec of fixed size in which both sides store activations, such as "dense()" (float32),
+            "cast('fp16')" or "minmax(bits=8)".
+        folder: folder for buffer files, one per boundary; several handles may share it. None: in RAM.
+        most_bytes: limit of this rank's buffers. None: the free memory or disk space.
+        group: the ranks that raise together. None: the stages' group.
         seed: seed of random rounding.
 
     Returns:
@@ -122,7 +124,6 @@ with 2.7.1+cpu: install torch==2.13.*
 
 
 def is_schedule(given: Any) -> bool:
-    """Return whether this is a schedule of torch, not a stage."""
     from torch.distributed.pipelining import schedules
 
     return isinstance(given, schedules._PipelineSchedule)
@@ -163,7 +164,6 @@ def _plan(
     most_bytes: int | None,
     seed: int,
 ) -> Plan:
-    """Parse and check the arguments."""
     if spec is not None:
         method = parse(spec) if isinstance(spec, str) else spec
         if forward != FORWARD or (backward != BACKWARD and not isinstance(method, Change)):
@@ -203,7 +203,7 @@ def _plan(
 
 
 def _attached(handle: Handle, schedule: Any, stages: Sequence[Any]) -> Handle:
-    """Replace the class of each stage, and make the schedule's step end with an agreement of all ranks."""
+    """Replace the class of each stage, and end the schedule's step with an agreement of all ranks."""
     from laconic.pipeline.stage import CompressedStage
 
     def ends(stage: Any) -> None:
@@ -277,14 +277,13 @@ def _guard_loss(handle: Handle, schedule: Any) -> None:
 
 
 def _restored(stage: Any, kind: type) -> None:
-    """Restore torch's own stage."""
     stage.__class__ = kind
     for name in ("_laconic", "_laconic_begin", "_laconic_end", "_laconic_ids"):
         delattr(stage, name)
 
 
 def _warned_at_exit(handle: Handle) -> Callable[[], None]:
-    """Warn at exit, if `remove` was not called, that buffers were never reused; return the canceller."""
+    """Warn at exit, without `remove`, that buffers were never reused; return the canceller."""
     known = weakref.ref(handle)
 
     def warn_if_alive() -> None:

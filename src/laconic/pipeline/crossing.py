@@ -1,4 +1,4 @@
-"""Crossing: the spec for data between pipeline stages, given to `--with` together with `--stages`.
+"""Spec of the data between pipeline stages, for `--with` together with `--stages`.
 
 | spec | activations | their gradients |
 |---|---|---|
@@ -28,7 +28,7 @@ from laconic.pipeline.codings.direct import EIGHT, Direct
 
 @dataclass(frozen=True)
 class Crossing:
-    """`spec`: its canonical text. `forward`, `backward`: codings of activations and of their gradients."""
+    """Parsed spec. `spec`: its canonical text. `forward`, `backward`: codings of activations, gradients."""
 
     spec: str
     forward: Codec | Change
@@ -46,7 +46,7 @@ class Crossing:
 
 
 def crossing(text: str) -> Crossing:
-    """Return the crossing of a spec. Raises `SpecError` for a spec of another kind.
+    """Parse a spec. Raises `SpecError` for other kinds of specs.
 
     >>> crossing("ac_sgd(2, 6)").forward, crossing("cast('fp16')").backward
     (change(minmax(bits=2, block=128)), cast(dtype='fp16'))

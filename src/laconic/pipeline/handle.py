@@ -1,4 +1,4 @@
-"""The handle that `compress` returns: a pipeline's boundaries on one rank."""
+"""Handle that `compress` returns: a pipeline's boundaries on one rank."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Handle:
     """Compressed pipeline on one rank: steps with sample ids, statistics, state, and removal.
 
     An error inside a step, such as a NaN or a duplicate id, is raised on every rank at the end of that step.
-    Buffers store nothing of a failed step: a script that catches the error may continue with the next batch.
-    After `remove`, only `stats` and `remove` can be called.
+    Buffers store nothing of a failed step, so a script that catches the error may continue with the next
+    batch. After `remove`, only `stats` and `remove` can be called.
     """
 
     def __init__(self, plan: Plan, schedule: Any, stages: Sequence[Any], comm: Comm, exact: bool) -> None:
@@ -44,7 +44,7 @@ class Handle:
         self._upcoming: Tensor | Sequence[int] | None = None
         self._first_rank = dist.get_process_group_ranks(self._stages[0].group or dist.group.WORLD)[0]
         self._ended = 0  # stages that have finished the step
-        self._loaded: dict[str, Saved] = {}  # of boundaries not used since loading
+        self._loaded: dict[str, Saved] = {}  # for boundaries not used since loading
         self._removers: list[Callable[[], None]] = []
         self._removed = False
         self.links = [StageLinks(each, self._step, self._traffic, self._make, exact) for each in stages]
@@ -55,7 +55,7 @@ class Handle:
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """Return the configuration that must be equal on all ranks."""
+        """Configuration that must be equal on all ranks."""
         plan = self.plan
         return {
             "forward": repr(plan.forward),
@@ -79,7 +79,7 @@ class Handle:
 
     @property
     def upcoming(self) -> Tensor | Sequence[int] | None:
-        """Sample ids of the step after the next, if known: their buffers are read from disk ahead of time."""
+        """Sample ids of the step after the next, to read their buffers from disk ahead of time."""
         return self._upcoming
 
     @upcoming.setter
@@ -105,8 +105,8 @@ class Handle:
             The result of the schedule's own step.
 
         Raises:
-            AttachError: `compress` was given stages: set `handle.samples`, then call their schedule's step;
-                or the handle was removed.
+            AttachError: The handle was removed; or `compress` was given stages: set `handle.samples`, then
+                call their schedule's step.
             StateError, NonFiniteError, WireError, OSError: The step failed; raised on every rank.
         """
         self._check_attached()
@@ -131,7 +131,7 @@ class Handle:
         )
 
     def digests(self) -> dict[str, str]:
-        """Return the digest of each boundary's buffer on this rank, by name and side; equal on both sides."""
+        """Return digests of this rank's buffers, by boundary and side; equal on both sides."""
         self._check_attached()
         sides = {"send": "sent", "receive": "received"}
         return {
@@ -149,7 +149,7 @@ class Handle:
             each.buffer.forget()
 
     def state_dict(self, *, buffers: bool = True) -> dict[str, Any]:
-        """Return this rank's state, for this rank to save between steps. The rank is in every key.
+        """Return this rank's state, to save on this rank between steps. The rank is in every key.
 
         Args:
             buffers: Whether to save the samples' activations, which may be large. Without them, every
@@ -170,7 +170,7 @@ class Handle:
 
         Raises:
             StateError: The state is damaged, or of another rank, pipeline, spec or shape; nothing is changed.
-                For boundaries not used yet, the first step reports another shape, on every rank.
+                For boundaries not used yet, the first step checks the shape.
             OSError: There is no room for its buffers; all of them are empty then.
         """
         self._check_attached()
@@ -211,7 +211,6 @@ class Handle:
             )
 
     def begin(self, stage: Any) -> None:
-        """Start a step; each stage calls this before a step."""
         if stage is not self._stages[0]:
             return
         step, self._ended = self._step, 0
@@ -226,11 +225,11 @@ class Handle:
             self._read_ahead(step.ids)
         except Exception as error:
             step.fail(error, "")
-        if self._exact:  # lengths follow from the ids: agree on them before anything is sent
+        if self._exact:  # lengths follow from the ids: agree on them before sending
             state.agree_on(self._comm, step, list(self._changes()), self._first_rank)
 
     def begin_first(self, error: Exception | None) -> None:
-        """Start the first step, on all ranks, with the error found before its first message, if any."""
+        """Start the first step, on all ranks, with an error found before its first message."""
         self._step.begin_first(self._comm, error)
 
     def end(self, stage: Any = None) -> None:

@@ -36,19 +36,19 @@ def link(
         token = link.send(first_half(x), to=1); token.backward()                      # rank 0
         loss_fn(second_half(link.receive((32, 256), source=0)), y).backward()         # rank 1
 
-    Calls block and match in order; gradients find their tensors in whatever order autograd computes them. A
-    sender waits until its tensor is received: call `backward` on either end only after all tensors of a step
-    were sent, because two ends that both send wait for each other until the group's time-out. Each message is
-    sent once, without memory; for changes by sample see `laconic.pipeline.compress`.
+    Calls block and match in order; autograd may compute gradients in any order. A sender waits until its
+    tensor is received: call `backward` only after all tensors of a step were sent, because two ends that both
+    send wait for each other until the group's time-out. Links have no memory; for changes by sample see
+    `laconic.pipeline.compress`.
 
-    A 24-byte offer precedes each tensor: its length and a digest of shape, dtype, codec and turn. A 24-byte
-    answer follows, so that both ends report a disagreement. A gradient has an offer and no answer, and is
-    sent only if both ends want it. Each tensor therefore costs one additional round trip.
+    Costs a round trip per tensor: a 24-byte offer, with the length and a digest of shape, dtype, codec and
+    turn, precedes it, and a 24-byte answer follows, so that both ends report a disagreement. A gradient has
+    an offer and no answer, and is sent only if both ends want it.
 
     Args:
         codec: codec or selector of the sent tensor.
-        backward: codec or selector of its gradient; default: the same.
-        group: the ranks' process group; default: all ranks. Ranks are numbered within the group.
+        backward: codec or selector of its gradient. None: the same.
+        group: the ranks' process group, in which ranks are numbered. None: all ranks.
         seed: seed of random rounding.
 
     Raises:
@@ -59,7 +59,7 @@ def link(
 
 
 class Link:
-    """Both directions of one rank. Made by `laconic.pipeline.link`, with equal arguments on both ranks."""
+    """Both directions of one rank, made by `laconic.pipeline.link` with equal arguments on both ranks."""
 
     def __init__(
         self, forward: Codec, backward: Codec, group: dist.ProcessGroup | None = None, seed: int = 0
@@ -82,9 +82,9 @@ class Link:
             to: the other rank.
 
         Returns:
-            A scalar token with value zero, which requires a gradient if x does. Its `backward()` waits for
-            the gradient of x and continues from there. It raises `PeerError` if the receiver has disabled
-            gradients, and waits until the group's time-out if the receiver does not use the received tensor.
+            A scalar zero, which requires a gradient if x does. Its `backward()` waits for the gradient of x
+                and continues from there. It raises `PeerError` if the receiver has disabled gradients, and
+                waits until the group's time-out if the receiver does not use the tensor.
 
         Raises:
             NonFiniteError, AttachError: x holds NaN or Inf, or integers; the receiver raises `PeerError`.
@@ -129,7 +129,7 @@ class Link:
         return Stats.of(self._traffic, steps=sum(self._turns.values()))
 
     def begin(self, source: int, to: int) -> int:
-        """Return the turn of the next tensor from one rank to another."""
+        """Return the turn of the next tensor between two ranks."""
         turn = self._turns.get((source, to), 0)
         self._turns[source, to] = turn + 1
         return turn
@@ -137,8 +137,7 @@ class Link:
     def put(self, direction: Direction, x: Tensor, to: int, turn: int, wanted: bool = False) -> bool:
         """Offer x to a rank and send it. If it cannot be sent, inform the other side and raise.
 
-        Returns:
-            Whether a gradient will arrive: both this end and the other want one.
+        Returns whether a gradient will arrive: both ends want one.
         """
         channel, visit, agreed = self._channel(direction, x.shape, x.dtype, self.rank, to, turn)
         try:
@@ -164,7 +163,7 @@ class Link:
         return wanted and answer.gradient
 
     def get(self, out: Tensor, source: int, turn: int, wanted: bool) -> bool:
-        """Receive a tensor from a rank into `out`, and return whether the sender wants its gradient."""
+        """Receive a tensor into `out`, and return whether the sender wants its gradient."""
         channel, visit, agreed = self._channel("forward", out.shape, out.dtype, source, self.rank, turn)
         offer = self._offered("forward", out.device, source)
         alike = offer.agreed == agreed
@@ -176,7 +175,7 @@ class Link:
         return offer.gradient
 
     def awaits(self, x: Tensor, to: int, turn: int) -> Awaited:
-        """Return the `Awaited` for gradients of a sent tensor; they arrive there as long as it exists."""
+        """Return the `Awaited` of a sent tensor; its gradients arrive there as long as it exists."""
         channel, visit, agreed = self._channel("backward", x.shape, x.dtype, to, self.rank, turn)
         awaited = Awaited(channel, visit, x.device)
         self._awaited.setdefault(to, WeakValueDictionary())[agreed] = awaited
@@ -232,7 +231,7 @@ class Link:
     def _channel(
         self, direction: Direction, shape: torch.Size, dtype: torch.dtype, source: int, to: int, turn: int
     ) -> tuple[Channel, Visit, int]:
-        """Return the channel of a tensor or its gradient between ranks, and the digest both must share."""
+        """Return the channel of a tensor or its gradient, and the digest both ends must share."""
         name, codec, visit = f"{source}>{to}:{direction}", self._codecs[direction], Visit(turn, 0, None)
         channel: Channel = Coded(name, shape, dtype, self._seed, codec)
         if isinstance(codec, Dense):
@@ -242,7 +241,7 @@ class Link:
 
 @dataclass(eq=False)
 class Awaited:
-    """Gradients of one sent tensor: how to receive them, and those that arrived before they were needed."""
+    """Gradients of one sent tensor: how to receive them, and those that have arrived."""
 
     channel: Channel
     visit: Visit
@@ -252,7 +251,7 @@ class Awaited:
 
 @dataclass(frozen=True)
 class _Arrived:
-    """Received tensor, wrapped so that autograd does not treat it as one of its inputs."""
+    """Received tensor, wrapped so that autograd does not treat it as an input."""
 
     out: Tensor
 

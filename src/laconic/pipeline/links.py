@@ -1,4 +1,4 @@
-"""Compressed sends and receives of one stage, called by the six methods of torch's stage."""
+"""Compressed sends and receives of one stage."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ class StageLinks:
     """Channels of one stage, created when a tensor is first sent; neighbours on one rank need none.
 
     Torch's 1F1B and looped schedules start sends before receives. On gloo the notice that a receive is ready
-    then queues behind this rank's own payload, and two neighbours send in one direction at a time: 1.57 MB
-    each way over 100 Mbit/s took 0.26 s, and 0.14 s with receives first. On gloo each receive is therefore
-    posted at once, when the schedule asks for its op, in the same order; the schedule gets no op, and
-    `arrived` waits.
+    then queues behind this rank's own payload, so neighbours send in one direction at a time: 1.57 MB each
+    way over 100 Mbit/s took 0.26 s, and 0.14 s with receives first. On gloo each receive is therefore posted
+    when the schedule asks for its op; the schedule gets no op, and `arrived` waits.
 
     Attributes:
         exact: Whether both sides must name one length, as on NCCL. On gloo a receiver offers room for the
-            longest message instead; a message longer than its room ends the process there.
+            longest message instead; a longer one ends the process there.
     """
 
     stage: Any
@@ -47,7 +46,7 @@ class StageLinks:
     channels: dict[tuple[Direction, str, int], Channel] = field(default_factory=dict)
     tests: dict[tuple[Direction, str, int], Channel] = field(
         default_factory=dict
-    )  # channels of evaluation, without memory
+    )  # for evaluation, without memory
     void: set[int] = field(default_factory=set)  # micro-batches whose forward pass failed
     _posted: dict[tuple[Direction, int], list[Posted]] = field(default_factory=dict)
     _coming: dict[tuple[Direction, int], list[dist.Work]] = field(default_factory=dict)
@@ -55,7 +54,6 @@ class StageLinks:
     _sent: list[Tensor] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Reset before a step."""
         self._posted.clear()
         self._coming.clear()
         self._sent.clear()
@@ -75,10 +73,7 @@ class StageLinks:
         return ops
 
     def post(self, direction: Direction, micro: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
-        """Return the same receives for coded bytes; none on gloo, where they are posted at once.
-
-        `fill` decodes them to the tensors of the ops.
-        """
+        """Return the same receives for coded bytes; none on gloo, where they are posted at once."""
         posted = self._posted[direction, micro] = []
         for slot, op in enumerate(ops):
             target: Tensor = op.tensor
@@ -98,15 +93,12 @@ class StageLinks:
         return []
 
     def arrived(self, direction: Direction, micro: int) -> None:
-        """Wait for this micro-batch's posted receives. Raises torch's error if the sender is gone."""
+        """Wait for this micro-batch's receives. Raises torch's error if the sender is gone."""
         for work in self._coming.pop((direction, micro), ()):
             work.wait()
 
     def fill(self, direction: Direction, micro: int) -> None:
-        """Decode this micro-batch's received messages, if a receive was posted.
-
-        Schedules that give a rank two neighbouring stages pass tensors on without sending them.
-        """
+        """Decode this micro-batch's received messages, if any: neighbours on one rank send none."""
         for channel, target, message, visit in self._posted.pop((direction, micro), ()):
             began = time.perf_counter()
             with torch.no_grad():
@@ -156,8 +148,10 @@ class StageLinks:
             )
 
     def _channel(self, direction: Direction, side: str, slot: int, tensor: Tensor) -> Channel:
-        """Return the channel of a tensor. Replaces it if torch has announced another shape to both sides, as
-        between two evaluations, unless it stores samples.
+        """Return the channel of a tensor.
+
+        Replaces it, unless it stores samples, if torch has announced another shape, as between two
+        evaluations.
         """
         training = bool(self.stage.has_backward)
         known = self.channels if training else self.tests
@@ -195,5 +189,4 @@ class StageLinks:
 
 
 def agreement(channel: Channel, visit: Visit) -> int:
-    """Return a digest of the facts that must be equal on both sides before this visit."""
     return digest(*channel.agreed(visit))

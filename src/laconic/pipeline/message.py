@@ -4,7 +4,7 @@
 
 The digest covers everything needed to decode the body: step, micro-batch, sample ids, which samples are new,
 the version of the buffer, shapes. A rank that has failed sends only headers, with `FAILED`, until the end of
-the step, so that no rank waits for a missing message or decodes garbage.
+the step, so that no rank waits for a message or decodes garbage.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ SENT, FAILED = 0, 1
 
 
 class PeerFailed(Exception):
-    """The sender has failed, and reports its error at the end of the step."""
+    """Failure of the sender, which reports its error at the end of the step."""
 
 
 def digest(*parts: bytes | str) -> int:
-    """Return 64 bits of these parts, equal in every process."""
+    """Return a 64-bit digest, equal in every process."""
     hashed = hashlib.blake2b(digest_size=8)
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -37,9 +37,9 @@ def digest(*parts: bytes | str) -> int:
 
 
 def sealed(body: Tensor | None, agreed: int, device: torch.device, room: int | None = None) -> Tensor:
-    """Return a message uint8 (m,) on this device; without a body, the message of a failed rank.
+    """Return a message uint8 (m,); without a body, that of a failed rank.
 
-    `room`: exact length, for backends that need the same length on both sides; padded with zeros.
+    `room`: length to pad to, for backends that need the same length on both sides.
     """
     size = 0 if body is None else body.numel()
     head = HEADER.pack(MAGIC, FAILED if body is None else SENT, size, agreed)
@@ -78,6 +78,6 @@ def opened(message: Tensor, agreed: int) -> Tensor:
 
 
 def length(message: Tensor) -> int:
-    """Return the length in bytes of a message at the start of a longer buffer, from its header."""
+    """Return the length in bytes of a message in a longer buffer."""
     size: int = HEADER.unpack(bytes(message[: HEADER.size].tolist()))[2]
     return HEADER.size + size

@@ -2,7 +2,7 @@
 
     [magic u32 | state u16 | gradient u16 | body bytes u64 | digest u64]   24 bytes
 
-The answer to an offer has the same form, with no body.
+The answer has the same form, with no body.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True)
 class Offer:
-    """`gradient`: whether this end wants a gradient. `nbytes`: size of the body. `agreed`: a digest."""
+    """Header. `gradient`: whether this end wants one; `nbytes`: size of the body; `agreed`: a digest."""
 
     state: State
     gradient: bool = False
@@ -38,7 +38,7 @@ class Offer:
     agreed: int = 0
 
     def message(self, device: torch.device) -> Tensor:
-        """Encode to uint8 (24,) on this device."""
+        """Encode to uint8 (24,)."""
         head = HEADER.pack(MAGIC, self.state, self.gradient, self.nbytes, self.agreed)
         return torch.frombuffer(bytearray(head), dtype=torch.uint8).to(device)
 

@@ -1,4 +1,4 @@
-"""Location of a rank's buffers: RAM or a folder, with one limit for all of them."""
+"""Location of a rank's buffers, RAM or a folder, with one limit for all of them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from laconic.pipeline.buffer import Buffer
 
 @dataclass(frozen=True)
 class Place:
-    """`folder`: None for RAM. `most_bytes`: limit of a rank's buffers; None for the machine's free memory."""
+    """`folder`: None for RAM. `most_bytes`: limit of a rank's buffers; None for the free memory."""
 
     folder: Path | None
     most_bytes: int | None
 
     def open(self, name: str, samples: int, nbytes: int, others: Iterable[Buffer], rank: int) -> Memory:
-        """Open a memory, given the buffers `others` that are open already.
+        """Open a memory next to the open buffers `others`.
 
-        Raises:
-            StateError, OSError: There is no room; the message names the size needed.
+        Raises `StateError` or `OSError` if there is no room; the message names the size needed.
         """
         if self.most_bytes is not None:
             taken = sum(each.nbytes for each in others)

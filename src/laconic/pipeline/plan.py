@@ -22,5 +22,4 @@ class Plan:
 
     @property
     def direct(self) -> Codec:
-        """Codec of activations, or of their changes."""
         return self.forward.codec if isinstance(self.forward, Change) else self.forward

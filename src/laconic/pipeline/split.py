@@ -21,7 +21,7 @@ INFERRED = tuple(f"_{stages}_{way}_initialized" for stages in ("stage", "stages"
 
 
 class Batches:
-    """Arguments of a schedule's step on one rank, to be split into micro-batches."""
+    """Arguments of a schedule's step on one rank."""
 
     def __init__(self, schedule: Any, step: Step) -> None:
         self._schedule = schedule
@@ -29,7 +29,7 @@ class Batches:
         specs = (getattr(schedule, name, None) for name in ("_args_chunk_spec", "_kwargs_chunk_spec"))
         self._sized = not any(specs)  # arguments are split by their first dimension
         self._step = step
-        self._rows: dict[bool, int] = {}  # rows of the last batch, by training or evaluation
+        self._rows: dict[bool, int] = {}  # rows of the last batch, by whether it was training
 
     def whole(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, training: bool
@@ -49,14 +49,13 @@ class Batches:
         return args, kwargs, _repeated(target, rows)
 
     def failed(self) -> None:
-        """Reset after a step that failed on all ranks; after a short batch torch announces shapes again."""
+        """Reset after a failed step; after a short batch torch announces shapes again."""
         if self._step.short:
             for name in INFERRED:
                 if name in vars(self._schedule):
                     setattr(self._schedule, name, False)
 
     def ended(self) -> None:
-        """Reset after a step, or if none has begun."""
         self._step.foreseen = None
 
     def check_ids(self, ids: Tensor | Sequence[int] | None) -> None:
@@ -66,7 +65,6 @@ class Batches:
 
 
 def too_short(samples: int, parts: int) -> StateError:
-    """Return the error for a batch with too few samples."""
     return StateError(
         f"a batch of {samples} samples cannot be split into {parts} micro-batches: drop a short last batch,"
         " DataLoader(..., drop_last=True), or make a schedule with fewer micro-batches"

@@ -1,4 +1,4 @@
-"""Torch's pipeline stage with its six send and receive methods replaced by coded ones."""
+"""Torch's pipeline stage with coded sends and receives."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from laconic.pipeline.message import PeerFailed
 class CompressedStage(PipelineStage):
     """Class of a stage attached by `compress`; `remove` restores the original class.
 
-    Receives are posted with bytes, and decoded when torch reads the buffer that it expects to be filled.
-    Waiting for a receive is not guarded: if a rank is gone, it fails as in torch.
+    Messages are decoded when torch reads the buffer that it expects to be filled. Waiting for a receive is
+    not guarded: if a rank is gone, it fails as in torch.
     """
 
     _laconic: StageLinks
@@ -28,7 +28,7 @@ class CompressedStage(PipelineStage):
 
     @property
     def samples(self) -> None:
-        """Set the ids of the next step's samples: the same as `handle.samples = ids`."""
+        """Ids of the next step's samples: the same as `handle.samples`."""
         raise AttributeError("samples is write-only: set it before each step")
 
     @samples.setter

@@ -1,4 +1,4 @@
-"""Saved state of a pipeline's buffers, enough for a rank to continue exactly."""
+"""Saved state of a pipeline's buffers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ def loaded(state: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[int, 
 
 
 def _buffer(name: str, tensors: Mapping[str, Any], samples: int) -> Saved:
-    """Return one boundary's buffer after checking that its parts fit each other."""
     new = torch.tensor(list(NEW), dtype=torch.uint8, device="cpu")  # older states have no versions
     seen = _part(f"{name}/seen", tensors.get(f"{name}/seen"), torch.bool, 1)
     rows = _part(f"{name}/rows", tensors.get(f"{name}/rows"), torch.uint8, 2)
@@ -77,7 +76,7 @@ def _damaged(what: str) -> StateError:
 def check_fit(buffers: Mapping[str, Saved], channels: Sequence[Changes]) -> None:
     """Raise `StateError` unless each saved buffer belongs to one of these boundaries and has its width.
 
-    Boundaries without traffic so far are checked when the first tensor crosses them.
+    Boundaries without traffic are checked when the first tensor crosses them.
     """
     known = {channel.name: channel for channel in channels}
     for name, buffer in buffers.items():
@@ -98,7 +97,7 @@ def agree_on(comm: Comm, step: Step, channels: Sequence[Changes], pipeline: int)
     """Raise on every rank unless all ranks of a pipeline have the same step, ids and visited samples.
 
     This runs before anything is sent, because some backends hang on a message of unexpected length.
-    `pipeline`: the pipeline's number, which separates the ranks of its replicas.
+    `pipeline`: its number, which separates replicas.
     """
     step.end(comm)
     ids = b"" if step.ids is None else step.ids.numpy().tobytes()

@@ -1,4 +1,4 @@
-"""Traffic counts of this rank's boundaries."""
+"""Traffic counts of a rank's boundaries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Traffic:
-    """Running counts, by direction: "forward" for activations, "backward" for their gradients."""
+    """Counts by direction: "forward" for activations, "backward" for their gradients."""
 
     sent_bytes: Counter[str] = field(default_factory=Counter)
     received_bytes: Counter[str] = field(default_factory=Counter)
@@ -17,13 +17,12 @@ class Traffic:
     decode_s: float = 0.0
 
     def sent(self, direction: str, nbytes: int, dense: int, seconds: float) -> None:
-        """Count a message of this many bytes that replaces a tensor of `dense` bytes."""
+        """Count a message that replaces a tensor of `dense` bytes."""
         self.sent_bytes[direction] += nbytes
         self.dense_bytes[direction] += dense
         self.encode_s += seconds
 
     def received(self, direction: str, nbytes: int, seconds: float) -> None:
-        """Count a message of this many bytes."""
         self.received_bytes[direction] += nbytes
         self.decode_s += seconds
 
@@ -34,13 +33,13 @@ class Stats:
 
     Attributes:
         steps: Training steps so far.
-        forward_sent: Bytes of activations sent by this rank, headers included.
+        forward_sent: Bytes of activations sent, headers included.
         forward_received: Bytes of activations received.
         backward_sent: The same for gradients.
         backward_received: The same for gradients.
         dense_forward: Bytes that torch's own stage would have sent instead of `forward_sent`.
         dense_backward: The same for `backward_sent`.
-        first_visits: Samples sent over a boundary for the first time, over this rank's boundaries.
+        first_visits: Samples sent over a boundary for the first time.
         changes: Samples sent as a change.
         buffer_bytes: Bytes of this rank's buffers, in RAM or on disk.
         encode_s: Seconds of encoding.
@@ -64,7 +63,6 @@ class Stats:
     def of(
         cls, traffic: Traffic, *, steps: int, first_visits: int = 0, changes: int = 0, buffer_bytes: int = 0
     ) -> Stats:
-        """Return the current counts."""
         return cls(
             steps=steps,
             forward_sent=traffic.sent_bytes["forward"],

@@ -1,4 +1,4 @@
-"""Step: the state of the current step on a rank, and how all ranks end it together."""
+"""State of the current step on a rank, and how all ranks end it together."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Step:
     """State of a step. A rank whose step fails sends only headers until the end, where all ranks raise.
 
     Attributes:
-        number: number of training steps before it.
-        ids: int64 (batch,) ids of its samples, on the CPU; None if none were given.
+        number: training steps before it.
+        ids: int64 (batch,) ids of its samples, on the CPU, or None.
         failure: error that stopped it on this rank, and its message.
         heard: whether another rank has reported a failure.
-        begun: whether the step has begun.
+        begun: whether the first step has begun.
         foreseen: error known before the step begins.
         short: whether the batch was too short on some rank, so that its shapes may be made up.
     """
@@ -46,7 +46,6 @@ class Step:
         self.foreseen = self.foreseen or error
 
     def begin(self) -> None:
-        """Begin a step."""
         self.failure, self.heard, self.ids = None, False, None
         foreseen, self.foreseen = self.foreseen, None
         self.short = foreseen is not None
@@ -69,7 +68,7 @@ class Step:
     def end(self, comm: Comm) -> None:
         """End the step, on all ranks: raise the same error on each if one of them has failed.
 
-        All ranks continue from the highest step of any rank; after that only their stored samples can differ.
+        All ranks continue from the highest step of any rank; then only their stored samples can differ.
         """
         flag = comm.all_reduce(torch.tensor([self.failed], dtype=torch.int32, device="cpu"), "max")
         if not bool(flag):

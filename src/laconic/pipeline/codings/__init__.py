@@ -1,1 +1,1 @@
-"""Codings for the boundary between two pipeline stages: one file per name."""
+"""Codings for the boundary between two pipeline stages."""

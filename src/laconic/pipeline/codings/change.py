@@ -7,8 +7,8 @@ AC-SGD, also AQ-SGD (Wang et al. 2022, arXiv:2206.01299). At each stage boundary
     the next stage continues with m[s], on every visit
 
 Both sides add the *decoded* change, so their buffers stay bit-identical with any lossy codec. As training
-converges, activations change less from epoch to epoch, so the error shrinks; the error of direct
-quantisation stays a fixed share of the activation.
+converges, activations change less and the error shrinks; the error of direct quantisation stays a fixed share
+of the activation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from laconic.pipeline.coding import PipelineCoding
 
 Along = Literal["rows", "channels"]
 FIRST: dict[str, Codec] = {"fp32": Dense(), "bf16": Cast("bf16"), "fp16": Cast("fp16")}
-LIMIT = 0.5  # E|x - C(x)|^2 / |x|^2 below which AC-SGD is proven to converge: c < sqrt(1/2), c^2 = 1/2
+LIMIT = 0.5  # E|x - C(x)|^2 / |x|^2 below which AC-SGD is proven to converge
 SHOWN = 4096  # elements of the normal vector on which a codec's error is measured
 
 
@@ -71,7 +71,6 @@ class Change(PipelineCoding):
 
     @property
     def first_codec(self) -> Codec:
-        """Codec of the first visit."""
         return FIRST[self.first]
 
     def error(self) -> float:

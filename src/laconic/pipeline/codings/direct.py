@@ -41,10 +41,8 @@ class Direct(PipelineCoding):
 
     @property
     def forward_coding(self) -> Codec:
-        """Codec of activations."""
         return self.forward
 
     @property
     def backward_coding(self) -> Codec:
-        """Codec of gradients."""
         return self.backward
