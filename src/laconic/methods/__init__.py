@@ -1,4 +1,4 @@
-"""One file per paper: a docstring with its equation, and one expression that composes the concepts."""
+"""Methods from papers, one file per paper, each an expression that composes the concepts."""
 
 from __future__ import annotations
 
@@ -75,8 +75,7 @@ name_makers(__name__)
 def catalogue() -> dict[str, Callable[..., Any]]:
     """Return every registered name that `distribute` accepts, with its constructor.
 
-    Papers, codecs, selectors and reducers are methods, which `compress` accepts too; the others are
-    strategies.
+    `compress` accepts them too, except strategies.
 
     >>> [name for name in catalogue() if name in ("dgc", "golomb", "local_sgd", "topk")]
     ['dgc', 'local_sgd', 'topk']

@@ -10,7 +10,7 @@ from laconic.reducers.sum import Sum
 def bf16() -> Method:
     """mean = sum_r bf16(g_r / N), in bfloat16.
 
-    Payload: 2 bytes per parameter. bfloat16 has the range of float32, so nothing overflows or vanishes.
+    Payload: 2 bytes per parameter. Nothing overflows or vanishes.
 
     >>> bf16()
     bf16()

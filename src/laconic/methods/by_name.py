@@ -31,7 +31,7 @@ def by_name(names: Mapping[str, Any], *, rest: Any = DENSE) -> Method:
 
     Args:
         names: Pattern to any spec that `compress` accepts; the first pattern that matches a name wins.
-        rest: The spec for tensors that match no pattern; default: dense().
+        rest: The spec for tensors that match no pattern.
 
     Raises:
         SpecError: `names` is not a dict of patterns; or, when the method is attached, a pattern gets no
@@ -51,7 +51,6 @@ def by_name(names: Mapping[str, Any], *, rest: Any = DENSE) -> Method:
 
 
 def _lifted(spec: Any, where: str) -> Method:
-    """Call `lift`, and add the argument's position to its error."""
     try:
         return lift(spec)
     except SpecError as error:

@@ -1,4 +1,4 @@
-"""Methods by tensor size: compressing a small tensor seldom pays for its error."""
+"""Methods by tensor size, as compressing a small tensor seldom pays for its error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def by_size(limit: int, *, large: Any, small: Any = DENSE) -> Method:
     Args:
         limit: A tensor with this many elements or more is large; 1 or more.
         large: Any spec that `compress` accepts.
-        small: Any spec that `compress` accepts; default: dense().
+        small: Any spec that `compress` accepts.
 
     Raises:
         SpecError: An argument is invalid.

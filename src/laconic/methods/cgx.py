@@ -3,10 +3,10 @@
 Markov, Ramezanikebrya, Alistarh 2022, arXiv:2111.08617. Quantiser, scatter-reduce and filters as in the
 release (IST-DASLab/torch_cgx) [V]. It reports, at 4 bits and blocks of 1024, dense to compressed: ResNet-50
 75.8 to 75.9 %, ViT-B 79.2 to 78.6 %, Transformer-XL 22.8 to 22.9 and GPT-2 14.1 to 13.9 in perplexity.
-Differences: tensors are distinguished by shape and size from the first step on, while the release registers
-them at its third; every tensor is reduced, whatever its size (the release drops one larger than its fusion
-buffer, and the rest that would fill the buffer); links inside a machine are treated like those between
-machines.
+
+Differences: tensors are distinguished by shape and size from the first step on, not registered at the third;
+a tensor larger than the release's fusion buffer, which it drops, is reduced; links inside a machine are
+treated like those between machines.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ def cgx(
     r = 1/2, or with `rounding='stochastic'` uniform in [0, 1). Other tensors are summed without compression.
     Works with any optimiser.
 
-    There is no feedback, as in the release. Rounding to nearest always loses entries below half a unit. At 4
-    bits a unit is small relative to a short block's extremes, and the release reports no loss; at 2 bits use
-    'stochastic', or `scatter_reduce(minmax(bits=2, block=16), feedback='both')`, which stores the loss of
-    both roundings. Error feedback on the way up alone does not correct the second rounding.
+    There is no feedback, as in the release, so rounding to nearest always loses entries below half a unit. At
+    4 bits the release reports no loss; at 2 bits use 'stochastic', or `scatter_reduce(minmax(bits=2,
+    block=16), feedback='both')`, which stores the loss of both roundings. Error feedback on the way up alone
+    does not correct the second rounding.
 
     Payload: bits + 64 / block bits per entry, (N - 1) / N of it up and 1 / N down: 4.125.
 
     Args:
-        bits: Bits per entry, 1 to 8; default: 4.
-        block: Entries that share a minimum and a unit; default: 512.
-        rounding: "nearest" (default) or "stochastic".
-        pattern: How ranks exchange the pieces, see `scatter_reduce`; default: "direct".
-        min_size: Tensors with fewer elements are not compressed; default: 1024.
+        bits: Bits per entry, 1 to 8.
+        block: Entries that share a minimum and a unit.
+        rounding: "nearest" or "stochastic".
+        pattern: How ranks exchange the pieces, see `scatter_reduce`.
+        min_size: Tensors with fewer elements are not compressed.
         adapt_every: Steps after which `adaptive_bits` gives each tensor new bits, 2 to 8: the fewest bytes at
-            the error of `bits` for all; default: 0, never. Recalled, not checked with code.
+            the error of `bits` for all. 0: never. Recalled, not checked with code.
 
     Raises:
         SpecError: An argument is outside its range.

@@ -35,18 +35,19 @@ def demo(
         m = decay * m + g;   S = top density * tile^2 of |D m| in each tile;   send C((D m)[S])
         m = m - D'(sent share);   the optimiser gets D'(mean over ranks of the sent shares)
 
-    The sent share leaves the momentum of its rank, so fast components are sent at once and slow ones
-    accumulate until they are strong. The paper's first version steps along the sign of the mean: that is
-    `torch.optim.Adam(parameters, lr=0.001, betas=(0.0, 0.0))`. Any other optimiser works too, including one
-    with momentum. Tensors of one dimension are summed without compression.
-    Payload: about density * n * (2 + log2(1 / density) + 1.5) bits, 10.5 for each of n / 128 coefficients by
-    default: 390 times less than the gradient. Memory: one float32 an element.
+    Fast components are sent at once; slow ones accumulate in the momentum until they are strong. The paper's
+    first version steps along the sign of the mean: that is
+    `torch.optim.Adam(parameters, lr=0.001, betas=(0.0, 0.0))`. Any optimiser works too, including one with
+    momentum. Tensors of one dimension are summed without compression.
+
+    Payload: about density * n * (2 + log2(1 / density) + 1.5) bits, by default 390 times less than the
+    gradient. Memory: one float32 an element.
 
     Args:
-        density: Share of each tile's coefficients that is sent, in (0, 1]; default: 1/128, 32 of 64 * 64.
-        tile: Side of a tile, a power of two from 2 to 256; default: 64.
-        decay: Share of the momentum that a step keeps, in (0, 1]; default: 0.999.
-        values: Codec of the coefficients; default: centroids().
+        density: Share of each tile's coefficients that is sent, in (0, 1], such as 32 of 64 * 64.
+        tile: Side of a tile, a power of two from 2 to 256.
+        decay: Share of the momentum that a step keeps, in (0, 1].
+        values: Codec of the coefficients.
 
     Raises:
         SpecError: An argument is outside its range.

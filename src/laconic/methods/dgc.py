@@ -28,7 +28,7 @@ from laconic.reducers.server import Server
 from laconic.reducers.sum import Sum
 
 DENSE = Dense()
-FIRST = 0.25  # the paper's first warm-up density; each stage has a quarter of the density before
+FIRST = 0.25  # the paper's; each stage has a quarter of the density before
 
 
 @method(
@@ -58,32 +58,32 @@ def dgc(
         send v[S];            v[S] = 0,  u[S] = 0
         w = w - lr * (mean of the sent shares + weight decay)
 
-    Tensors of one dimension are summed without compression, with SGD's own momentum. The
-    momentum is that of a `torch.optim.SGD` or `laconic.optim.LARS`; tensors of other optimisers have plain
-    error feedback, and a log line gives the reason.
+    Tensors of one dimension are summed without compression, with SGD's own momentum. The momentum is that of
+    a `torch.optim.SGD` or `laconic.optim.LARS`; tensors of other optimisers have plain error feedback, and a
+    log line gives the reason.
 
     Payload: about density * n * (32 + log2(1 / density) + 1.5) bits, to each of the N - 1 others: a rank's
     traffic grows with N. With `down`, each entry is sent to the rank that serves it, and the servers answer
     with the share `down`, so that a rank sends at most twice as much among 64 ranks as among 4, from 2
-    million entries on; in a smaller model headers grow with N (see `server`). In return up to N * density of
-    the entries arrive at the servers, and only `down` of them are answered at once. The rest waits at the
-    servers, without further momentum; at the same `down` it waits longer with more ranks.
+    million entries on; in a smaller model headers grow with N (see `server`). Up to N * density of the
+    entries arrive at the servers; all but `down` wait there, without further momentum, longer with more
+    ranks.
 
     Args:
-        density: Share of the entries that is sent, in (0, 1]; default: 0.001.
-        warmup_steps: Approximate number of first steps with a higher density; default: 0.
-        warmup: Densities of the warm-up, in equal stages; default: 0.25, 0.0625, ... down to `density`. A
+        density: Share of the entries that is sent, in (0, 1].
+        warmup_steps: Approximate number of first steps with a higher density.
+        warmup: Densities of the warm-up, in equal stages. None: 0.25, 0.0625, ... down to `density`. A
             leading 1.0 is plain momentum SGD.
-        sample_ratio: Share of the entries that the threshold is estimated from; default: 0.01.
-        masking: Whether sent entries are also cleared in u; default: True.
+        sample_ratio: Share of the entries that the threshold is estimated from.
+        masking: Whether sent entries are also cleared in u.
         clip: Norm of the gradient summed over ranks; each rank's whole gradient, vectors included, is limited
             to clip / sqrt(N), after dense steps of the warm-up. With several buckets, an estimate from the
-            last step is used, see `laconic.exchange.clip`; default: no limit.
-        down: Share of the entries that servers answer, in (0, 1], and at least that of a warm-up's stage.
-            Default: None, every rank receives every message. For groups of 16 and more.
-        values: Codec of the values; default: dense().
-        indices: Coding of the positions; default: golomb().
-        vectors: Type of one-dimensional tensors on the wire; default: "fp32".
+            last step is used, see `laconic.exchange.clip`.
+        down: Share of the entries that servers answer, in (0, 1], and at least that of a warm-up's stage; for
+            groups of 16 and more. None: every rank receives every message.
+        values: Codec of the values.
+        indices: Coding of the positions.
+        vectors: Type of one-dimensional tensors on the wire.
 
     Raises:
         SpecError: An argument is outside its range.
@@ -122,7 +122,7 @@ def dgc(
 
 
 class Warmup(TypedDict):
-    """The warm-up arguments of `dgc`."""
+    """Warm-up arguments of `dgc`."""
 
     warmup_steps: int
     warmup: tuple[float, ...]
@@ -132,8 +132,8 @@ def by_epoch(density: float = 0.001, *, epochs: int = 4, steps_per_epoch: int) -
     """Return the paper's warm-up: a quarter of the entries in the first epoch, a quarter of that next, etc.
 
     Args:
-        density: The final density, which no epoch falls below; default: 0.001.
-        epochs: Epochs with a higher density; default: 4, as in the paper.
+        density: The final density, which no epoch falls below.
+        epochs: Epochs with a higher density; 4 in the paper.
         steps_per_epoch: Optimiser steps of an epoch: `len(loader)`, divided by the backward passes of a step.
 
     Returns:

@@ -1,8 +1,7 @@
 """Deep Hierarchy Quantization Compression: the largest entries, their magnitudes in a few groups by size.
 
-Jiang et al. 2022, arXiv:2212.14760. A reconstruction from the abstract, the only public part: it uses the
-distribution of the largest entries and quantises them hierarchically. It also samples clients dynamically:
-`laconic.federated.samplings`.
+Jiang et al. 2022, arXiv:2212.14760. A reconstruction from the abstract, the only public part. Its dynamic
+sampling of clients is in `laconic.federated.samplings`.
 """
 
 from __future__ import annotations
@@ -47,20 +46,18 @@ def dhqc(
         C(x) = sign(x) * mean of its group on S, 0 elsewhere;   e = x - C(x)
 
     With one level this is `stc(density)`, bit for bit. Tensors of one dimension are summed without
-    compression.
-    Payload: about k (log2(1 / density) + 2.5 + log2(levels)) + 32 * levels bits, k = density * n, each way.
-    Without `down`, each rank sends its message to the N - 1 others.
+    compression. Payload: about k (log2(1 / density) + 2.5 + log2(levels)) + 32 * levels bits, k = density *
+    n, each way. Without `down`, each rank sends its message to the N - 1 others.
 
     Args:
-        density: Share of the entries that is sent, in (0, 1]; default: 0.01.
-        levels: Number of groups; default: 4. With `error`, the maximum.
+        density: Share of the entries that is sent, in (0, 1].
+        levels: Number of groups. With `error`, the maximum.
         error: Each tensor gets 1, 2, 4, ... groups, until the squared error of its sent entries is at most
-            this share; one more byte per tensor gives their number. Default: None, always `levels`.
+            this share; one more byte per tensor gives their number. None: always `levels`.
         down: Density of the answer: the tensor's server averages the messages and answers with C of this
-            density and its own error feedback. Default: None, every rank receives every message.
-        indices: Coding of the positions; default: golomb(). If large entries come in clusters, `fine_delta()`
-            is shorter.
-        momentum: "local" (default) applies the momentum of a `torch.optim.SGD` before compression, see
+            density and its own error feedback. None: every rank receives every message.
+        indices: Coding of the positions; `fine_delta()` is shorter if large entries come in clusters.
+        momentum: "local" applies the momentum of a `torch.optim.SGD` before compression, see
             `error_feedback`; "optimizer" leaves it to the optimiser, as the paper does.
 
     Raises:

@@ -1,8 +1,8 @@
 """Dion2: Muon that updates a random fraction of each matrix's rows or columns, and exchanges only these.
 
-Ahn, Amsel, Langford 2025, arXiv:2512.16928. Reconstruction: the update is the paper's, the exchange is ours.
-The paper averages whole gradients and chooses rows by their L1 norm, or at random, which it reports to come
-close; here all ranks draw the same rows from a common key, and average only these.
+Ahn, Amsel, Langford 2025, arXiv:2512.16928. Reconstruction: the paper averages whole gradients and chooses
+rows by their L1 norm, or at random, which it reports to come close; here all ranks draw the same rows from a
+common key, and average only these.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def dion2(fraction: float = 0.25) -> Method:
     Needs `torch.optim.Muon` with `nesterov=False`, usually with AdamW for embeddings, heads and vectors:
     `compress(model, [muon, adamw], "dion2()")`. Tensors that Muon does not hold are summed without
     compression. Payload: 4 * fraction bytes per entry of Muon's matrices, in one all-reduce. Memory: one
-    float32 an element on each rank, in place of Muon's.
+    float32 an element, in place of Muon's.
 
     Args:
-        fraction: Share of the rows or columns that a step updates, in (0, 1]; default: 0.25, the paper's.
+        fraction: Share of the rows or columns that a step updates, in (0, 1]; the paper has 0.25.
 
     Raises:
         SpecError: `fraction` is outside its range.

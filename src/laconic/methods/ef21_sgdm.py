@@ -1,8 +1,8 @@
 """EF21-SGDM: compressed changes of each rank's averaged gradient, added up to one mean on all ranks.
 
 Richtarik, Sokolov, Fatkhullin 2021, arXiv:2106.05203 (EF21); Fatkhullin, Tyurin, Richtarik 2023,
-arXiv:2305.15155 (its momentum). Both as recalled. The papers send a first gradient whole, from which all
-estimates begin; here they begin at zero.
+arXiv:2305.15155 (its momentum). Both as recalled. The papers send a first gradient whole; here all estimates
+begin at zero.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def ef21_sgdm(compressor: Any = TOP, *, eta: float = 0.1) -> Method:
 
     When gradients converge, so does v_i - h_i, and C's error goes to zero: unlike error feedback, it needs no
     bound on gradients, no large batches, and no similarity of the ranks' data. Works with any optimiser; the
-    papers use SGD without momentum, because eta plays that role: the learning rate is then that for averaged
-    gradients, 1 / eta times that of SGD with momentum 1 - eta. Tensors of one dimension are summed without
-    compression. Payload: that of `compressor`. Memory: three float32 per element.
+    papers use SGD without momentum, as eta plays that role: the learning rate is then 1 / eta times that of
+    SGD with momentum 1 - eta. Tensors of one dimension are summed without compression. Payload: that of
+    `compressor`. Memory: three float32 per element.
 
     Args:
-        compressor: C, a codec, selector or reducer with an error below |x|^2; default: topk(density=0.01).
-        eta: Weight of the newest gradient, in (0, 1]; default: 0.1. 1 is EF21 without momentum.
+        compressor: C, a codec, selector or reducer with an error below |x|^2, by default topk(density=0.01).
+        eta: Weight of the newest gradient, in (0, 1]. 1 is EF21 without momentum.
 
     Raises:
         SpecError: An argument is invalid, or `compressor` is a method, or a reducer that rounds the mean too.

@@ -35,10 +35,9 @@ def error_fed(
 
     Args:
         compressor: A codec, selector or reducer.
-        decay: Share of the error that the next step adds; default: 1.
-        damped: Whether messages are damped, which allows feedback for an unbiased codec of high variance;
-            default: False.
-        momentum: "local" (default) applies the momentum of a `torch.optim.SGD` before compression, see
+        decay: Share of the error that the next step adds.
+        damped: Whether messages are damped, which allows feedback for an unbiased codec of high variance.
+        momentum: "local" applies the momentum of a `torch.optim.SGD` before compression, see
             `error_feedback`; with `powersgd` it stays in the optimiser. "optimizer" always leaves it there,
             as the paper does.
 

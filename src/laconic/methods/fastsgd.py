@@ -1,8 +1,8 @@
 """FastSGD: large entries only, their values as small logarithms, their positions in adaptive widths.
 
-Yang, Chen, Zeng, Gao 2021, arXiv:2112.04291. A reconstruction from the abstract, the only public part:
-gradients as keys and values, in linear time; values by a reciprocal mapper, a logarithm quantised to small
-integers, and a threshold on these; keys by adaptive fine-grained delta encoding.
+Yang, Chen, Zeng, Gao 2021, arXiv:2112.04291. A reconstruction from the abstract, the only public part: values
+as logarithms quantised to small integers, and a threshold on these; positions by adaptive fine-grained delta
+encoding.
 """
 
 from __future__ import annotations
@@ -34,19 +34,18 @@ def fastsgd(base: float = 2.0, *, floor: int = 3, momentum: Momentum = "local") 
         x = e + g;   s = max |x|;   q = round(log_base(s / |x|));   keep those with q <= floor
         send s, and of each kept entry its position, its sign and q;   e = x - sign(x) * s * base^-q
 
-    The gradient decides how many entries are kept, and networks are not as sparse as the paper's logistic
-    models. Of the weights of a small network (benchmarks/gradient.py), floor = 1, 2, 3, 4 keeps 3, 14, 29 and
-    44 %, with 51, 85, 97 and 99.4 % of the squared norm. To choose a density, use `topk`.
-    Payload: about k (log2(floor + 2) + log2(n / k) + 3.4) bits, if k of n entries are kept.
+    The gradient decides how many entries are kept. Of the weights of a small network
+    (benchmarks/gradient.py), floor = 1, 2, 3, 4 keeps 3, 14, 29 and 44 %, with 51, 85, 97 and 99.4 % of the
+    squared norm. To choose a density, use `topk`. Payload: about k (log2(floor + 2) + log2(n / k) + 3.4)
+    bits, if k of n entries are kept.
 
-    Unsent entries wait in e for later steps. The abstract has no error feedback; without it, small entries
-    would be lost: of that network's gradient, 0.07 of the squared norm in each step. Tensors of one dimension
-    are summed without compression.
+    The error feedback is ours: without it, that network would lose 0.07 of the squared norm in each step.
+    Tensors of one dimension are summed without compression.
 
     Args:
-        base: Base of the logarithm; default: 2.
-        floor: Largest q that is kept, 0 or more; default: 3.
-        momentum: "local" (default) applies the momentum of a `torch.optim.SGD` before compression, see
+        base: Base of the logarithm.
+        floor: Largest q that is kept, 0 or more.
+        momentum: "local" applies the momentum of a `torch.optim.SGD` before compression, see
             `error_feedback`; "optimizer" leaves it to the optimiser, as the paper does.
 
     Raises:

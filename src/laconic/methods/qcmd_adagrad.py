@@ -1,7 +1,7 @@
 """QCMD AdaGrad: quantised gradients for AdaGrad with composite mirror descent, which makes sparse models.
 
-Xu et al. 2022, arXiv:2208.05631: only the abstract was available. The quantiser is our reconstruction, the
-update is derived from Duchi et al. 2011 [recalled].
+Xu et al. 2022, arXiv:2208.05631, from the abstract: the quantiser is our reconstruction, the update is
+derived from Duchi et al. 2011 [recalled].
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def qcmd_adagrad(compressor: Any = TERNARY) -> Method:
     1.6 bits per entry by default.
 
     Args:
-        compressor: Q, any codec; default: threshold_ternary(). `dense()` is the exact mean.
+        compressor: Q, any codec, by default threshold_ternary(). `dense()` is the exact mean.
 
     Raises:
         SpecError: `compressor` is something else.

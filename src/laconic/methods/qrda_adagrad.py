@@ -1,7 +1,7 @@
 """QRDA AdaGrad: quantised gradients for AdaGrad with regularised dual averaging.
 
-Xu et al. 2022, arXiv:2208.05631: only the abstract was available. The quantiser is our reconstruction, the
-update is derived from Duchi et al. 2011 [recalled].
+Xu et al. 2022, arXiv:2208.05631, from the abstract: the quantiser is our reconstruction, the update is
+derived from Duchi et al. 2011 [recalled].
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def qrda_adagrad(compressor: Any = TERNARY) -> Method:
     Like `qcmd_adagrad`, with the other of the paper's two optimisers.
 
     Args:
-        compressor: Q, any codec; default: threshold_ternary(). `dense()` is the exact mean.
+        compressor: Q, any codec, by default threshold_ternary(). `dense()` is the exact mean.
 
     Raises:
         SpecError: `compressor` is something else.

@@ -1,10 +1,10 @@
 """Signum: majority vote on the signs of each worker's momentum, one bit per entry, both ways together.
 
 Bernstein, Wang, Azizzadenesheli, Anandkumar 2018, arXiv:1802.04434; Bernstein, Zhao, Azizzadenesheli,
-Anandkumar 2019, arXiv:1810.05291. Differences: the step is not the sign alone, but the sign times the median
-over ranks of the mean magnitude, so that the learning rate has the same meaning as for SGD; ties are decided
-by a random bit and not by zero (see `majority_vote`); u = mu * u + g as in torch.optim.SGD, where the papers
-have mu * u + (1 - mu) * g: the signs are the same.
+Anandkumar 2019, arXiv:1810.05291. Differences: the sign is multiplied by the median over ranks of the mean
+magnitude, so that the learning rate has the same meaning as for SGD; a random bit decides ties (see
+`majority_vote`); u = mu * u + g as in torch.optim.SGD, with the same signs as the papers' mu * u + (1 - mu) *
+g.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sparse Adam: the entries of the momentum that move the weights most, with a variance that is frozen.
 
-Ours, of two papers: Tang et al. 2021, arXiv:2102.02888 (1-bit Adam), freeze the variance, so that Adam is
-linear in its momentum; Sattler et al. 2019, arXiv:1903.02891 (STC), send the signs of the largest entries.
+After Tang et al. 2021, arXiv:2102.02888 (1-bit Adam), who freeze the variance, so that Adam is linear in its
+momentum, and Sattler et al. 2019, arXiv:1903.02891 (STC), who send the signs of the largest entries.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def sparse_adam(
     the gradient. Error of a message: omega <= 1 - 1 / n.
 
     Args:
-        density: Share of the entries that is sent, in (0, 1]; default: 0.1.
-        warmup_steps: Steps of the warm-up, 1 or more. They should include any rise of the learning rate.
-            Default: None, until v has settled, see `laconic.optim.settled_variance`; that takes more than
-            1 / (1 - b2) steps, and gradients are averaged inside `optimizer.step()`.
+        density: Share of the entries that is sent, in (0, 1].
+        warmup_steps: Steps of the warm-up, 1 or more, including any rise of the learning rate. None: until v
+            has settled, see `laconic.optim.settled_variance`; that takes more than 1 / (1 - b2) steps, and
+            gradients are averaged inside `optimizer.step()`.
         down: Share of the entries that a tensor's server answers, with its own feedback, see `server`: for
-            groups of 16 and more. Default: None, every rank receives every message and averages.
-        values: Codec of the values; default: signmean().
-        indices: Coding of the positions; default: golomb().
+            groups of 16 and more. None: every rank receives every message and averages.
+        values: Codec of the values.
+        indices: Coding of the positions.
 
     Raises:
         SpecError: An argument is outside its range.

@@ -47,19 +47,19 @@ def terngrad(
         mean = s / N * (sum over ranks of t)
 
     The root mean square rms, which is sigma if the mean is 0, is ours (see `ternary`). There is no feedback:
-    apart from what `clip` cuts off, the error has mean zero. Any optimiser will do, with momentum. Tensors of
-    one dimension are summed without compression.
+    apart from entries beyond `clip`, the error has mean zero. Works with any optimiser, with momentum.
+    Tensors of one dimension are summed without compression.
 
     Payload: 2 bits per entry and 4 bytes per tensor; with a shared scale (N-1)/N * 2 bits up and 1/N *
     log2(2N + 1), rounded up, down.
 
     Args:
-        clip: Entries are clipped at this many standard deviations; default: 2.5; 0 disables clipping.
-        scale: "shared" (default), or "own": each rank uses its own scale, and all ranks gather all messages;
-            for ranks whose gradients differ much in size.
-        last_layer: "ternary" (default), or "fp32": the model's last matrix is not compressed.
-        small: Tensors with fewer elements are not compressed; default: 256.
-        packing: "bits" (default), 2 bits an entry, or with `scale='own'` "base3", 1.6 bits.
+        clip: Entries are clipped at this many standard deviations; 0 disables clipping.
+        scale: "shared"; or "own", for ranks whose gradients differ much in size: each rank uses its own
+            scale, and all ranks gather all messages.
+        last_layer: "ternary", or "fp32": the model's last matrix is not compressed.
+        small: Tensors with fewer elements are not compressed.
+        packing: "bits", 2 bits an entry, or with `scale='own'` "base3", 1.6 bits.
 
     Raises:
         SpecError: An argument is invalid, or packing='base3' is used without scale='own'.
@@ -89,5 +89,5 @@ def terngrad(
 
 
 def last_matrix(model: Layout) -> Entry | None:
-    """Return the weight of a model's last layer: the last tensor of two dimensions and more."""
+    """Return the weight of a model's last layer."""
     return next((entry for entry in reversed(model.entries) if matrices(entry, model)), None)

@@ -44,12 +44,11 @@ def zero_one_adam(
     `onebit_adam`. Payload: about 2 bits per parameter and round.
 
     Args:
-        freeze_steps: The step from which v is frozen, 1 or more; default: 1000.
-        kappa: v is updated `kappa` times one step apart, then `kappa` times two steps apart, and so on;
-            default: 16.
-        double_every: Steps after which the distance of rounds doubles; default: 1000.
-        longest: Largest distance of rounds, in steps; default: 16.
-        codec: C, for matrices; default: sign().
+        freeze_steps: The step from which v is frozen, 1 or more.
+        kappa: v is updated `kappa` times one step apart, then `kappa` times two steps apart, and so on.
+        double_every: Steps after which the distance of rounds doubles.
+        longest: Largest distance of rounds, in steps.
+        codec: C, for matrices.
 
     Raises:
         SpecError: An argument is invalid.
