@@ -1,8 +1,8 @@
 """DDP's buckets as jobs for the communication thread.
 
-DDP passes its buckets in index order and regroups them after the first step, so a layout is built from
-each new group of parameters, by name. Buckets of all dtypes are exchanged in float32; complex buckets are
-pairs of reals, as DDP passes them.
+DDP passes its buckets in index order and regroups them after the first step, so layouts are built by
+parameter name. Buckets of all dtypes are exchanged in float32; complex buckets are pairs of reals, as DDP
+passes them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNSTEPPED = "two exchanged backward passes without optimizer.step() between them
 
 
 class Bucket(Protocol):
-    """The part of DDP's GradBucket that is used here."""
+    """DDP's GradBucket, as far as used here."""
 
     def index(self) -> int:
         """Position among the buckets of a backward pass."""
@@ -57,7 +57,7 @@ class Buckets:
         names: The name of each parameter of the model.
         optimisers: The optimisers of the model.
         scaler: The GradScaler in use, if any: memory is stored unscaled.
-        keep_means: Whether the means of parameters that no rank used must be kept.
+        keep_means: Whether to keep the means of parameters that no rank used.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Buckets:
         self._compresses = compresses(exchange.method)
         self._zeroed: LostGradientCheck | None = None
         self._layouts: dict[tuple[int, ...], Layout] = {}
-        self._unnoted: list[Callable[[], None]] = []  # of buckets whose means are written at the end
+        self._unnoted: list[Callable[[], None]] = []  # for buckets whose means are written at the end
 
     @property
     def failure(self) -> BaseException | None:
-        """The error after which no bucket can be exchanged, or None."""
+        """Error after which no bucket can be exchanged."""
         return self._thread.error
 
     def submit(self, bucket: Bucket) -> Answer:
@@ -122,13 +122,13 @@ class Buckets:
 
         # on a CPU means are written at the end of the step; until then buckets hold corrected gradients
         answer = self._thread.submit(job, buffer.device, hold=buffer.is_cpu and not last)
-        # raised here, since DDP would raise it as a C++ error about a cast to a tensor
+        # raised here: DDP would raise a C++ error about a cast to a tensor
         if last and in_backward():
             Variable._execution_engine.queue_callback(partial(self._finish_backward, answer))
         return answer
 
     def wait(self, answer: Answer) -> None:
-        """Wait for a bucket's mean. Raises the error of this exchange or of an earlier one."""
+        """Wait for a bucket's mean. Raises the error of this exchange or an earlier one."""
         self._thread.wait(answer)
 
     def _finish_backward(self, last: Answer) -> None:
@@ -156,15 +156,14 @@ class Buckets:
         self._stepped()
 
     def check(self) -> None:
-        """Raise `PeerError` if no bucket can be exchanged any more."""
         if self.failure is not None:
             raise PeerError(f"rank {self.exchange.comm.rank}: the exchange has failed: {self.failure}")
 
     def before_step(self, optimiser: OptimiserView, step: int) -> None:
         """Prepare the gradients of this optimiser for the current step.
 
-        A parameter that no rank has used gets the mean of the residuals. Warn about a gradient that changed
-        since the exchange. Master weights get the mean before it was rounded to 16 bits.
+        A parameter that no rank has used gets the mean of the residuals. Master weights get the mean before
+        it was rounded to 16 bits. Warns about a gradient that changed since the exchange.
         """
         assert isinstance(optimiser, OptimiserHooks)
         if self.unused_parameters is not None:
@@ -182,7 +181,7 @@ class Buckets:
             self._zeroed.pending = False
 
     def end(self, last: Callable[[], object] | None = None) -> None:
-        """End the thread after the queued buckets, without waiting. It calls `last` at its end."""
+        """End the thread after the queued buckets, without waiting; it calls `last` at its end."""
         self._unwatch()
         self._thread.end(last)
 
@@ -253,12 +252,12 @@ def compresses(method: Method) -> bool:
 
 
 def in_backward() -> bool:
-    """Return whether this thread runs autograd: not in a Replicator's step, nor without inputs in Join."""
+    """Return whether this thread runs autograd: false in a Replicator's step and without inputs in Join."""
     return torch._C._current_graph_task_id() >= 0
 
 
 def layout_of(names: Iterable[str], bucket: Bucket) -> Layout:
-    """Return the layout of a bucket in real elements, with these parameter names."""
+    """Return the layout of a bucket in real elements."""
     parameters, start = bucket.parameters(), bucket.buffer().storage_offset()
     reals = 2 if parameters[0].is_complex() else 1  # DDP's views count complex elements, all or none
     starts = [reals * int(grad.storage_offset() - start) for grad in bucket.gradients()]
@@ -268,8 +267,6 @@ def layout_of(names: Iterable[str], bucket: Bucket) -> Layout:
 
 def real_shape(parameter: Tensor) -> tuple[int, ...]:
     """Return the shape in real elements: a complex parameter's last dimension doubles, and () becomes (2,).
-
-    So a complex matrix stays a matrix, and a complex vector a vector.
 
     >>> real_shape(torch.zeros(3, 4)), real_shape(torch.zeros(3, 4, dtype=torch.complex64))
     ((3, 4), (3, 8))

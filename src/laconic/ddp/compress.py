@@ -67,7 +67,7 @@ def compress(
     """Exchange this model's gradients by the method `spec`; the rest of the script does not change.
 
     All ranks of the model's group must call it. The exchange lasts as long as the model, or until `remove()`.
-    A copy of a compressed DistributedDataParallel, by deepcopy, pickle or `torch.save`, is not compressed.
+    A copy of the model, by deepcopy, pickle or `torch.save`, is not compressed.
 
     Example:
         One new line in a script that `torchrun` starts on each rank:
@@ -80,19 +80,19 @@ def compress(
             print(handle.stats().ratio)  # times fewer bytes on the wire than dense
 
     Args:
-        model: A `DistributedDataParallel`, before its first backward pass or later, or a module that wraps
+        model: A `DistributedDataParallel`, before or after its first backward pass, or a module that wraps
             one, as `torch.compile` and Fabric do; or a model under `fully_shard`, for methods such as
-            "cgx(bits=4)", which compress all its gradients. If shards have replicas (HSDP), the method
-            runs between replicas.
-        optimizer: The optimiser of the model's parameters, or a list of several with disjoint parameters.
-            It may also hold other parameters, such as a loss's, which are not exchanged. Wrappers of
-            Accelerate, Fabric, Lightning and torchft are unwrapped.
+            "cgx(bits=4)", which compress all its gradients. If shards have replicas (HSDP), the method runs
+            between replicas.
+        optimizer: The optimiser, or a list of several with disjoint parameters. Other parameters in it, such
+            as a loss's, are not exchanged. Wrappers of Accelerate, Fabric, Lightning and torchft are
+            unwrapped.
         spec: A string such as "dgc(density=0.001)", or an object from `laconic.parse`; equal on all ranks.
-        scaler: The GradScaler in use, so that memory is stored unscaled; not with `fully_shard`. Default:
-            the scaler of a wrapped optimiser, if any.
+        scaler: The GradScaler in use, so that memory is stored unscaled; not with `fully_shard`. None: the
+            scaler of a wrapped optimiser, if any.
         seed: Seed of sampling and stochastic rounding; equal on all ranks.
         parameters: A codec such as "minmax(bits=8)" for the all-gather of parameters under `fully_shard`;
-            shards stay exact. Equal on all ranks. Default: None, parameters are not compressed.
+            shards stay exact. Equal on all ranks. None: no compression.
 
     Returns:
         The handle of this rank: statistics, state, and `remove()`.
@@ -127,7 +127,6 @@ def compress(
 
 
 def way_out(model: Any) -> str:
-    """Return the fix for a model that is neither DistributedDataParallel nor under `fully_shard`."""
     parts = model.modules() if isinstance(model, nn.Module) else (model,)
     kinds = {kind.__name__ for part in parts for kind in type(part).__mro__}
     for name, words in FOREIGN.items():
@@ -141,10 +140,7 @@ def way_out(model: Any) -> str:
 
 
 def inside(model: Any) -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel that this is or contains, or None.
-
-    Raises `AttachError` if it contains several.
-    """
+    """Return the DistributedDataParallel that this is or contains, or None. Several raise `AttachError`."""
     if isinstance(model, DistributedDataParallel):
         if any(kind.__module__.split(".")[0] == "torchft" for kind in type(model).__mro__):
             raise AttachError(
@@ -165,6 +161,6 @@ def inside(model: Any) -> DistributedDataParallel | None:
 
 def is_sharded(model: Any) -> bool:
     """Return whether `fully_shard` was called on this model or on a part of it."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # if it is not imported, nothing is sharded
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported if nothing is sharded
     parts = model.modules() if isinstance(model, nn.Module) else ()
     return any(isinstance(part, getattr(fsdp, "FSDPModule", ())) for part in parts)

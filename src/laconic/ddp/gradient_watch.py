@@ -1,7 +1,7 @@
 """Checks for gradients that are changed or dropped between the exchange and the step.
 
 Under local momentum `p.grad` holds sent velocity, so clipping it would clip momentum; and a GradScaler that
-was not passed to `compress` changes the scale of residuals. One small tensor per bucket shows either.
+was not passed to `compress` changes the scale of residuals. One small tensor per bucket shows both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from laconic.core.warning import warn
 
 TOLERANCE = 0.02  # relative, above the rounding error of bfloat16
 LOOKS = 16  # tensors that are checked only for a scaler, which is in use from the first step on
-LEAST_POWER = 7  # a scaler divides by 2^7 or more; a script that accumulates gradients by less
+LEAST_POWER = 7  # a scaler divides by 2^7 or more; scripts that accumulate gradients by less
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Noted:
 
 
 class GradientWatch:
-    """Stores the magnitude of one mean per bucket, and compares it before the step; warns once.
+    """Comparison of a mean per bucket after the exchange and before the step; warns once.
 
     On a GPU the magnitudes of a step are read in the next exchange, all in one copy, without an extra wait,
     and compared in the next step. `release`: leaves momentum to the optimiser, if velocities were changed.
@@ -53,8 +53,7 @@ class GradientWatch:
     def note(self, mean: Tensor, layout: Layout, owned: Iterable[str], scale: float, remembers: bool) -> None:
         """Store the magnitude of the smallest `owned` tensor of this bucket, from the flat `mean`.
 
-        `remembers`: the method has a memory; then the first steps check for a scaler without `owned`
-        tensors too.
+        If the method `remembers`, the first steps also check other tensors, for a scaler.
         """
         if self._warned:
             return
@@ -69,7 +68,6 @@ class GradientWatch:
             self._seen[smallest.name] = Noted(magnitude(view), scale, smallest.name in owned)
 
     def _smallest(self, layout: Layout, names: frozenset[str] | None) -> Entry | None:
-        """Return the smallest tensor of these names; None means all."""
         key = id(layout), names
         known = self._known.get(key)
         if known is None:
@@ -79,7 +77,7 @@ class GradientWatch:
         return known[1]
 
     def noted(self) -> tuple[str, ...]:
-        """Names of the tensors to compare before the step."""
+        """Return the tensors to compare before the step."""
         return tuple(self._seen)
 
     def compare(self, name: str, grad: Tensor, scale: float) -> None:
@@ -132,7 +130,7 @@ class GradientWatch:
 
 
 class LostGradientCheck:
-    """Warns once about gradients that were exchanged, and then dropped by zero_grad() without a step.
+    """Warning about gradients that were exchanged, then dropped by zero_grad() without a step.
 
     Their unsent share is still in the method's memory and is sent with later gradients: a GAN's discriminator
     would learn from its generator's loss. The check runs before the next gradient is added: only then do
@@ -162,7 +160,7 @@ class LostGradientCheck:
         ]
 
     def take_unstepped(self) -> bool:
-        """Return whether a pass has begun while exchanged gradients were waiting, since the last call."""
+        """Return whether, since the last call, a pass has begun while exchanged gradients were waiting."""
         found, self._unstepped = self._unstepped, False
         return found
 
@@ -180,7 +178,6 @@ class LostGradientCheck:
         )
 
     def remove(self) -> None:
-        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
@@ -193,7 +190,7 @@ def magnitude(x: Tensor) -> Tensor:
 
 
 def _power_of_two(before: float, after: float) -> int:
-    """Return the k > 0 with before = 2^k after, as for the scale of a GradScaler; 0 if there is no such k.
+    """Return the k > 0 with before = 2^k after, as for the scale of a GradScaler; else 0.
 
     >>> _power_of_two(512.0, 2.0), _power_of_two(512.0, 3.0), _power_of_two(1.0, 1.0), _power_of_two(1.0, 0.0)
     (8, 0, 0, 0)

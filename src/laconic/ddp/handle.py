@@ -1,4 +1,4 @@
-"""The handle that `compress` returns: one method working on one model."""
+"""Handle that `compress` returns: one method working on one model."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from laconic.exchange.stats import Stats
 class Handle(Joinable):
     """A compressed model on one rank: statistics, state and removal. `laconic.compress` returns it.
 
-    It may be passed to torch's `Join` after its model, `with Join([model, handle])`. If the method exchanges
-    inside `optimizer.step()`, this is required: a rank without further inputs then takes these steps too.
+    It may be passed to torch's `Join` after its model, `with Join([model, handle])`. This is required if the
+    method exchanges inside `optimizer.step()`: a rank without further inputs then takes these steps too.
     """
 
     saved_by_each: ClassVar[bool] = False  # rank 0 may gather all memory, unlike for sharded models
@@ -110,7 +110,7 @@ class Handle(Joinable):
         Args:
             gather: Whether rank 0 gets the memory of all ranks, for a checkpoint that only rank 0 writes; the
                 other ranks get an empty list. Call it on all ranks, or only on rank 0 if the method has no
-                memory. Default: False; Accelerate's `register_for_checkpointing` gathers.
+                memory. Accelerate's `register_for_checkpointing` always gathers.
 
         Returns:
             Plain numbers, strings and tensors, which load under `torch.load(weights_only=True)`.
@@ -149,10 +149,10 @@ class Handle(Joinable):
     def discard(self) -> None:
         """Clear all residuals, so that no earlier gradient affects a later step. Call it on every rank.
 
-        Use it when you occasionally skip a step by zero_grad() instead of step(): otherwise the unsent
-        share of its gradients is sent with later ones. It also clears residuals of earlier steps, and
-        momentum that is applied before the exchange. Run a backward pass whose gradients are never used,
-        such as that of a GAN's generator, under `model.no_sync()`: nothing is exchanged or lost.
+        Use it when you occasionally skip a step by zero_grad() instead of step(): otherwise the unsent share
+        of its gradients is sent with later ones. It also clears momentum that is applied before the exchange.
+        Run backward passes whose gradients are never used, such as that of a GAN's generator, under
+        `model.no_sync()` instead.
         """
         self.exchange.discard()
         self.buckets.discard()
@@ -178,7 +178,7 @@ class Handle(Joinable):
             self.abandon()
 
     def abandon(self) -> None:
-        """Detach on this rank alone, without a message to the others, which may have no handle."""
+        """Detach on this rank alone: the others may have no handle."""
         self.detach()
         self.buckets.close()
         detach, self._detach = self._detach, ()
@@ -196,7 +196,6 @@ class Handle(Joinable):
         self._detach = (*callbacks, *self._detach)
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return the hook for torch's `Join`."""
         return self.join_hook_of(self)
 
     def join_hook_of(self, joinable: Joinable) -> JoinHook:
@@ -208,10 +207,8 @@ class Handle(Joinable):
 
     @property
     def join_device(self) -> torch.device:
-        """The model's device."""
         return torch.device("cpu") if self._joined is None else self._joined.device
 
     @property
     def join_process_group(self) -> Any:
-        """The model's process group."""
         return dist.group.WORLD if self._joined is None else self._joined.group

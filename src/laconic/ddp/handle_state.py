@@ -24,13 +24,12 @@ WAITING = "left/"  # keys of means that wait for the optimiser
 
 
 class HandleState:
-    """Saves and loads this rank's memory between steps."""
+    """Saves and loads this rank's memory."""
 
     def __init__(self, exchange: Attached, buckets: Buckets) -> None:
         self._exchange, self._buckets = exchange, buckets
 
     def state_dict(self) -> RankState:
-        """Return this rank's memory, with the rank in every key."""
         tensors = self._exchange.state_dict()
         if (unused_parameters := self._buckets.unused_parameters) is not None:
             tensors |= {f"{WAITING}{name}": mean for name, mean in unused_parameters.state_dict().items()}

@@ -37,9 +37,9 @@ from laconic.optim.unwrapping import stepping, unwrap_all
 
 
 class Slot:
-    """The current handle of one DDP, which its hook calls for every bucket.
+    """Current handle of one DDP, which the permanent hook calls for every bucket.
 
-    A copy is empty and uses the default group, as DDP's own copies do: a copied model is a plain DDP.
+    A copy is empty and uses the default group, as DDP's own copies do.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -51,14 +51,13 @@ class Slot:
         return Slot, ()
 
     def empty(self) -> None:
-        """Restore the plain all-reduce."""
         self.handle = None
 
     def mean(self, buffer: Tensor) -> Answer:
         """Return a Future of DDP's own mean.
 
-        A thread of ours waits for it: a callback of the work's future would run in a thread of gloo's,
-        which may ask for the GIL after Python has ended.
+        A thread of ours waits for it: a callback of the work's future would run in a thread of gloo's, which
+        may ask for the GIL after Python has ended.
         """
         buffer.div_(dist.get_world_size(self.group))
         work = dist.all_reduce(buffer, group=self.group, async_op=True)
@@ -86,7 +85,7 @@ def attach(
     scaler: torch.amp.GradScaler | None = None,
     seed: int = 0,
 ) -> Handle:
-    """Compress a DistributedDataParallel, as `laconic.compress`. Call it on all ranks of its group."""
+    """Compress a DistributedDataParallel, as `laconic.compress`."""
     optimizers, scaler = unwrap_all(optimizer, scaler)
     with contextlib.ExitStack() as opened:  # closed in reverse order if anything raises
         group = TorchComm.own(model.process_group)
@@ -145,8 +144,7 @@ def detach(slot: Slot, handle: Handle, close: Callable[[], None], checks: StepCh
 
 
 def check_free(model: DistributedDataParallel, optimizers: Sequence[Optimizer]) -> None:
-    """Raise `AttachError` if the model or an optimiser is compressed already, or cannot be."""
-    if getattr(model, "_use_python_reducer", False):  # private to DDP; there is no public flag
+    if getattr(model, "_use_python_reducer", False):  # private to DDP
         raise AttachError(
             "torch._dynamo.config.optimize_ddp is 'python_reducer', so compiled backward passes trace the"
             " exchange of each gradient, but a thread's messages cannot be traced: set it to 'ddp_optimizer'"
@@ -163,7 +161,7 @@ def check_free(model: DistributedDataParallel, optimizers: Sequence[Optimizer]) 
 
 
 def new_slot(model: DistributedDataParallel) -> Slot:
-    """Register our hook for the model's lifetime. Raises `AttachError` if it has a different one."""
+    """Register the hook for the model's lifetime. Raises `AttachError` if the model has a different one."""
     slot = Slot(model.process_group)
     try:
         model.register_comm_hook(slot, hook)
@@ -210,7 +208,7 @@ def _count(model: DistributedDataParallel) -> int:
 
 
 def trained(module: torch.nn.Module) -> dict[Tensor, str]:
-    """Return each trained parameter of a model with its name, without the prefix of compiled wrappers."""
+    """Return each trained parameter with its name, without the prefix of compiled wrappers."""
     return {
         parameter: name.replace("_orig_mod.", "")
         for name, parameter in module.named_parameters()
@@ -225,6 +223,5 @@ def sparse_names(model: DistributedDataParallel) -> set[str]:
 
 
 def sparse_embeddings(module: torch.nn.Module) -> list[torch.nn.Embedding | torch.nn.EmbeddingBag]:
-    """Return the embeddings with sparse gradients."""
     kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     return [each for each in module.modules() if isinstance(each, kinds) and each.sparse]

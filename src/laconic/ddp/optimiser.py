@@ -1,7 +1,7 @@
 """Hooks around an optimiser's `step`, and a view of its parameter groups.
 
-Just before `step` the method's rules update their tensors, which are then hidden from the optimiser during
-the step. The parameter groups are never rewritten, so schedulers work as usual.
+Before `step` the method's rules update their tensors, which are hidden from the optimiser during the step.
+Parameter groups are never rewritten, so schedulers work as usual.
 """
 
 from __future__ import annotations
@@ -30,11 +30,7 @@ from laconic.optim.unwrapping import after_steps, before_steps, stepping, unwrap
 
 
 class OptimiserHooks:
-    """Hooks on one optimiser. `names` maps each parameter of the model to its name.
-
-    The optimiser may hold other parameters too, such as a loss's, which are not exchanged. `others`: the
-    model's other optimisers, with disjoint parameters.
-    """
+    """Hooks on one optimiser. `names`: of the model's parameters. `others`: the model's other optimisers."""
 
     def __init__(
         self,
@@ -46,7 +42,7 @@ class OptimiserHooks:
         self.optimiser = stepping(optimiser)
         self._outer = optimiser
         self._hand_over, self._keep = HandOver(self.optimiser), False
-        self.masters: Masters | None = None  # of the last step; between steps parameters stay in place
+        self.masters: Masters | None = None  # during the last step
         self._names = names
         self._parameters = {name: parameter for parameter, name in names.items()}
         self._hidden: list[tuple[Tensor, Tensor]] = []
@@ -85,7 +81,7 @@ class OptimiserHooks:
         return 1.0 if scale is None else float(scale)
 
     def parameter(self, name: str) -> Tensor:
-        """Return the model's parameter of this name; inside a step, its float32 master if it has one."""
+        """Return the parameter of this name; inside a step, its float32 master if it has one."""
         parameter = self._parameters[name]
         return parameter if self.masters is None else self.masters.now(parameter)
 
@@ -95,16 +91,15 @@ class OptimiserHooks:
         return self.optimiser.defaults if group is None else group
 
     def holds(self, name: str) -> bool:
-        """Return whether this tensor is in a group of the optimiser."""
         return self._group(name) is not None
 
     def trains(self, name: str) -> bool:
-        """Return whether this optimiser steps the tensor: it holds the tensor, which is not frozen."""
+        """Return whether this optimiser holds the tensor, and the tensor is not frozen."""
         return self.holds(name) and self._parameters[name].requires_grad
 
     @property
     def divides(self) -> bool:
-        """Whether the optimiser itself divides gradients by a GradScaler's scale in this step."""
+        """Whether the optimiser itself divides gradients by a GradScaler's scale."""
         return getattr(self.optimiser, "grad_scale", None) is not None
 
     def _group(self, name: str) -> dict[str, Any] | None:
@@ -137,7 +132,6 @@ class OptimiserHooks:
             )
 
     def momentum_buffer(self, name: str) -> Tensor | None:
-        """Return SGD's momentum buffer of this tensor; None if it has none."""
         state = self.optimiser.state.get(self.parameter(name))
         buffer = None if state is None else state.get(BUFFER)
         return buffer if isinstance(buffer, Tensor) else None
@@ -167,7 +161,7 @@ class OptimiserHooks:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of `step`, with a closure called and replaced by its result."""
+        """Return the arguments of `step`, with a closure replaced by its result."""
         self.masters = masters_of(self.optimiser)  # before a closure runs backward
         args, kwargs = evaluated(optimiser, args, kwargs)
         if is_skipped(optimiser):
@@ -196,16 +190,15 @@ class OptimiserHooks:
         self._hidden.clear()
 
     def remove(self) -> None:
-        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self.masters = None
 
 
 class Optimisers:
-    """One model's optimisers; a tensor has the settings of the optimiser that holds it.
+    """Optimisers of one model; a tensor has the settings of the optimiser that holds it.
 
-    `names` maps each parameter of the model to its name. `rules`: those of the method.
+    `names`: of the model's parameters. `rules`: those of the method.
     """
 
     def __init__(
@@ -233,7 +226,6 @@ class Optimisers:
             each.install(act)
 
     def remove(self) -> None:
-        """Remove the hooks."""
         for each in self.hooks:
             each.remove()
 
@@ -242,12 +234,11 @@ class Optimisers:
         return None if len(self.hooks) > 1 or self.have_masters() else self.hooks[0]
 
     def have_masters(self) -> bool:
-        """Whether an optimiser has float32 master weights."""
         return any(masters_of(each.optimiser) is not None for each in self.hooks)
 
     @contextmanager
     def on_masters(self) -> Iterator[None]:
-        """Replace parameters by their masters inside `with`, as in a step."""
+        """Replace parameters by their masters for the duration of a context."""
         with ExitStack() as stack:
             for each in self.hooks:
                 each.masters = masters_of(each.optimiser)
@@ -256,24 +247,19 @@ class Optimisers:
             yield
 
     def settings(self, name: str) -> Mapping[str, Any]:
-        """Return the current settings of this tensor's group."""
         return self.of(name).settings(name)
 
     def momentum_buffer(self, name: str) -> Tensor | None:
-        """Return the momentum buffer of this tensor; None if it has none."""
         return self.of(name).momentum_buffer(name)
 
     def why_in_optimizer(self, name: str) -> str | None:
-        """Return why this tensor's momentum stays in its optimiser: "" without momentum, None if local."""
         return self.of(name).why_in_optimizer(name)
 
     def held(self, name: str) -> bool:
-        """Return whether an optimiser holds this tensor, now."""
         return any(each.holds(name) for each in self.hooks)
 
 
 def held_by(optimiser: Optimizer) -> set[Tensor]:
-    """Return the parameters that this optimiser trains."""
     return {each for group in optimiser.param_groups for each in group["params"] if each.requires_grad}
 
 

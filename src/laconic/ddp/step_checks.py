@@ -1,7 +1,7 @@
 """Checks at each step of a compressed model: all stepped parameters are exchanged, and steps happen.
 
-DistributedDataParallel exchanges the parameters that required a gradient when it was built. A parameter
-that is unfrozen or added later has only this rank's gradient, and replicas would silently diverge.
+DistributedDataParallel exchanges the parameters that required a gradient when it was built. One that is
+unfrozen or added later has only this rank's gradient, and replicas would silently diverge.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StepChecks:
         self._model = weakref.ref(model)
         self._exchanged = set(exchanged)
         self._ignored = set(getattr(model, "parameters_to_ignore", ()))
-        self._outside: set[Tensor] = set()  # for example a loss's parameters
+        self._outside: set[Tensor] = set()  # such as a loss's parameters
         self._watch = StepWatch(f"laconic.compress with {method}", optimizers[0], exchanged)
         self._hooks: list[RemovableHandle] = []
         for each in map(stepping, optimizers):

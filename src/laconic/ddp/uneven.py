@@ -1,9 +1,9 @@
-"""Uneven inputs: steps of a rank without further inputs, for methods that exchange in `optimizer.step()`.
+"""Steps of a rank without further inputs, for methods that exchange in `optimizer.step()`.
 
-`torch.distributed.algorithms.Join` continues DDP's collectives without inputs, but not ours. So the handle
-joins too: on a rank without further inputs it takes each step of the others, with the mean from DDP's hook,
-or with a zero gradient if gradients stay local. Moments then stay equal. At the end every rank copies the
-last rank that had inputs, as DDP does for weights, since schedules and clipping continued only there.
+`torch.distributed.algorithms.Join` continues only DDP's collectives without inputs, so the handle joins too:
+it takes each step of the other ranks, with the mean from DDP's hook, or with a zero gradient if gradients
+stay local. Moments then stay equal. At the end every rank copies the last rank that had inputs, as DDP does
+for weights, since schedules and clipping continued only there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from laconic.exchange.rule import OptimiserView
 
 
 class JoinedModel:
-    """The `Join` settings of a DDP, which is referenced weakly."""
+    """Settings of a DDP in `Join`; the DDP is referenced weakly."""
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._model = weakref.ref(model)
@@ -35,7 +35,7 @@ class JoinedModel:
     @property
     def config(self) -> Any:
         """Settings of the model's last `Join`, even if it has ended; None without one."""
-        config = getattr(self._model(), "_join_config", None)  # private to DDP; there is no public attribute
+        config = getattr(self._model(), "_join_config", None)  # private to DDP
         return config if config and config.enable else None
 
 
@@ -54,7 +54,7 @@ class UnevenInputs(JoinHook):
         self._method = repr(buckets.exchange.method)
         self._optimisers = optimisers
         self._joinable: Joinable | None = None  # the handle, or its replacement in Join
-        self._taken = -1  # steps that the optimiser has taken
+        self._taken = -1  # steps of the optimiser
         self._stepping = False
         self._together: tuple[Any, Any] = (None, None)  # the configs of handle and model in the same Join
 

@@ -1,9 +1,8 @@
 """Parameters without a gradient on any rank in a backward pass (find_unused_parameters).
 
-Their part of a bucket is zero, and their residuals are exchanged with the rest, but DDP does not write the
-mean to their gradients. With one optimiser the mean becomes their gradient at the end of backward. With
-several, as for a GAN, it is kept until the optimiser that holds them steps, possibly after more backward
-passes.
+DDP exchanges their residuals with the rest of the bucket, but does not write the mean to their gradients.
+With one optimiser the mean becomes their gradient at the end of backward. With several, as for a GAN, it is
+kept until their optimiser steps, possibly after more backward passes.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from laconic.ddp.optimiser import OptimiserHooks
 
 @dataclass(frozen=True)
 class Mean:
-    """A tensor's flat mean in DDP's bucket, times the scaler's scale."""
+    """Flat mean of a tensor in DDP's bucket, times the scaler's scale."""
 
     view: Tensor
     scale: float
 
     def as_gradient_of(self, parameter: Tensor, *, scaled: bool = False) -> Tensor:
-        """Return the mean in the parameter's shape, scaled or unscaled."""
+        """Return the mean in the parameter's shape."""
         grad = (self.view.detach() / (1.0 if scaled else self.scale)).to(parameter.dtype.to_real())
         if parameter.is_complex():
             return shaped(torch.view_as_complex(grad.view(-1, 2)), parameter)
@@ -39,14 +38,14 @@ class Mean:
 
 
 class Trainer(Protocol):
-    """The part of an optimiser's hooks that is used here."""
+    """Hooks of an optimiser, as far as used here."""
 
     def trains(self, name: str) -> bool:
         """Return whether it steps this parameter."""
 
 
 class UnusedParameters:
-    """Means of a model's unused parameters until an optimiser steps. `names`: parameter names."""
+    """Means of a model's unused parameters until an optimiser steps."""
 
     def __init__(self, names: Mapping[Tensor, str]) -> None:
         self._parameters = {name: parameter for parameter, name in names.items()}
@@ -73,7 +72,7 @@ class UnusedParameters:
     def note(self, means: Mapping[str, Mean], lone: Trainer | None) -> None:
         """Keep the means that DDP did not write to gradients in a pass.
 
-        `lone`: the only optimiser, if it reads the gradients of the parameters; None if there are several.
+        `lone`: the only optimiser, if it reads the gradients of the parameters.
         """
         unsure = [name for name in means if name not in self._made]  # other ranks may have used these
         self._made.clear()
@@ -101,7 +100,6 @@ class UnusedParameters:
             held.grad = left if held.grad is None else held.grad + left
 
     def discard(self) -> None:
-        """Drop the kept means."""
         self._means.clear()
         self._given.clear()
 
