@@ -1,10 +1,8 @@
 """Exchanges of sharded gradients that overlap the backward pass, on a communication thread.
 
-On a CPU, FSDP2 calls a reduce-scatter on autograd's thread and waits for it. It then only makes views of the
-output, the gradients of the shards, so the output may be filled at any time before backward returns. At most
-two modules are in flight, which bounds the memory.
-
-On a GPU FSDP2 overlaps by streams, and a job runs immediately; the host reads its flags once.
+On a CPU, FSDP2 waits for a reduce-scatter on autograd's thread. It then only makes views of the output, so
+the output may be filled at any time before backward returns. At most two modules are in flight, which bounds
+the memory. On a GPU FSDP2 overlaps by streams, and a job runs immediately.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from torch.autograd import Variable
 
 from laconic.comm.communication_thread import Answer, CommunicationThread
 
-MAX_IN_FLIGHT = 2  # the number of reduce-scatter inputs that FSDP2 itself holds on its stream
+MAX_IN_FLIGHT = 2  # as FSDP2 itself holds on its stream
 
 
 class OverlappedExchanges:
@@ -52,7 +50,6 @@ class OverlappedExchanges:
         self._thread.wait(self._submit(job))
 
     def close(self) -> None:
-        """End the thread after the queued jobs."""
         self._under_way.clear()
         self._thread.end()
 
@@ -79,7 +76,7 @@ def may_wait(output: Tensor, group: Any) -> bool:
 
 
 def reads_immediately(parameter: Any, dtype: torch.dtype) -> bool:
-    """Return whether FSDP2 reads this parameter's gradient, of this dtype, immediately."""
+    """Return whether FSDP2 reads this parameter's gradient immediately."""
     shard = parameter.sharded_param
     if (
         getattr(parameter, "sharded_grad_dtype", parameter.orig_dtype) != dtype

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 class BackwardPass:
-    """The current backward pass of a model, which begins at the gradient of its output.
+    """Current backward pass of a model, which begins at the gradient of its output.
 
     Reentrant activation checkpointing runs nested passes, which autograd numbers separately: they belong to
     the outer pass. To detect that, `watch` must see the model's forward pass.
@@ -29,13 +29,13 @@ class BackwardPass:
         self._open = False  # whether that pass is running
 
     def watch(self, model: nn.Module) -> RemovableHandle:
-        """Register a forward hook that marks the model's output, and return its handle."""
+        """Register a forward hook that marks the model's output."""
         return model.register_forward_hook(self._mark)
 
     def enter(self, end: Callable[[], object]) -> bool:
         """Register an exchange of this pass, and `end` to call at its end. Return whether it is the first."""
         task: int = torch._C._current_graph_task_id()
-        if task < 0:  # outside of a pass each exchange counts as a pass without an end
+        if task < 0:  # outside of a pass each exchange is a pass without an end
             return True
         if task != self._task and not self._open:
             self._begin(task)

@@ -1,4 +1,4 @@
-"""The chunks of one module's gradient under `fully_shard`, one per rank."""
+"""Chunks of one module's gradient under `fully_shard`, one per rank."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ def factor(op: Any, size: int) -> float:
 
 
 def chunks(name: str, n: int, rank: int, size: int) -> Partition:
-    """Return the partition of n elements into equal chunks, one per rank."""
     whole = Entry(name, (n,), 0)
     each = n // size
     parts = (Layout((piece(whole, each * r, each * (r + 1)),) if each else ()) for r in range(size))

@@ -1,10 +1,9 @@
 """Compressed all-gather of FSDP2's parameters.
 
-Each rank encodes its shard, and all ranks decode every shard, including their own, so that all compute with
-the same weights. The optimiser's shards stay float32 and exact, as in QSDP (Markov, Vladu, Guo, Alistarh
-2023, arXiv:2302.02390) and in ZeRO++'s qwZ (Wang et al. 2023, arXiv:2306.10209): a reconstruction, without
-QSDP's learned levels. FSDP2 gathers a module's parameters before its forward pass and again before its
-backward pass: in one step both get the same bits.
+All ranks decode every shard, including their own, so that all compute with the same weights. The optimiser's
+shards stay float32 and exact, as in QSDP (Markov, Vladu, Guo, Alistarh 2023, arXiv:2302.02390) and in
+ZeRO++'s qwZ (Wang et al. 2023, arXiv:2306.10209): a reconstruction, without QSDP's learned levels. FSDP2
+gathers a module's parameters before its forward pass and again before its backward pass, with the same bits.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class CodedAllGather:
-    """The all-gather of one module, as `torch.distributed.fsdp` calls it. It replaces `before`.
+    """All-gather of one module, as `torch.distributed.fsdp` calls it. It replaces `before`.
 
     Wire: the encoded shard, to each other rank; an empty message for a non-finite shard, which is NaN on
     every rank. Modules with parameters of several dtypes, or of integers, are sent unencoded, and counted.
-    Gathers in the smaller group of an integer `reshard_after_forward` stay FSDP's own and are not counted,
-    since they are meant to stay within a machine.
+    Gathers in the smaller group of an integer `reshard_after_forward`, meant for one machine, stay FSDP's own
+    and are not counted.
     """
 
     def __init__(self, codec: Codec, shards: Shards, module: str, before: Any) -> None:
@@ -97,11 +96,10 @@ def codec_of(spec: Any) -> Codec | None:
 
 
 def default_gather(name: str, module: FSDPModule) -> Any:
-    """Return FSDP's own all-gather of a module. Raises `AttachError` if the user has set a custom one."""
+    """Return FSDP's own all-gather of a module. Raises `AttachError` for a custom one."""
     return default_collective(name, gather_of(module), CodedAllGather, "all-gather")
 
 
 def restore(module: FSDPModule, before: Any) -> None:
-    """Restore FSDP's own all-gather if ours has replaced it."""
     if isinstance(gather_of(module), CodedAllGather):
         module.set_custom_all_gather(before)

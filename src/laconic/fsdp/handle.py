@@ -1,9 +1,8 @@
 """Sharded data parallel: `fully_shard` with a compressed reduce-scatter, or all-reduce of replicas.
 
-A rank of FSDP2 stores a shard of every parameter and needs only the mean gradient of that shard: the first
-half of `scatter_reduce`. FSDP2 passes flat chunks of several tensors without names, so a method's choice of
-tensors does not apply. Error feedback is supported, with a residual in 8 bits. Parameters are gathered in
-full precision, or encoded by the codec of `parameters=`.
+A rank of FSDP2 needs only the mean gradient of its shard: the first half of `scatter_reduce`. FSDP2 passes
+flat chunks of several tensors without names, so a method's choice of tensors does not apply. Error feedback
+stores an 8-bit residual. Parameters are gathered in full precision, or encoded by the codec of `parameters=`.
 
 If shards have replicas (HSDP), the reduce-scatter stays FSDP2's own, and the method runs between replicas.
 """
@@ -61,8 +60,7 @@ def compress_sharded(
 
     Call it on all ranks of the model. Raises `AttachError` on every rank, with nothing attached, for a method
     that cannot be sharded, an optimiser without the sharded parameters, a module with a custom
-    reduce-scatter, a `scaler`, or ranks that disagree; `SpecError` for a wrong spec. If shards have
-    replicas (HSDP), the method runs between these, and the reduce-scatter is FSDP2's own.
+    reduce-scatter, a `scaler`, or ranks that disagree; `SpecError` for a wrong spec.
     """
     sharing, holding = groups_of(model)
     groups: list[TorchComm] = []
@@ -161,7 +159,7 @@ class ShardedHandle:
         }
 
     def attach(self, groups: Sequence[TorchComm]) -> None:
-        """Replace FSDP's collectives by ours. `remove` closes the groups."""
+        """Replace FSDP's collectives. `remove` closes the groups."""
         model = self._model()
         assert model is not None
         self._detach.append(partial(close, groups))
@@ -217,8 +215,8 @@ class ShardedHandle:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state from `state_dict`.
 
-        Raises `StateError`, with nothing changed, if the model, method, seed or parameters= differs, and
-        with a memory if the rank or size differs or the memory is missing.
+        Raises `StateError`, with nothing changed, if the model, method, seed or parameters= differs, and with
+        a memory if the rank or size differs or the memory is missing.
         """
         own = self._state()
         own = {key: value for key, value in own.items() if key not in self._gradients.counts}

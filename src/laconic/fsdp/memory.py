@@ -2,10 +2,9 @@
 
     x_t = decay * e_t + g_t        sent_t = C(x_t)        e_{t+1} = Q(x_t - sent_t)
 
-A rank has the whole gradient of a module when it is reduced, and only a shard afterwards. In float32 the
-residual e would be as large as the model on every rank, which sharding avoids; it is stored in 8 bits, as
-in LoCo (Xie et al. 2024, arXiv:2407.04480). A reconstruction, without LoCo's moving average of errors and
-its resets.
+In float32 the residual e would be as large as the model on every rank, which sharding avoids; it is stored in
+8 bits, as in LoCo (Xie et al. 2024, arXiv:2407.04480). A reconstruction, without LoCo's moving average of
+errors and its resets.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MAX_SUMS = 10_000  # of tensor sizes; above it the elements count as ambiguous
 
 
 class ShardMemory:
-    """The residuals of one model's modules on one rank: 1 byte per element, and the scales.
+    """Residuals of one model's modules on one rank: 1 byte per element, and the scales.
 
     The rounding error of Q, at most 1/510 of a block's range, is lost.
     """
@@ -61,7 +60,7 @@ class ShardMemory:
         return STORE.encode(sent.add_to_(x, -1.0), 0)
 
     def keep(self, wire: Tensor, n: int, name: str) -> None:
-        """Store the encoded residual of this module, of n elements."""
+        """Store the encoded residual of a module."""
         self._old.setdefault(key(name, n), self._wires.get(key(name, n)))
         self._wires[key(name, n)] = wire
 
@@ -70,7 +69,6 @@ class ShardMemory:
         return sum(wire.numel() for wire in self._wires.values())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the encoded residuals, uint8."""
         return dict(self._wires)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

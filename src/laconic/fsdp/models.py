@@ -13,9 +13,9 @@ from laconic.core.errors import AttachError
 
 
 def sharded_modules(model: nn.Module) -> list[tuple[str, FSDPModule]]:
-    """Return the modules that have a reduce-scatter, by name: those under `fully_shard` with parameters.
+    """Return the modules under `fully_shard` with parameters, by name.
 
-    For modules that share one, after `fully_shard([a, b])`, it is the first.
+    Of modules that share a reduce-scatter, after `fully_shard([a, b])`, it is the first.
     """
     modules = ((name, part) for name, part in model.named_modules() if isinstance(part, FSDPModule))
     firsts: dict[int, tuple[str, FSDPModule]] = {}
@@ -26,30 +26,28 @@ def sharded_modules(model: nn.Module) -> list[tuple[str, FSDPModule]]:
 
 
 def scatter_of(module: FSDPModule) -> Any:
-    """Return a module's reduce-scatter, None if it has no parameters."""
+    """Return a module's reduce-scatter, None without parameters."""
     return getattr(param_group_of(module), "_reduce_scatter_comm", None)
 
 
 def gather_of(module: FSDPModule) -> Any:
-    """Return a module's all-gather, None if it has no parameters."""
+    """Return a module's all-gather, None without parameters."""
     return getattr(param_group_of(module), "_all_gather_comm", None)
 
 
 def param_group_of(module: FSDPModule) -> Any:
-    """Return FSDP2's private param group of a module, None if it has no parameters."""
+    """Return FSDP2's private param group of a module, None without parameters."""
     return module._get_fsdp_state()._fsdp_param_group
 
 
 def trained_of(group: Any) -> tuple[bool, ...]:
-    """Return which parameters of a param group are currently trained."""
     return tuple(part.sharded_param.requires_grad for part in group.fsdp_params)
 
 
 def default_collective(module: str, found: Any, ours: type[Any], what: str) -> Any:
-    """Return FSDP's own collective of a module; `found` is the one in use, `ours` our class.
+    """Return FSDP's own collective of a module, given the one in use and our class.
 
-    Raises:
-        AttachError: The user has set a custom one.
+    Raises `AttachError` for a custom one.
     """
     if isinstance(found, ours):  # left by a handle that was freed without remove()
         return found.before

@@ -1,10 +1,9 @@
 """Compressed reduce-scatter of FSDP2: each rank's shard of the mean gradient.
 
-FSDP2 calls it once per module, with the module's gradients as one flat chunk per rank, without names. So a
-codec sees a chunk as one tensor. Backward continues meanwhile.
-
-On a GPU all checks, for non-finite gradients and damaged messages, are flags that the host reads in one copy.
-Only then does autograd's thread wait for the GPU, unless the codec or pattern waits too.
+FSDP2 calls it once per module, with the module's gradients as one flat chunk per rank, without names, so a
+codec sees a chunk as one tensor. On a GPU all checks, for non-finite gradients and damaged messages, are
+flags that the host reads in one copy. Only then does autograd's thread wait for the GPU, unless the codec or
+pattern waits too.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from laconic.reducers.scatter_reduce import ScatterReduce
 
 
 class Shards:
-    """State shared by the modules of one model: the group of ranks, the seed, the step, statistics."""
+    """State of a model's collectives: the group of ranks, the seed, the step, statistics."""
 
     def __init__(self, comm: Metered, seed: int) -> None:
         arguments.whole("seed", seed)
@@ -49,15 +48,11 @@ class Shards:
 
 
 class MeanOverflow(Exception):
-    """A mean on a GPU is not finite on this rank."""
+    """Overflow of a mean on a GPU of this rank."""
 
 
 class Scatter:
-    """The reduce-scatters of one model: the reduction, and `memory`, or None.
-
-    Raises:
-        AttachError: The user has set a custom reduce-scatter.
-    """
+    """Reduce-scatters of one model. Raises `AttachError` for a custom one."""
 
     def __init__(
         self, reducer: ScatterReduce, model: nn.Module, shards: Shards, memory: ShardMemory | None = None
@@ -79,7 +74,6 @@ class Scatter:
         }
 
     def attach(self, model: nn.Module) -> None:
-        """Replace the reduce-scatter of every module."""
         self.beside = OverlappedExchanges(f"shards of rank {self.shards.comm.rank}")
         self._detach.append(self._pass.watch(model).remove)
         for name, module in sharded_modules(model):
@@ -87,7 +81,6 @@ class Scatter:
             module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # an interface that is private
 
     def detach(self, model: nn.Module) -> None:
-        """Restore the earlier reduce-scatters."""
         for name, module in sharded_modules(model):
             if isinstance(scatter_of(module), ScatterMean):
                 module.set_custom_reduce_scatter(self._before[name])
@@ -99,7 +92,6 @@ class Scatter:
 
     @property
     def keeps(self) -> bool:
-        """Whether each rank has its own memory."""
         return self.memory is not None
 
     @property
@@ -166,9 +158,8 @@ class Scatter:
     ) -> Tensor | None:
         """Return this rank's chunk of the mean of flat x, float32; None if x is not finite on some rank.
 
-        x is overwritten with a memory, and on a GPU if it is not finite. `call`: the number of earlier
-        calls in this step; each call rounds by its own keys. `remembers`: whether x has a residual, given a
-        memory.
+        x is overwritten with a memory, and on a GPU if it is not finite. `call`: the number of earlier calls
+        in this step; each rounds by its own keys. `remembers`: whether x has a residual, given a memory.
         """
         began = time.perf_counter()
         shards, comm = self.shards, self.shards.comm
@@ -211,7 +202,7 @@ class Scatter:
 
 
 class ScatterMean:
-    """The reduce-scatter of one module, as `torch.distributed.fsdp` calls it. It replaces `before`."""
+    """Reduce-scatter of one module, as `torch.distributed.fsdp` calls it. It replaces `before`."""
 
     def __init__(self, scatter: Scatter, module: str, before: object = None, group: Any = None) -> None:
         self.before = before

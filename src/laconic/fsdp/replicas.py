@@ -5,8 +5,7 @@
              -> the sharded gradient
 
 Each module's shard is a bucket, and the shard of each of its parameters a tensor of it, with FSDP2's padding.
-So a method chooses tensors by their shapes, and has memory only for this shard: in float32 it is as large as
-the rank's part of the model.
+So a method chooses tensors by their shapes, and has float32 memory only for this shard.
 
 fully_shard has a hook after its all-reduce, not instead of it. It skips the all-reduce for a model without
 replicas, so an attached method removes the replicas from its description of the mesh.
@@ -35,10 +34,9 @@ from laconic.fsdp.waiting import WaitingGradients
 
 
 class Replicas:
-    """The exchange of one model's shards with the ranks that hold the same shards.
+    """Exchange of one model's shards with the ranks that hold the same shards.
 
-    Raises:
-        AttachError: The method needs the optimiser, or a module has an all-reduce hook already.
+    Raises `AttachError` for a method that needs the optimiser, or a module with an all-reduce hook.
     """
 
     _verdict: Verdict | None = None
@@ -60,7 +58,6 @@ class Replicas:
         self._beside: OverlappedExchanges | None = None
 
     def attach(self, model: nn.Module) -> None:
-        """Replace the all-reduce of every module."""
         self._beside = OverlappedExchanges(f"replicas of rank {self.exchange.comm.rank}")
         self._detach.append(self._pass.watch(model).remove)
         for name, module in sharded_modules(model):
@@ -68,7 +65,6 @@ class Replicas:
             module.set_all_reduce_hook(ReplicaMean(self, name, self._before[name], module))
 
     def detach(self, model: nn.Module) -> None:
-        """Restore fully_shard's own all-reduce."""
         for name, module in sharded_modules(model):
             describe(param_group_of(module), self._before[name])
             param_group_of(module)._all_reduce_hook = None
@@ -80,28 +76,25 @@ class Replicas:
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes that this rank would send without the method."""
         return self.exchange.dense_bytes
 
     @property
     def made(self) -> int:
-        """Number of exchanges."""
         return self.exchange.step
 
     @property
     def keeps(self) -> bool:
-        """Whether each rank has its own memory. It is copied at most once."""
+        """Whether each rank has its own memory, which is copied at most once."""
         if not self._keeps and self.exchange.remembers:
             self._keeps = bool(self.exchange.state_dict())
         return self._keeps
 
     @property
     def counts(self) -> dict[str, int]:
-        """The saved counter: the number of exchanges, one per backward pass, equal on all ranks."""
+        """Saved counter: the number of exchanges, one per backward pass, equal on all ranks."""
         return {"exchanges": self.exchange.step}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the memory of this rank's shard."""
         return self.exchange.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:
@@ -111,11 +104,10 @@ class Replicas:
         self.exchange.load_state_dict(state, step=int(counts["exchanges"]))
 
     def discard(self) -> None:
-        """Clear the residuals."""
         self.exchange.discard()
 
     def check(self, reduced: Tensor, module: str, group: Any) -> None:
-        """Raise `AttachError` if this flat shard (n,) lacks some of the module's gradients, or has others."""
+        """Raise `AttachError` if this flat shard lacks some of the module's gradients, or has others."""
         layout = self._layouts[module]
         if trained_of(group) != self._trained[module]:
             raise AttachError(
@@ -130,7 +122,7 @@ class Replicas:
             )
 
     def mean_(self, reduced: Tensor, name: str, module: FSDPModule) -> None:
-        """A module's flat shard (n,) of the machine's mean gradient becomes that of all machines."""
+        """Replace a module's flat shard (n,) of the machine's mean gradient by the mean of all machines."""
         group = param_group_of(module)
         if self._pass.enter(self._end):
             self._waiting.begin()
@@ -188,7 +180,7 @@ class Replicas:
 
 
 class ReplicaMean:
-    """All-reduce hook that fully_shard calls with a module's flat shard. It replaces `before`.
+    """All-reduce hook of a module for `fully_shard`. It replaces `before`.
 
     After `set_requires_all_reduce(False)` shards accumulate until machines exchange them, as in fully_shard.
     """
@@ -254,7 +246,6 @@ def describe(group: Any, info: Any) -> None:
 
 
 def without_replicas(info: Any) -> Any:
-    """Return FSDP2's description of a mesh, without replicas."""
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
     plain = FSDPMeshInfo(mesh=info.mesh, shard_mesh_dim=info.shard_mesh_dim)

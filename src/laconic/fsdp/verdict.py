@@ -15,7 +15,7 @@ from laconic.comm.comm import Comm
 
 
 class Verdict:
-    """The modules of one backward pass and the ranks that share their parameters."""
+    """Modules of one backward pass and the ranks that share their parameters."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm

@@ -4,8 +4,8 @@ FSDP2 reduces the gradient of a module once for every call in the forward pass, 
 takes each tensor once in a step. So gradients of a module with further calls add up here, FSDP2 gets zeros,
 and the mean of the sum is added to the sharded gradients at the end of the pass.
 
-Once one gradient waits, all later ones of the pass do. So the order of exchanges is the order of the first
-gradients, also if another rank has counted other calls, as after an evaluation on one machine alone.
+Once one gradient waits, all later ones of the pass do, so the order of exchanges is the order of the first
+gradients, even if another rank has counted other calls, as after an evaluation on one machine alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from laconic.fsdp.models import param_group_of
 
 @dataclass(frozen=True)
 class Waiting:
-    """Sum of the gradients of one module: float32 (n,), to be exchanged, and its mean in FSDP2's dtype."""
+    """Sum of one module's gradients, float32 (n,), and its mean in FSDP2's dtype."""
 
     module: str
     group: Any
@@ -45,7 +45,7 @@ class Waiting:
 
 
 class WaitingGradients:
-    """Gradients of the present backward pass that wait for its end, in the order of their first parts."""
+    """Waiting gradients of the current backward pass, in the order of their first parts."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Waiting] = {}
@@ -53,17 +53,14 @@ class WaitingGradients:
         self._repeated: set[str] = set()  # modules that had several gradients in a pass
 
     def begin(self) -> None:
-        """Start a backward pass."""
         self._sums.clear()
         self._exchanged.clear()
 
     @property
     def none_exchanged(self) -> bool:
-        """Whether no gradient of this pass was exchanged yet."""
         return not self._exchanged
 
     def exchanged(self, name: str) -> None:
-        """Note that the gradient of this module is exchanged in this pass."""
         self._exchanged.add(name)
 
     def waits(self, name: str, module: FSDPModule) -> bool:
@@ -76,10 +73,9 @@ class WaitingGradients:
         return bool(self._sums) or name in self._repeated or has_more_calls(module)
 
     def add(self, reduced: Tensor, name: str, group: Any) -> None:
-        """Take this flat gradient (n,), and leave zeros.
+        """Add up this flat gradient (n,), and leave zeros.
 
-        Raises:
-            AttachError: A hook on a parameter would see the zeros.
+        Raises `AttachError` if a hook on a parameter would see the zeros.
         """
         for parameter in group.fsdp_params:
             if getattr(parameter.sharded_param, "_post_accumulate_grad_hooks", None):
@@ -99,7 +95,7 @@ class WaitingGradients:
         reduced.zero_()
 
     def take(self) -> list[Waiting]:
-        """Return the gradients that wait, at the end of the pass."""
+        """Return the waiting gradients, at the end of the pass."""
         taken = [*self._sums.values()]
         self._sums.clear()
         for each in taken:
@@ -111,7 +107,7 @@ class WaitingGradients:
 def has_more_calls(module: FSDPModule) -> bool:
     """Return whether the forward pass may have called this module again, for another gradient.
 
-    FSDP2 notes each call, without gradients too, and forgets one before each gradient, except where the
+    FSDP2 records each call, also without gradients, and forgets one before each gradient, except where the
     script has chosen what to prefetch.
     """
     chosen = getattr(module._get_fsdp_state(), "_states_to_backward_prefetch", ())
