@@ -92,7 +92,7 @@ class Attached:
         self._parts = PerLayout(partial(parts_of, self._routes))
         self._masks = MaskWatch(parameters or {})
         self._exchanging = exchanging
-        self.remembers = any(route.remembers for route in self._routes)  # whether a step changes a memory
+        self.remembers = any(route.memories for route in self._routes)  # whether a step changes a memory
         self._changed: list[tuple[BoundRoute, Layout]] = []  # in the present step
         self._unwritten: list[Bucket] = []  # buckets whose means are written at the end
         context = RuleContext(comm, seed, self.seconds)
@@ -201,11 +201,11 @@ class Attached:
         for (route, part), x in zip(parts, inputs, strict=True):
             with self.comm.phase(route.name):
                 ends.append(route.begin(x, part, bucket))
-        for (route, part), x, end in zip(parts, inputs, ends, strict=True):
-            if end is None and self.skip_reason is not None:
+        for (route, part), end in zip(parts, ends, strict=True):
+            if self.skip_reason is not None and not route.overlaps:
                 continue
             with self.comm.phase(route.name):
-                sent = route.reduce(x, part, bucket) if end is None else end()
+                sent = end()
             if self.skip_reason is not None:
                 continue
             if sent is None:

@@ -25,7 +25,7 @@ from laconic.core.warning import warn
 from laconic.exchange.method import Route
 from laconic.exchange.rule import OptimiserSide, OptimiserView
 from laconic.exchange.state import under
-from laconic.feedback import BoundFeedback, Feedback
+from laconic.feedback import BoundFeedback
 
 log = logging.getLogger("laconic")
 PREFIX = "momentum/"
@@ -51,13 +51,13 @@ class LocalMomentum:
         self._optimisers = optimisers
         self._logs = logs
         self._layouts = {entry.name: entry for _, part in routes for entry in part}
-        self._wanting: list[tuple[Feedback, frozenset[str]]] = []  # with their local tensors
+        self._wanting: list[tuple[int, frozenset[str]]] = []  # first steps, with their local tensors
         self._idle: set[str] = set()  # tensors without momentum so far
         self._local: set[str] = set()
         reasons: dict[str, list[str]] = {}
-        for route, part in routes:
-            if not route.feedback.local_momentum:
-                continue
+        wanting = [(route.feedback, part) for route, part in routes if route.feedback.local_momentum]
+        self._made_for_it = any(feedback.needs_optimiser for feedback, _ in wanting)
+        for feedback, part in wanting:
             why = {name: optimisers.why_in_optimizer(name) for name in part.names}
             own = frozenset(name for name, reason in why.items() if reason is None)
             self._idle |= {name for name, reason in why.items() if reason == ""}
@@ -65,7 +65,7 @@ class LocalMomentum:
                 if reason:
                     reasons.setdefault(reason, []).append(name)
             self._local |= own
-            self._wanting.append((route.feedback, own))
+            self._wanting.append((feedback.dense_steps, own))
         self._decay: dict[str, Tensor] = {}  # momentum of the weight decay
         self._passes = 0  # backward passes with local momentum
         self._fresh = True  # whether there was no momentum before these passes
@@ -102,7 +102,7 @@ class LocalMomentum:
         """Return the tensors whose momentum is applied before the exchange in this step."""
         if self._released:
             return frozenset()
-        return frozenset[str]().union(*(own for each, own in self._wanting if each.applies_momentum(step)))
+        return frozenset[str]().union(*(own for first, own in self._wanting if step >= first))
 
     def release(self, reason: str, instead: str | None = None) -> None:
         """Leave momentum to the optimiser from the next backward pass on; all ranks call it in one step.
@@ -114,10 +114,6 @@ class LocalMomentum:
         self._releasing = reason
         if instead is not None and self._made_for_it:
             warn(f"{reason}: from the next step on, momentum is left to the optimiser; {instead}")
-
-    @property
-    def _made_for_it(self) -> bool:
-        return any(each.needs_optimiser for each, _ in self._wanting)
 
     def begin(self) -> None:
         """Begin a backward pass."""

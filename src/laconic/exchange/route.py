@@ -61,6 +61,8 @@ class BoundRoute:
     feedback: BoundFeedback
     reducer: BoundReducer
     gain: float
+    overlaps: bool  # whether its reduction can run in the background
+    memories: tuple[BoundFeedback | BoundReducer, ...]  # those of both that a step changes
 
     @classmethod
     def of(cls, route: Route, tensors: Layout, comm: Comm, optimised: Optimised) -> BoundRoute:
@@ -70,19 +72,26 @@ class BoundRoute:
         gain = route.feedback.gain(route.reducer.feedback_codec(), tensors)
         feedback = route.feedback.bind(tensors, optimised, comm.size)
         reducer = with_late_sums(route.reducer.bind(tensors, comm))
-        return cls(repr(route.reducer), tensors, feedback, reducer, gain)
+        memories: list[BoundFeedback | BoundReducer] = [feedback] if feedback.holds_back else []
+        if reducer.remembers:
+            memories.append(reducer)
+        return cls(repr(route.reducer), tensors, feedback, reducer, gain, reducer.overlaps, tuple(memories))
 
     def correct(self, bucket: Bucket, part: Layout, scale: float) -> Tensor | None:
         """Return the reducer's input for `scale` times the gradient; None if it is found not finite."""
         late = self.is_late(bucket)
         return self.feedback.correct(bucket.flat, part, bucket.turn, scale, free=late)
 
-    def begin(self, x: Tensor | None, part: Layout, bucket: Bucket) -> Callable[[], Sent | None] | None:
-        """Start the reduction if it can run in the background, and return the call that ends it."""
-        return self.reducer.begin(x, part, bucket.turn, bucket.flat, self.gain * bucket.scale)
+    def begin(self, x: Tensor | None, part: Layout, bucket: Bucket) -> Callable[[], Sent | None]:
+        """Start the reduction if it `overlaps`, and return the call that ends it.
 
-    def reduce(self, x: Tensor | None, part: Layout, bucket: Bucket) -> Sent | None:
-        """Reduce, and return the sent share; None on every rank if any of them has no finite `x`."""
+        That returns the sent share; None on every rank if any of them has no finite `x`.
+        """
+        if self.overlaps:
+            return self.reducer.begin(x, part, bucket.turn, bucket.flat, self.gain * bucket.scale)
+        return partial(self._reduce, x, part, bucket)
+
+    def _reduce(self, x: Tensor | None, part: Layout, bucket: Bucket) -> Sent | None:
         with late(self.is_late(bucket)) as writes:
             sent = self.reducer.reduce(x, part, bucket.turn, bucket.flat, self.gain * bucket.scale)
         bucket.writes.extend(writes)
@@ -92,6 +101,8 @@ class BoundRoute:
         """Pass the sent share to the feedback, and let it correct the mean for the optimiser."""
         share = sent if self.gain == 1 else ScaledShare(sent, self.gain)
         self.feedback.settle(share, part, bucket.turn)
+        if not self.feedback.replaces_mean:
+            return
         receive = partial(self.feedback.receive_, bucket.flat, part, bucket.turn, bucket.scale)
         if self.is_late(bucket):
             bucket.writes.append(receive)
@@ -100,13 +111,13 @@ class BoundRoute:
 
     def put_back(self, part: Layout) -> None:
         """Undo the present step: it is skipped."""
-        self.feedback.put_back(part)
-        self.reducer.put_back(part)
+        for each in self.memories:
+            each.put_back(part)
 
     def accept(self, part: Layout) -> None:
         """Forget the old values of the memory: the step counts."""
-        self.feedback.accept(part)
-        self.reducer.accept(part)
+        for each in self.memories:
+            each.accept(part)
 
     def is_late(self, bucket: Bucket) -> bool:
         """Return whether the mean of this route is written at the end of the step."""
@@ -120,11 +131,6 @@ class BoundRoute:
     def mean_is_unknown(self, bucket: Bucket) -> bool:
         """Return whether it is still unchecked if the mean in the bucket is finite."""
         return not (self.is_late(bucket) or self._reducer_at(bucket.turn).checks_mean)
-
-    @property
-    def remembers(self) -> bool:
-        """Whether a step changes a memory of it."""
-        return self.feedback.holds_back or self.reducer.remembers
 
     @property
     def holds_back(self) -> bool:

@@ -92,20 +92,22 @@ class Feedback(Spec):
         """Whether it needs an optimiser whose momentum it applies."""
         return False
 
-    def applies_momentum(self, step: int) -> bool:
-        """Whether this step applies it here; a dense warm-up may leave it to the optimiser."""
-        return self.local_momentum
+    @property
+    def dense_steps(self) -> int:
+        """Number of first steps of a dense warm-up, which leaves momentum to the optimiser; default: 0."""
+        return 0
 
 
 class BoundFeedback(ABC):
     """A feedback bound to tensors: owns its memory, keyed by tensor name.
 
     `detects_non_finite`: whether `correct` returns None for a gradient that is not finite. `holds_back`:
-    whether a part of a gradient can be sent in a later step.
+    whether a part of a gradient can be sent in a later step. `replaces_mean`: whether it has a `receive_`.
     """
 
     detects_non_finite: ClassVar[bool] = True
     holds_back: ClassVar[bool] = True
+    replaces_mean: ClassVar[bool] = False
 
     @abstractmethod
     def correct(
@@ -125,11 +127,11 @@ class BoundFeedback(ABC):
         """Keep the unsent part. The sent share leaves the memory when the next turn begins."""
 
     def receive_(self, mean: Tensor, layout: Layout, turn: Turn, scale: float) -> None:
-        """Replace scale * the mean of the sent shares by the optimiser's gradient; default: no change.
+        """Replace scale * the mean of the sent shares by the optimiser's gradient.
 
-        Called after `settle`, on every rank with the same `mean`, flat in the layout's coordinates.
+        Called after `settle` if `replaces_mean`, with the same flat `mean` on every rank.
         """
-        return
+        raise NotImplementedError
 
     @abstractmethod
     def put_back(self, layout: Layout) -> None:

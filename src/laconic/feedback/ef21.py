@@ -57,6 +57,8 @@ class EF21(Feedback):
 class _Estimates(BoundFeedback):
     """Estimates of one rank. `_difference` v - h changes with v and the sent share, so h is not stored."""
 
+    replaces_mean: ClassVar[bool] = True
+
     def __init__(self, layout: Layout, eta: float) -> None:
         self._eta = eta
         self._estimate = Memory("estimate", layout)  # v, of this rank

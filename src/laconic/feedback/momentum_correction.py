@@ -68,7 +68,7 @@ class MomentumCorrection(Feedback):
         return self.masking
 
     def clip_at(self, step: int) -> float | None:
-        return self.clip if self.applies_momentum(step) else None
+        return self.clip if step >= self.dense_steps else None
 
     def gain(self, codec: Codec | None, layout: Layout) -> float:
         return safe_gain(codec, layout)
@@ -80,9 +80,6 @@ class MomentumCorrection(Feedback):
     @property
     def needs_optimiser(self) -> bool:
         return True
-
-    def applies_momentum(self, step: int) -> bool:
-        return step >= self.dense_steps
 
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
         local = layout.where(lambda entry: optimised.is_local(entry.name))

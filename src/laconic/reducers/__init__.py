@@ -194,17 +194,21 @@ class BoundReducer(ABC):
             WireError: A message is damaged; the error names the sending rank.
         """
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether `begin` starts a reduction that runs in the background; by default no."""
+        return False
+
     def begin(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
-    ) -> Callable[[], Sent | None] | None:
-        """Run the first part of `reduce`, with its arguments, so that other reductions can overlap.
+    ) -> Callable[[], Sent | None]:
+        """Run the first part of `reduce`, with its arguments, if the reduction `overlaps` with others.
 
         Returns:
             A callable that finishes it, called also if the step is skipped. Until then x[layout] and
-            out[layout] must not be used. None, with nothing begun, if the reduction cannot be split (the
-            default).
+            out[layout] must not be used.
         """
-        return None
+        raise NotImplementedError
 
     def put_back(self, layout: Layout) -> None:
         """Restore, bit for bit, the state of before the present turn's `reduce` of this layout.

@@ -164,6 +164,10 @@ class BoundMasked(BoundReducer):
     def checks_mean(self) -> bool:
         return self._inner.checks_mean
 
+    @property
+    def overlaps(self) -> bool:
+        return self._inner.overlaps
+
     def writes_late(self, step: int) -> bool:
         return self._inner.writes_late(step)
 
@@ -180,17 +184,13 @@ class BoundMasked(BoundReducer):
 
     def begin(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
-    ) -> Callable[[], Sent | None] | None:
-        if type(self._inner).begin is BoundReducer.begin:  # no split reduction: skip the packing
-            return None
+    ) -> Callable[[], Sent | None]:
         self._begin()
         if self._masks.keys().isdisjoint(layout.names):
             return self._inner.begin(x, layout, turn, out, alpha)
         packing = self._packings(layout)
         packed, mean = self._packed(x, out, packing)
         end = self._inner.begin(packed, packing.layout, turn, mean, alpha)
-        if end is None:
-            return None
         return lambda: self._unpacked(end(), mean, layout, packing, out)
 
     def _begin(self) -> None:

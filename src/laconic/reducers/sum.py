@@ -105,6 +105,10 @@ class BoundSum(BoundReducer):
     def checks_mean(self) -> bool:
         return True
 
+    @property
+    def overlaps(self) -> bool:
+        return True
+
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
