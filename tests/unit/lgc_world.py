@@ -15,7 +15,7 @@ from laconic.reducers.learned_code import LearnedCode
 
 ROWS = Layout.of([("w", (40, 60))])
 K = 480  # of 2400, at density 0.2
-INSTANCES = ("ring", "server")
+INSTANCES = ("ring", "server", "per_node")
 both = for_each("instance", INSTANCES)
 
 

@@ -20,7 +20,7 @@ from laconic.core.spec import parse
 from laconic.core.turn import Turn
 from laconic.exchange.method import lift
 from laconic.reducers.learned_code import LearnedCode
-from laconic.reducers.learned_code.autoencoder import LAYOUT, code_length
+from laconic.reducers.learned_code.autoencoder import DECODER, ENCODER, LAYOUT, code_length
 
 
 @both
@@ -91,7 +91,22 @@ def test_all_ranks_take_rank_0s_net_when_training_ends(instance: str) -> None:
     for out, weights, _ in results:
         assert torch.equal(out, results[0][0])
         assert torch.equal(weights, state["once/autoencoder/weights"])
-    assert 4 * LAYOUT.numel < results[0][2] < 4 * LAYOUT.numel + 2 * 4 * K, "the net is sent once"
+    size = state["once/autoencoder/weights"].numel()
+    assert size == LAYOUT.numel + (DECODER if instance == "per_node" else 0)
+    assert 4 * size < results[0][2] < 4 * size + 2 * 4 * K, "the net is sent once"
+
+
+def test_on_another_number_of_ranks_decoders_repeat_or_are_dropped() -> None:
+    state = trained("per_node")
+
+    def decoders(comm: Loopback) -> torch.Tensor:
+        bound = LearnedCode(0.2, 60, "per_node").bind(ROWS, comm)
+        bound.load_state_dict(state)
+        return bound.state_dict()["once/autoencoder/weights"][ENCODER:].view(comm.size, DECODER)
+
+    two, three, one = (Loopback.run(size, decoders)[0] for size in (2, 3, 1))
+    assert not torch.equal(two[0], two[1]), "each has learned something else"
+    assert torch.equal(three, two[[0, 1, 0]]) and torch.equal(one, two[:1])
 
 
 def test_a_rank_that_has_learned_nothing_takes_rank_0s_net_too() -> None:
@@ -204,7 +219,7 @@ def test_what_codes_cost() -> None:
             "learned_code(until=-1)",
             r"learned_code: until must be a whole number of 0 or more, below 2\^63, got -1",
         ),
-        ("learned_code(instance='star')", "instance must be 'ring' or 'server', got 'star'"),
+        ("learned_code(instance='star')", "instance must be 'ring', 'server' or 'per_node', got 'star'"),
         ("learned_code(innovation=0)", r"innovation must be a number in \(0, 1\], got 0"),
         ("learned_code(density=2)", r"density must be a number in \(0, 1\], got 2"),
         ("lgc(train_steps=0)", "train_steps must be .* got 0; an untrained net carries little"),

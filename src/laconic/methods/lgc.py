@@ -2,7 +2,8 @@
 
 Abrahamyan et al. 2021, arXiv:2103.08870. A reconstruction, as we know no code of the authors: the phases,
 their lengths, the net and the dense layers are those of a third party's implementation of the
-parameter-server instance; the ring instance is from memory. See `learned_code` for our changes.
+parameter-server instance, here `per_node`; the ring instance is from memory. See `learned_code` for our
+changes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ Last = Literal["dense", "topk"]
     examples=(
         "lgc(density=0.01)",
         "lgc(density=0.01, instance='server')",
+        "lgc(density=0.01, instance='per_node')",
         "lgc(density=0.01, last_layer='topk')",
     ),
 )
@@ -65,8 +67,9 @@ def lgc(
     Args:
         density: Share of the entries that is sent, in (0, 1]; default: 0.001.
         instance: "ring" (default) averages the codes of all ranks; "server" sends one rank's code, and the
-            `innovation` * n largest values of each rank.
-        innovation: Share of the entries that each rank adds with "server"; default: 1e-5.
+            `innovation` * n largest values of each rank; "per_node" does so with a decoder for each rank, as
+            in the paper.
+        innovation: Share of the entries that each rank adds without "ring"; default: 1e-5.
         dense_steps: Steps of phase 1, 0 or more; default: 200.
         train_steps: Steps of phase 2, 1 or more; default: 300.
         last_layer: "dense" (default) sums the last layer after phase 1 too; "topk" then sends its density * n

@@ -18,9 +18,9 @@ We know the paper from its abstract, third-party code and memory; the rest is ou
   a layer behind a ReLU, the signs of a row are equal.
 - Both phases use the positions of one leader, so that the net is trained on the data it will get.
 - Adam, rate 1e-3: the third party's SGD of the same rate learns nothing in 300 steps.
-- `server` has one decoder for all ranks, where the paper has one a node; its loss averages over ranks and
-  pairs, where the code has sums, so that it does not change with N; and the innovation replaces the decoder's
-  output (see code_exchange).
+- `server` has one decoder for all ranks, where the paper has one a node, as `per_node` has here. The loss of
+  both averages over ranks and pairs, where the code has sums, so that it does not change with N; and the
+  innovation replaces the decoder's output (see code_exchange).
 - The sent share is what the others decoded, scaled so that nothing grows: |x - sent| <= |x| on every rank.
 
 Measured with 94,720 entries at density 0.01 on 4 ranks (benchmarks/learned_code.py): codes first retain 0.42
@@ -28,10 +28,10 @@ of the energy that `cltk` would send (zeros retain none), and 0.31 (server 0.26)
 model, for 1,232 bytes per rank and step (server 511) where `cltk` takes 4,052. The residual is then 72
 (server 84) and still rises slowly, that of `cltk` is 23. The net takes about 50 ms a step.
 
-A decoder for each rank in `server` was tried and rejected. Over 3 seeds it retains 0.404 at first (one for
-all: 0.416) and 0.342 after 100 steps (0.352): each decoder learns from one rank. If a rank has two or three
-of the ten labels, one rank's code says little about the others with either decoder: in one seed 0.13 at first
-and 0.02 after 100 steps, with one for all 0.07 and 0.01. Do not use `server` for such data.
+With a decoder for each rank, over 3 seeds codes retain 0.404 at first (one for all: 0.416) and 0.342 after
+100 steps (0.352): each decoder learns from one rank. If a rank has two or three of the ten labels, one rank's
+code says little about the others with either decoder: in one seed 0.13 at first and 0.02 after 100 steps,
+with one for all 0.07 and 0.01. Do not use `server` or `per_node` for such data.
 
 Selection works per tensor and coding per bucket: if DDP makes several buckets, results depend on its cuts,
 and a resumed run, whose buckets differ, continues with other bits. Replicas agree to the bit if their CPUs
@@ -60,7 +60,14 @@ from laconic.core.selector import counts_per_segment, kept
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, DensityReducer
-from laconic.reducers.learned_code.autoencoder import Autoencoder, code_length, first_weights
+from laconic.reducers.learned_code.autoencoder import (
+    DECODER,
+    ENCODER,
+    Autoencoder,
+    code_length,
+    first_weights,
+    with_decoders,
+)
 from laconic.reducers.learned_code.code_exchange import (
     AveragedCode,
     CodeExchange,
@@ -70,7 +77,7 @@ from laconic.reducers.learned_code.code_exchange import (
 )
 from laconic.reducers.learned_code.trained import Trained
 
-Instance = Literal["ring", "server"]
+Instance = Literal["ring", "server", "per_node"]
 NORMAL = 2.0**-126  # smallest scale
 
 
@@ -79,12 +86,14 @@ class LearnedCode(DensityReducer):
     """mean = an autoencoder's reconstruction of the values at the leader's k = ceil(density * n) largest.
 
     `until`: the step at which codes replace values. `instance`: 'ring' averages all ranks' codes; 'server'
-    uses only the leader's, plus the `innovation` * n largest values of each rank, at least one.
+    uses only the leader's, plus the `innovation` * n largest values of each rank, at least one; 'per_node' is
+    'server' with a decoder for each rank, as in the paper.
 
     Payload, with K entries in a bucket: the leader's positions by `golomb`, 4 bytes a tensor and 12; before
     `until` 4 K bytes of values; after it 16 * ceil(K / 16) bytes of code, of all ranks or of the leader, and
     the gain or innovation. Buckets of at most 4 entries send values. Once, when training ends, 4 bytes for
-    each of the 216 thousand weights. State: weights and Adam's two moments, equal on all ranks.
+    each of the 216 thousand weights, of which each further decoder adds 44 thousand. State: weights and
+    Adam's two moments, equal on all ranks. On another number of ranks, decoders repeat or are dropped.
 
     >>> from laconic.core.layout import Layout, PerLayout
     >>> model = Layout.of([("weight", (1000, 1000))])
@@ -102,6 +111,7 @@ class LearnedCode(DensityReducer):
         "learned_code(density=0.1, until=0)",
         "learned_code(density=0.1, until=100)",
         "learned_code(density=0.1, until=0, instance='server', innovation=0.01)",
+        "learned_code(density=0.1, until=0, instance='per_node', innovation=0.01)",
     )
 
     def __post_init__(self) -> None:
@@ -139,7 +149,8 @@ class _LearnedCode(BoundReducer):
         self._comm = comm
         place = {name: i for i, name in enumerate(layout.names)}
         self._ordered = PerLayout(lambda bucket: in_order(bucket, place))
-        self._net = Trained("once/autoencoder", first_weights())
+        self._decoders = comm.size if spec.instance == "per_node" else 1
+        self._net = Trained("once/autoencoder", with_decoders(first_weights(), self._decoders))
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
@@ -225,7 +236,14 @@ class _LearnedCode(BoundReducer):
         return self._net.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._net.load_state_dict(state)
+        self._net.load_state_dict({key: self._fitted(value) for key, value in state.items()})
+
+    def _fitted(self, value: Tensor) -> Tensor:
+        """Return weights or moments of a run on another number of ranks with as many decoders as here."""
+        count, rest = divmod(value.numel() - ENCODER, DECODER)
+        if self._spec.instance != "per_node" or count < 1 or rest:
+            return value
+        return with_decoders(value, self._decoders)
 
 
 def in_order(bucket: Layout, place: Mapping[str, int]) -> Layout:

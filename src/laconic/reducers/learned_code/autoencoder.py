@@ -43,6 +43,8 @@ def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 LAYOUT = Layout.of(_shapes())
+DECODER = sum(entry.numel for entry in LAYOUT if entry.name.startswith(("up", "value")))
+ENCODER = LAYOUT.numel - DECODER  # weights of the encoder come first
 
 
 def code_length(k: int) -> int:
@@ -69,11 +71,29 @@ def first_weights() -> Tensor:
     return flat
 
 
+def with_decoders(weights: Tensor, count: int) -> Tensor:
+    """Return the weights of the same encoder with `count` decoders; they repeat if there are fewer so far.
+
+    Flat weights of several decoders have ENCODER + count * DECODER elements, and so have their moments.
+    """
+    decoders = weights[ENCODER:].view(-1, DECODER)
+    chosen = [decoders[node % len(decoders)] for node in range(count)]
+    return torch.cat([weights[:ENCODER], *chosen])
+
+
 @dataclass(frozen=True)
 class Autoencoder:
-    """The net with flat weights (LAYOUT.numel,), whose dtype is used for computing; on the CPU."""
+    """The net with flat weights (LAYOUT.numel,), whose dtype is used for computing; on the CPU.
+
+    Weights of several decoders work with `encode` and `nodes`.
+    """
 
     weights: Tensor
+
+    def nodes(self) -> list[Autoencoder]:
+        """Return one net per decoder, with the common encoder."""
+        decoders = self.weights[ENCODER:].view(-1, DECODER)
+        return [Autoencoder(torch.cat([self.weights[:ENCODER], each])) for each in decoders]
 
     def encode(self, x: Tensor) -> Tensor:
         """Return codes (b, 4, ceil(K / 16)) of x (b, K)."""
@@ -105,5 +125,5 @@ class Autoencoder:
         return y.squeeze(1)[:, :k], dy.squeeze(1)[:, :k]
 
     def _named(self) -> dict[str, Tensor]:
-        views = LAYOUT.segments.views(self.weights)
+        views = LAYOUT.segments.views(self.weights[: LAYOUT.numel])
         return {entry.name: view.view(entry.shape) for entry, view in zip(LAYOUT, views, strict=True)}

@@ -6,6 +6,7 @@ p_i, whose average is that mean:
 
     ring      c = 1/N * sum over i of E(w_i)      p_i = D(c) + D'(c) (E(w_i) - c)     mean = g D(c)
     server    c = E(w_l) of the leader l          p_i = g_i D(c), but w_i on I_i      mean = 1/N * sum p_i
+    per_node  c = E(w_l) of the leader l          p_i = g_i D_i(c), but w_i on I_i    mean = 1/N * sum p_i
 
 In the ring the p_i average to D(c), because the changes of c average to zero. I_i is the innovation: the
 places of the few largest |w_i|, whose values every rank sends to all, so that all can play the server. In the
@@ -115,14 +116,18 @@ class AveragedCode(CodeExchange):
 
 @dataclass(frozen=True)
 class LeaderCode(CodeExchange):
-    """Code broadcast by the leader; every rank sends its gain and `innovation` entries to all others."""
+    """Code broadcast by the leader; every rank sends its gain and `innovation` entries to all others.
+
+    Rank i's part is decoded by decoder i, if the weights have a decoder per rank, or by the only one.
+    """
 
     innovation: int
 
     def loss(self, net: Autoencoder, normals: Tensor, leader: int) -> Tensor:
         size, k = normals.shape
         codes = net.encode(normals)
-        left = net.decode(codes[leader : leader + 1], k) - normals
+        decoded = [node.decode(codes[leader : leader + 1], k) for node in net.nodes()]
+        left = torch.cat(decoded) - normals
         rest = torch.stack([self._rest(normal) for normal in normals])
         apart = (codes - codes.mean(0)).square().sum() * 2 / max(1, size - 1)  # mean of |e_i - e_j|^2, i != j
         return 0.5 * (left * rest).square().sum() / size + 0.5 * apart * k / codes[0].numel()
@@ -133,7 +138,8 @@ class LeaderCode(CodeExchange):
         if comm.rank == leader:
             code = Autoencoder(weights).encode(normal[None]).flatten().to(device)
         code = comm.broadcast(code, leader).cpu().double().view(1, CHANNELS, -1)
-        base = Autoencoder(weights.double()).decode(code, k)[0]
+        bases = [node.decode(code, k)[0] for node in Autoencoder(weights.double()).nodes()]
+        base = bases[comm.rank % len(bases)]
         gain = own_gain(fit(normal, base * self._rest(normal)).tolist())
         message = torch.cat(
             [
@@ -144,7 +150,7 @@ class LeaderCode(CodeExchange):
         total = own = torch.zeros(k, dtype=torch.float64, device="cpu")
         for rank, wire in enumerate(comm.all_gather(message.to(device))):
             with sent_by(rank):
-                part = read_part(wire.cpu(), base)
+                part = read_part(wire.cpu(), bases[rank % len(bases)])
             total = total + part / comm.size
             own = part if rank == comm.rank else own
         return Outcome(vector.restored(total), vector.restored(own))
