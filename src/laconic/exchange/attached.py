@@ -72,11 +72,8 @@ class Attached:
         parameters: Mapping[str, Tensor] | None = None,
         exchanging: Exchanging = unwatched,
     ) -> None:
-        method = limited(method, layout, optimisers)
-        self.method = method
-        self.layout = layout
-        self.comm = comm
-        self.seed = seed
+        self.method = method = limited(method, layout, optimisers)
+        self.layout, self.comm, self.seed = layout, comm, seed
         self.step = 0  # backward passes so far
         self.skip_reason: str | None = None  # why the present step is skipped
         self.checks: list[Callable[[], None]] = []  # raise before a step if it must not be taken
