@@ -123,8 +123,8 @@ MUTANTS = (
     Mutant(
         "reducers-rank-order",
         "reducers/gather.py",
-        "add_messages_(segments.zero_(out), enumerate(messages), alpha / self.comm.size)",
-        "add_messages_(segments.zero_(out), [*enumerate(messages)][::-1], alpha / self.comm.size)",
+        "ordered = [*enumerate(messages)]",
+        "ordered = [*enumerate(messages)][::-1]",
         "messages are added from the last rank to the first",
         ("tests/unit/test_reducers*", "tests/unit/test_gathers*", "tests/laws/test_reducers*"),
     ),

@@ -22,7 +22,6 @@ if sys.byteorder != "little":
 
 SIGN = 1 << 63
 MASK32 = (1 << 32) - 1
-SPARSE_HEAD = "counts and the length of the positions"
 
 
 def as_bytes(values: Tensor) -> Tensor:
@@ -71,23 +70,17 @@ def unsigned(wire: Tensor) -> Tensor:
     return as_numbers(wire.cpu(), torch.int32).to(torch.int64) & MASK32
 
 
-def read_heads(wires: Sequence[Tensor], count: int, what: str) -> NDArray[np.int64]:
-    """Read the first `count` numbers uint32 of each of N wires, int64 (N, count), in one copy to the host.
+def check_heads(wires: Sequence[Tensor], count: int) -> None:
+    """Raise `WireError`, with the number of the wire, for one shorter than `count` numbers uint32.
 
-    Raises `WireError`, with the number of the wire, if one is too short.
+    They are the counts of a sparse message, and the length of its positions.
     """
-    check_heads(wires, count, what)
-    nbytes = 4 * count
-    heads = wires[0][:nbytes] if len(wires) == 1 else torch.stack([wire[:nbytes] for wire in wires])
-    read: NDArray[np.uint8] = heads.cpu().contiguous().numpy()
-    return read.view(np.uint32).astype(np.int64).reshape(len(wires), count)
-
-
-def check_heads(wires: Sequence[Tensor], count: int, what: str) -> None:
-    """Raise `WireError`, with the number of the wire, for one shorter than `count` numbers uint32."""
     for number, wire in enumerate(wires):
         if wire.numel() < 4 * count:
-            raise numbered(f"{what} fill {4 * count} bytes, but {wire.numel()} are left", number, wires)
+            text = (
+                f"counts and the length of the positions fill {4 * count} bytes, but {wire.numel()} are left"
+            )
+            raise numbered(text, number, wires)
 
 
 def numbered(text: str, number: int, messages: Sequence[object]) -> WireError:
@@ -110,17 +103,21 @@ def split_sparse(
 
     Return the counts int64 (N, s) and the bytes of positions and of values of N messages, none trusted.
     """
-    heads = read_heads(wires, len(segments) + 1, SPARSE_HEAD)
+    count = len(segments) + 1
+    check_heads(wires, count)
+    each = [wire[: 4 * count] for wire in wires]
+    read = (each[0] if len(each) == 1 else torch.stack(each)).cpu().contiguous().numpy()  # in one copy
+    heads: NDArray[np.int64] = read.view(np.uint32).astype(np.int64).reshape(len(wires), count)
     counts, lengths = np.ascontiguousarray(heads[:, :-1]), heads[:, -1].tolist()
     for number in np.flatnonzero((counts > segments.sizes_tensor.numpy()).any(axis=1))[:1].tolist():
         raise numbered("a count is larger than its tensor", number, wires)
     coded, rest = [], []
     for number, (wire, length) in enumerate(zip(wires, lengths, strict=True)):
-        left = wire.numel() - 4 * heads.shape[1] - length
+        left = wire.numel() - 4 * count - length
         if left < 0:
             text = f"the positions fill {length} bytes, but {left + length} are left"
             raise numbered(text, number, wires)
-        _, positions, values = wire.split_with_sizes([4 * heads.shape[1], length, left])
+        _, positions, values = wire.split_with_sizes([4 * count, length, left])
         coded.append(positions)
         rest.append(values)
     return counts, coded, rest

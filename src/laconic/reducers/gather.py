@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from laconic.comm.comm import Comm
-from laconic.comm.messages import Sent, SentEntries, SentMessage, add_messages_
+from laconic.comm.messages import Sent, SentEntries, SentMessage, add_messages_, sent_by
 from laconic.comm.skippable import fits, gather_or_skip
 from laconic.core import arguments, deferred
 from laconic.core.codec import Carried, Codec
@@ -96,10 +97,19 @@ class _Gather(BoundReducer):
         if wires is None:
             return None
         messages = [SentMessage(codec, wire, segments) for wire in wires]
-        deferred.write(
-            lambda: add_messages_(segments.zero_(out), enumerate(messages), alpha / self.comm.size)
-        )
-        return messages[self.comm.rank] if carried is None else SentEntries(segments, *carried)
+        share = messages[self.comm.rank] if carried is None else SentEntries(segments, *carried)
+        deferred.write(lambda: self._add_(segments.zero_(out), messages, share, alpha / self.comm.size))
+        return share
+
+    def _add_(self, out: Tensor, messages: Sequence[SentMessage], share: Sent, alpha: float) -> None:
+        """Add alpha times each message to `out`; `share` is this rank's own, which may be decoded already."""
+        ordered = [*enumerate(messages)]
+        if not isinstance(share, SentEntries) or not out.is_cpu:
+            add_messages_(out, ordered, alpha)
+            return
+        for rank, message in ordered:
+            with sent_by(rank):
+                (share if rank == self.comm.rank else message).add_to_(out, alpha)
 
     def _fits(self, x: Tensor, segments: Segments, carried: Carried | None, alpha: float) -> bool:
         """Return whether alpha times the decoded x is certainly finite: then the mean is, too.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -16,21 +17,9 @@ from laconic.codecs.dense import Dense
 from laconic.codecs.indices.golomb import Golomb
 from laconic.codecs.indices.raw32 import Raw32
 from laconic.codecs.selectors.density_schedule import has_density
-from laconic.core import deferred
+from laconic.core import deferred, framing
 from laconic.core.codec import Carried, Codec
 from laconic.core.errors import SpecError, WireError
-from laconic.core.framing import (
-    SPARSE_HEAD,
-    as_bytes,
-    as_numbers,
-    check_heads,
-    counts_bytes,
-    keys_bytes,
-    numbered,
-    read_keys,
-    sent_to,
-    split_sparse,
-)
 from laconic.core.layout import Layout, Segments
 from laconic.core.selector import IndexCoding, Selector
 from laconic.core.spec import Status
@@ -104,10 +93,16 @@ class Sparse(Codec):
                 raise SpecError(f"sparse: {role} must be a {wanted.__name__}, as {example}, got {given!r}")
 
     def at(self, step: int) -> Codec:
-        select, values = self.select.at(step), self.values.at(step)
-        if select is self.select and values is self.values:
-            return self
-        return replace(self, select=select, values=values)
+        warm_at, final = self._after_warmup
+        return final if step >= warm_at else self._during_warmup(step)
+
+    @cached_property
+    def _after_warmup(self) -> tuple[int, Sparse]:
+        """The first step after the warm-up, and the codec from there on."""
+        return (warm_at := self.warm_at), self._during_warmup(warm_at) if warm_at else self
+
+    def _during_warmup(self, step: int) -> Sparse:
+        return replace(self, select=self.select.at(step), values=self.values.at(step))
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         return self._message(x, segments, keys, keys)[0]
@@ -115,14 +110,14 @@ class Sparse(Codec):
     def encode_layout(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
         return self.encode_carried(x, layout, turn)[0]
 
-    def encode_carried(self, x: Tensor, layout: Layout, turn: Turn) -> tuple[Tensor, Carried | None]:
+    def encode_carried(self, x: Tensor, layout: Layout, turn: Turn) -> tuple[Tensor, Carried]:
         own = turn.own_keys(layout.names)
         common = [turn.common(name) for name in layout.names] if self.select.replayable else own
         return self._message(x, layout.segments, common, own)
 
     def _message(
         self, x: Tensor, segments: Segments, keys: Sequence[int], drawn: Sequence[int]
-    ) -> tuple[Tensor, Carried | None]:
+    ) -> tuple[Tensor, Carried]:
         """Positions by `keys`, which may travel; values by `drawn`, which decoding does without."""
         if self._fused and (padded := self.select.padded(x, segments, keys)) is not None:
             whole = kernels.padded_encode(x, segments, *padded)
@@ -134,24 +129,24 @@ class Sparse(Codec):
         native = dispatch.native(x, indices) is not None
         at = None if native else kernels.flat_positions(indices, counts, segments)
         chosen = kernels.gather(x, segments, indices, counts) if at is None else x.index_select(0, at)
-        carried = None
         if isinstance(self.values, Dense):
-            carried = Carried(indices, counts, chosen, at)
-            values = as_bytes(chosen)
+            values = framing.as_bytes(chosen)
         else:
             units = Segments.consecutive(counts.tolist())
             values = self.values.encode_segments(chosen, units, [key ^ VALUES for key in drawn])
+            chosen = self.values.decode_segments_add_(values, units, torch.zeros_like(chosen))
+        carried = Carried(indices, counts, chosen, at)
         if self.select.replayable:
-            return torch.cat([sent_to(keys_bytes(keys), x.device), values]), carried
+            return torch.cat([framing.sent_to(framing.keys_bytes(keys), x.device), values]), carried
         positions = self.indices.encode(indices, counts, segments)
-        head = counts_bytes(torch.from_numpy(np.append(counts.numpy(), positions.numel())))
-        return torch.cat([sent_to(head, x.device), positions, values]), carried
+        head = framing.counts_bytes(torch.from_numpy(np.append(counts.numpy(), positions.numel())))
+        return torch.cat([framing.sent_to(head, x.device), positions, values]), carried
 
     def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
         if not self._batched(wire, out):
             indices, counts, rest = self._entries(wire, segments)
             values, infinite = read_values(self.values, [rest], counts.numpy()[None], [indices.numel()])
-            if isinstance(self.values, Dense) and bool(infinite):
+            if bool(infinite):
                 raise WireError(f"{self!r}: {DAMAGED[1]}")
             return kernels.scatter_add_(out, segments, indices, counts, values, alpha)
         return self._add_all_([wire], segments, out, alpha)
@@ -178,14 +173,13 @@ class Sparse(Codec):
 
     def _add_all_(self, wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor:
         """Add the messages of N ranks, in order, by the kernel for whole messages where there is one."""
-        if not self._fused or not dispatch.gpu(out):
-            return self._add_(wires, segments, out, alpha)
-        check_heads(wires, len(segments) + 1, SPARSE_HEAD)
-        flags = kernels.sparse_add_(wires, segments, out, alpha)
-        if flags is None:
-            return self._add_(wires, segments, out, alpha)
-        deferred.check(flags, lambda number: self._damage([number], wires, segments, out))
-        return out
+        if self._fused and dispatch.gpu(out):
+            framing.check_heads(wires, len(segments) + 1)
+            flags = kernels.sparse_add_(wires, segments, out, alpha)
+            if flags is not None:
+                deferred.check(flags, lambda number: self._damage([number], wires, segments, out))
+                return out
+        return self._add_(wires, segments, out, alpha)
 
     def _damage(
         self, numbers: Sequence[int], wires: Sequence[Tensor], segments: Segments, out: Tensor
@@ -202,7 +196,7 @@ class Sparse(Codec):
 
     def _add_(self, wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor:
         """Add the messages of N ranks, in order: one set of operations decodes all, and each is added."""
-        counts, coded, rest = split_sparse(wires, segments)
+        counts, coded, rest = framing.split_sparse(wires, segments)
         totals = counts.sum(axis=1).tolist()
         places, spare, wrong = self.indices.positions(coded, counts, segments)
         values, infinite = read_values(self.values, rest, counts, totals)
@@ -239,10 +233,10 @@ class Sparse(Codec):
     def _entries(self, wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Tensor]:
         """Indices int32 (K,), counts int64 (s,) and the bytes of the values. All of the wire is untrusted."""
         if self.select.replayable:
-            keys, rest = read_keys(wire, segments)
+            keys, rest = framing.read_keys(wire, segments)
             indices, counts = self.select.select_segments(wire, segments, keys)
             return indices, counts, rest
-        numbers, (coded,), (rest,) = split_sparse([wire], segments)
+        numbers, (coded,), (rest,) = framing.split_sparse([wire], segments)
         counts = torch.from_numpy(numbers[0])
         return self.indices.decode(coded, counts, segments), counts, rest
 
@@ -283,8 +277,8 @@ def read_values(
         for number, (wire, total) in enumerate(zip(rest, totals, strict=True)):
             if wire.numel() != 4 * total:
                 text = f"{codec!r}: {total} values fill {4 * total} bytes, got {wire.numel()}"
-                raise numbered(text, number, rest)
-        values = as_numbers(rest[0] if len(rest) == 1 else torch.cat(list(rest)), torch.float32)
+                raise framing.numbered(text, number, rest)
+        values = framing.as_numbers(rest[0] if len(rest) == 1 else torch.cat(list(rest)), torch.float32)
         return values, (values - values).any()  # NaN of NaN and of Inf, which counts as true
     values = torch.zeros(sum(totals), dtype=torch.float32, device=device)
     at = 0
