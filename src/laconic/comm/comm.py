@@ -134,3 +134,7 @@ class Comm(ABC):
     @abstractmethod
     def counter(self) -> Counter:
         """Return a new counter from 0, shared by the group. Call it on all ranks."""
+
+    def _check(self, chunks: Sequence[Tensor]) -> None:
+        if len(chunks) != self.size:
+            raise ValueError(f"rank {self.rank}: chunks must be {self.size}, one per rank, got {len(chunks)}")

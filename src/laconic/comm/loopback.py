@@ -158,10 +158,6 @@ class Loopback(Comm):
             )
             raise PeerError(f"rank {self.rank}, {name}: {reason}") from None
 
-    def _check(self, chunks: Sequence[Tensor]) -> None:
-        if len(chunks) != self.size:
-            raise ValueError(f"rank {self.rank}: chunks must be {self.size}, one per rank, got {len(chunks)}")
-
 
 class _Room:
     """Shared table and barrier of one group's threads. If a rank fails, all groups made by `split` fail."""

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
-from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -31,6 +30,11 @@ from laconic.kernels import dispatch
 class Sent(ABC):
     """This rank's share as the others decode it. No method creates a dense temporary."""
 
+    @property
+    def chooses(self) -> bool:
+        """Whether it can omit entries, so that `scale_chosen_` changes something; by default no."""
+        return False
+
     @abstractmethod
     def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
         """Add alpha * share to x, in place."""
@@ -40,10 +44,7 @@ class Sent(ABC):
         """Set the sent entries of memory to zero."""
 
     def scale_chosen_(self, memory: Tensor, waited: Tensor, factor: float) -> Tensor:
-        """Multiply the sent entries of memory by `factor` where flat `waited` is not 0.
-
-        A share of all entries changes nothing; by default a share has all.
-        """
+        """Multiply the sent entries of memory by `factor` where `waited` is not 0, if it omits others."""
         return memory
 
     def subtract_from_(self, x: Tensor) -> Tensor:
@@ -57,6 +58,10 @@ class SentMessage(Sent):
     codec: Codec
     wire: Tensor
     segments: Segments
+
+    @property
+    def chooses(self) -> bool:
+        return type(self.codec).scale_chosen_ is not Codec.scale_chosen_
 
     def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
         if self.segments.numel:
@@ -81,6 +86,10 @@ class ScaledShare(Sent):
     share: Sent
     gain: float
 
+    @property
+    def chooses(self) -> bool:
+        return self.share.chooses
+
     def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
         return self.share.add_to_(x, alpha * self.gain)
 
@@ -96,6 +105,10 @@ class SentParts(Sent):
     """A share of several parts, for example one for each rank."""
 
     parts: tuple[Sent, ...]
+
+    @property
+    def chooses(self) -> bool:
+        return any(part.chooses for part in self.parts)
 
     def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
         for part in self.parts:
@@ -127,6 +140,10 @@ class SentEntries(Sent):
     values: Tensor
     known: Tensor | None = None  # the cached positions
 
+    @property
+    def chooses(self) -> bool:
+        return len(self.indices) < self.segments.numel
+
     @cached_property
     def positions(self) -> Tensor:
         """Return the positions int64 (K,) in the flat buffer."""
@@ -147,7 +164,7 @@ class SentEntries(Sent):
         return kernels.scatter_zero_(memory, self.segments, self.indices, self.counts)
 
     def scale_chosen_(self, memory: Tensor, waited: Tensor, factor: float) -> Tensor:
-        if len(self.indices) == self.segments.numel:
+        if not self.chooses:
             return memory
         if dispatch.native(memory) is None:
             old = memory[self.positions]
@@ -183,19 +200,11 @@ def add_messages_(out: Tensor, messages: Iterable[tuple[int, SentMessage]], alph
 
     Consecutive messages of one codec are decoded in one call. `WireError` names the sender of a damaged one.
     """
-    triples = ((rank, share.codec, (share.wire, share.segments)) for rank, share in messages)
-    for codec, group in groupby(triples, key=itemgetter(1)):
-        ranks, _, shares = zip(*group, strict=True)
-        add_shares_(out, codec, ranks, shares, alpha)
+    for codec, group in groupby(messages, key=lambda message: message[1].codec):
+        ranks, shares = zip(*group, strict=True)
+        with translated(partial(_by_number, ranks)):
+            codec.decode_messages_add_([(share.wire, share.segments) for share in shares], out, alpha)
     return out
-
-
-def add_shares_(
-    out: Tensor, codec: Codec, ranks: Sequence[int], shares: Sequence[tuple[Tensor, Segments]], alpha: float
-) -> Tensor:
-    """Add messages of one codec, each with its ranges of `out`, as `add_messages_` does."""
-    with translated(partial(_by_number, ranks)):
-        return codec.decode_messages_add_(shares, out, alpha)
 
 
 def _by_number(ranks: Sequence[int], error: Exception) -> Exception:
@@ -230,8 +239,6 @@ def combined(
 
 
 def _check_nbytes(messages: Sequence[Tensor], expected: Sequence[int]) -> None:
-    if [message.numel() for message in messages] == list(expected):
-        return
     for rank, (message, nbytes) in enumerate(zip(messages, expected, strict=True)):
         if message.numel() != nbytes:
             with sent_by(rank):

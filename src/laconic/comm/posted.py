@@ -166,10 +166,6 @@ class PostedComm(Comm):
                 f"a peer of rank {self.rank} died, left or was late: {name} of {self.size} ranks: {why}"
             ) from error
 
-    def _check(self, chunks: Sequence[Tensor]) -> None:
-        if len(chunks) != self.size:
-            raise ValueError(f"rank {self.rank}: chunks must be {self.size}, one per rank, got {len(chunks)}")
-
 
 def rooms(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
     """Return empty tensors like x of these lengths: on a GPU in one buffer, so that one kernel reads them."""

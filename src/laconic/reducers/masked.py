@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -30,6 +31,7 @@ from laconic.reducers import BoundReducer, Composition, Gathering, Reducer
 from laconic.reducers.gather import Gather
 from laconic.reducers.sum import Sum
 
+Arguments = tuple[Tensor | None, Layout, Turn, Tensor, float]  # of `reduce`
 HELD_FOR_ALL = "once/"  # prefix of state in which one rank holds each entry: see `laconic.resize`
 
 
@@ -100,7 +102,6 @@ class Masked(Reducer):
         return BoundMasked(self.reducer, layout, comm)
 
     def nbytes(self, layout: Layout) -> int:
-        """Return the maximum, with all entries in use."""
         return self.reducer.nbytes(layout)
 
 
@@ -127,7 +128,13 @@ class PackedShare(Sent):
         packed = self.share.clear_(memory[self.packing.positions])
         return memory.index_copy_(0, self.packing.positions, packed)
 
+    @property
+    def chooses(self) -> bool:
+        return self.share.chooses
+
     def scale_chosen_(self, memory: Tensor, waited: Tensor, factor: float) -> Tensor:
+        if not self.chooses:
+            return memory
         places = self.packing.positions
         packed = self.share.scale_chosen_(memory[places], waited[places], factor)
         return memory.index_copy_(0, places, packed)
@@ -174,29 +181,29 @@ class BoundMasked(BoundReducer):
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
-        self._begin()
-        if self._masks.keys().isdisjoint(layout.names):
-            return self._inner.reduce(x, layout, turn, out, alpha)
-        packing = self._packings(layout)
-        packed, mean = self._packed(x, out, packing)
-        share = self._inner.reduce(packed, packing.layout, turn, mean, alpha)
-        return self._unpacked(share, mean, layout, packing, out)
+        arguments, unpack = self._packed(x, layout, turn, out, alpha)
+        return unpack(self._inner.reduce(*arguments))
 
     def begin(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Callable[[], Sent | None]:
-        self._begin()
-        if self._masks.keys().isdisjoint(layout.names):
-            return self._inner.begin(x, layout, turn, out, alpha)
-        packing = self._packings(layout)
-        packed, mean = self._packed(x, out, packing)
-        end = self._inner.begin(packed, packing.layout, turn, mean, alpha)
-        return lambda: self._unpacked(end(), mean, layout, packing, out)
+        arguments, unpack = self._packed(x, layout, turn, out, alpha)
+        end = self._inner.begin(*arguments)
+        return lambda: unpack(end())
 
-    def _begin(self) -> None:
-        """Release a loaded state; a skipped step restores it."""
-        if self._loaded is not None:
+    def _packed(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float
+    ) -> tuple[Arguments, Callable[[Sent | None], Sent | None]]:
+        """Return the arguments of the inner reduction, and the function that unpacks its share and mean."""
+        if self._loaded is not None:  # a loaded state is released; a skipped step restores it
             self._let_go, self._loaded = self._loaded, None
+        if self._masks.keys().isdisjoint(layout.names):
+            return (x, layout, turn, out, alpha), lambda share: share
+        packing = self._packings(layout)
+        packed = None if x is None else x[packing.positions]
+        mean = packed if packed is not None and x is out else out[packing.positions]
+        unpack = partial(self._unpacked, mean, layout, packing, out)
+        return (packed, packing.layout, turn, mean, alpha), unpack
 
     def put_back(self, layout: Layout) -> None:
         if self._let_go is not None:
@@ -218,8 +225,8 @@ class BoundMasked(BoundReducer):
         before = self._packing(self._layout).layout
         self._masks = {name: mask for name, mask in masks.items() if name in self._layout.names}
         after = self._packing(self._layout).layout
-        if after == before:
-            self._packings.refresh(self._again)
+        if after == before:  # the inner reduction knows its layouts by identity
+            self._packings.refresh(lambda layout, old: Packing(old.layout, self._positions(layout)))
         else:
             self._packings.clear()
             self._inner = self._spec.bind(after if self._masks else self._layout, self._comm)
@@ -236,26 +243,18 @@ class BoundMasked(BoundReducer):
         self._inner.load_state_dict(self._narrowed(state))
         self._loaded = dict(state)  # its masks may be loaded later
 
-    def _packed(self, x: Tensor | None, out: Tensor, packing: Packing) -> tuple[Tensor | None, Tensor]:
-        """Return the entries in use of x, and the buffer for their mean: the same one if x is `out`."""
-        packed = None if x is None else x[packing.positions]
-        return packed, packed if packed is not None and x is out else out[packing.positions]
-
     def _unpacked(
-        self, share: Sent | None, mean: Tensor, layout: Layout, packing: Packing, out: Tensor
+        self, mean: Tensor, layout: Layout, packing: Packing, out: Tensor, share: Sent | None
     ) -> Sent | None:
-        if share is not None:
-            deferred.write(lambda: layout.segments.zero_(out).index_copy_(0, packing.positions, mean))
-        return None if share is None else PackedShare(share, packing)
+        if share is None:
+            return None
+        deferred.write(lambda: layout.segments.zero_(out).index_copy_(0, packing.positions, mean))
+        return PackedShare(share, packing)
 
     def _packing(self, layout: Layout) -> Packing:
         counts = {name: (mask.positions.numel(),) for name, mask in self._masks.items()}
         shapes = ((entry.name, counts.get(entry.name, entry.shape)) for entry in layout)
         return Packing(Layout.of(shapes), self._positions(layout))
-
-    def _again(self, layout: Layout, packing: Packing) -> Packing:
-        """Return the packing of other masks with equal counts: `inner` knows its layouts by identity."""
-        return Packing(packing.layout, self._positions(layout))
 
     def _positions(self, layout: Layout) -> Tensor:
         device = next((mask.positions.device for mask in self._masks.values()), torch.device("cpu"))
@@ -267,12 +266,15 @@ class BoundMasked(BoundReducer):
         ]
         return torch.cat([torch.empty(0, dtype=torch.int64, device=device), *parts])
 
+    def _named(self, key: str) -> tuple[str, Mask | None]:
+        name = key.rpartition("/")[2]
+        return name, None if key.startswith(self._inner.own_shapes) else self._masks.get(name)
+
     def _widened(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a state of packed tensors in the tensors' own shapes, with zero for unused entries."""
         made = dict(state)
         for key, value in state.items():
-            name = key.rpartition("/")[2]
-            mask = None if key.startswith(self._inner.own_shapes) else self._masks.get(name)
+            name, mask = self._named(key)
             if mask is not None and value.shape == mask.positions.shape:
                 made[key] = value.new_zeros(self._layout[name].shape)
                 made[key].view(-1).index_copy_(0, mask.positions.to(value.device), value)
@@ -282,8 +284,7 @@ class BoundMasked(BoundReducer):
         """Return the reverse of `_widened`."""
         made = dict(state)
         for key, value in state.items():
-            name = key.rpartition("/")[2]
-            mask = None if key.startswith(self._inner.own_shapes) else self._masks.get(name)
+            name, mask = self._named(key)
             if mask is not None and tuple(value.shape) == self._layout[name].shape:
                 made[key] = value.flatten()[mask.positions.to(value.device)]
         return made

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
-from laconic.comm.messages import Sent, SentMessage, SentParts, add_messages_, add_shares_, encoded
+from laconic.comm.messages import Sent, SentMessage, SentParts, add_messages_, encoded
 from laconic.comm.partition import Partition
 from laconic.comm.skippable import all_to_all_or_skip, any_skips, gather_or_skip
 from laconic.core.codec import Codec
@@ -82,10 +82,9 @@ class TwoHalves(BoundReducer):
         own = parts[comm.rank].segments.gathered(x)
         others = _others(comm.rank, comm.size)
         codec = self._codec_of(home, turn.step)
-        arrived = [(came[rank], home.segments) for rank in others]
         mean = own / _size(comm.size, own.device)
-        if others:
-            add_shares_(mean, codec, others, arrived, 1 / comm.size)
+        arrived = ((rank, SentMessage(codec, came[rank], home.segments)) for rank in others)
+        add_messages_(mean, arrived, 1 / comm.size)
         apart = own if x is out or len(parts[comm.rank].segments) != 1 else own.clone()
         shares: tuple[Sent, ...]
         if joined is not None:
@@ -113,12 +112,7 @@ class TwoHalves(BoundReducer):
         if wires is None:
             return False
         partition.bucket.segments.zero_(out)
-        if alike(codecs):
-            shares = [*zip(wires, partition.ranges, strict=True)]
-            add_shares_(out, codecs[0], range(len(wires)), shares, alpha)
-        else:
-            messages = map(SentMessage, codecs, wires, partition.ranges)
-            add_messages_(out, enumerate(messages), alpha)
+        add_messages_(out, enumerate(map(SentMessage, codecs, wires, partition.ranges)), alpha)
         return True
 
     def _is_finite(self, mean: Tensor, home: Layout, codec: Codec) -> bool:
