@@ -16,7 +16,7 @@ from laconic import kernels
 from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.layout import Segments
-from laconic.core.message_runs import counted_from, runs
+from laconic.core.message_runs import add_runs_
 from laconic.core.spec import Status
 
 MOST = 1 << 30  # elements of a block
@@ -64,9 +64,8 @@ class Sign(Codec):
     def decode_messages_add_(
         self, messages: Sequence[tuple[Tensor, Segments]], out: Tensor, alpha: float = 1
     ) -> Tensor:
-        for first, wires, segments in runs(messages):
-            with counted_from(first):
-                kernels.sign_messages_add_(wires, segments, out, alpha, self.block)
+        add = kernels.sign_messages_add_
+        add_runs_(messages, lambda wires, segments: add(wires, segments, out, alpha, self.block))
         return out
 
     def nbytes(self, n: int) -> int:

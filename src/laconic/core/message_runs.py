@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 
 from torch import Tensor
@@ -13,25 +13,23 @@ from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 
 
-def runs(messages: Sequence[tuple[Tensor, Segments]]) -> Iterator[tuple[int, list[Tensor], Segments]]:
-    """Yield consecutive messages with equal segments: number of the first message, wires, segments.
+def add_runs_(
+    messages: Sequence[tuple[Tensor, Segments]], add: Callable[[list[Tensor], Segments], object]
+) -> None:
+    """Call `add` with the wires of consecutive messages with equal segments, in order.
 
-    Messages without elements are omitted.
+    Messages without elements are omitted. A `WireError` has the number of the message among all.
     """
-    number = 0
+    first = 0
     for segments, group in groupby(messages, key=lambda message: message[1]):
         wires = [wire for wire, _ in group]
         if segments.numel:
-            yield number, wires, segments
-        number += len(wires)
+            with translated(partial(_counted_from, first)):
+                add(wires, segments)
+        first += len(wires)
 
 
-def counted_from(first: int) -> AbstractContextManager[None]:
-    """Return a context that adds a number to the `message` of each `WireError`."""
-
-    def translate(error: Exception) -> Exception:
-        if isinstance(error, WireError) and error.message is not None:
-            error.message += first
-        return error
-
-    return translated(translate)
+def _counted_from(first: int, error: Exception) -> Exception:
+    if isinstance(error, WireError) and error.message is not None:
+        error.message += first
+    return error
