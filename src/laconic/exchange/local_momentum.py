@@ -53,7 +53,6 @@ class LocalMomentum:
         self._layouts = {entry.name: entry for _, part in routes for entry in part}
         self._wanting: list[tuple[int, frozenset[str]]] = []  # first steps, with their local tensors
         self._idle: set[str] = set()  # tensors without momentum so far
-        self._local: set[str] = set()
         reasons: dict[str, list[str]] = {}
         wanting = [(route.feedback, part) for route, part in routes if route.feedback.local_momentum]
         self._made_for_it = any(feedback.needs_optimiser for feedback, _ in wanting)
@@ -64,7 +63,6 @@ class LocalMomentum:
             for name, reason in why.items():
                 if reason:
                     reasons.setdefault(reason, []).append(name)
-            self._local |= own
             self._wanting.append((feedback.dense_steps, own))
         self._decay: dict[str, Tensor] = {}  # momentum of the weight decay
         self._passes = 0  # backward passes with local momentum
@@ -90,7 +88,7 @@ class LocalMomentum:
 
     def is_local(self, name: str) -> bool:
         """Return whether the tensor's momentum is applied before the exchange."""
-        return name in self._local
+        return any(name in own for _, own in self._wanting)
 
     def momentum_buffer(self, name: str) -> Tensor | None:
         """Return SGD's momentum buffer of this tensor, or None; one that exists rules out a fresh start."""
@@ -109,7 +107,8 @@ class LocalMomentum:
 
         Warn if the method is made for local momentum and `instead` names an alternative.
         """
-        if not self._local or self._releasing is not None or self._released:
+        has_local = any(own for _, own in self._wanting)
+        if not has_local or self._releasing is not None or self._released:
             return
         self._releasing = reason
         if instead is not None and self._made_for_it:

@@ -35,7 +35,7 @@ Takes = Callable[[Entry, Layout], bool]  # a tensor, and the layout of the whole
 class Route:
     """A set of tensors with their reducer, feedback, and update rule."""
 
-    takes: Takes
+    takes: Takes = field(compare=False)
     reducer: Reducer
     feedback: Feedback = field(default_factory=NoFeedback)
     rule: Rule | None = None

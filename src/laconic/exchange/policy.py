@@ -18,7 +18,7 @@ def split(*arms: tuple[Takes, Any]) -> Method:
     alike: list[tuple[Route, list[int]]] = []
     for wants, spec in arms:
         for route in lift(spec).routes:
-            same = next((own for other, own in alike if _alike(route, other)), None)
+            same = next((own for other, own in alike if route == other), None)  # but for their tensors
             if same is None:
                 alike.append((route, [len(wanted)]))
             else:
@@ -26,10 +26,6 @@ def split(*arms: tuple[Takes, Any]) -> Method:
             wanted.append(_Both(wants, route.takes))
     order = tuple(wanted)
     return routes(*(replace(route, takes=_First(order, frozenset(own))) for route, own in alike))
-
-
-def _alike(one: Route, other: Route) -> bool:
-    return (one.reducer, one.feedback, one.rule) == (other.reducer, other.feedback, other.rule)
 
 
 @dataclass(frozen=True)

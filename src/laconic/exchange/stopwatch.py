@@ -52,11 +52,7 @@ class Seconds:
             self.decode_s += ended - first - busy
 
     def add_events(
-        self,
-        began: Event,
-        collectives: Sequence[Interval],
-        ended: Event,
-        weight: int = 1,
+        self, began: Event, collectives: Sequence[Interval], ended: Event, weight: int = 1
     ) -> None:
         """Add `weight` exchanges like this one on a GPU.
 
