@@ -2,7 +2,7 @@
 
 Two ranks train a small net under DistributedDataParallel with `laconic.compress`. After a few steps, rank 0
 records the file of every Python function of the package that runs during `loss.backward()`, in all threads.
-Before the path was simplified there were 54, afterwards 41.
+Before the path was simplified there were 54; now there are 35.
 
     python -m benchmarks.trace_backward [SPEC]      # default: dgc
 """

@@ -17,7 +17,7 @@ from tests.dist.pool import on_ranks
 
 WATCH = "laconic.comm.joint_calls.start_thread"
 FAILING = {  # the last constructors of each call
-    "compress": ["laconic.ddp.hook.JointCalls", WATCH, "laconic.ddp.hook.StepChecks"],
+    "compress": ["laconic.ddp.attach.JointCalls", WATCH, "laconic.ddp.attach.StepChecks"],
     "distribute": ["laconic.strategies.membership.JointCalls", WATCH],
     "distribute(patience_s=)": [
         "laconic.strategies.membership.Metered",

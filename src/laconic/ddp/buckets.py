@@ -1,23 +1,28 @@
-"""DDP's buckets as jobs for the communication thread.
+"""Communication hook of DistributedDataParallel: its buckets are jobs for the communication thread.
+
+    loss.backward() -> hook(bucket): queues a job and returns a Future; backward continues
+                    -> the communication thread: Attached.mean_(bucket), over a separate process group
+                    -> optimizer.step()
 
 DDP passes its buckets in index order and regroups them after the first step, so layouts are built by
 parameter name. Buckets of all dtypes are exchanged in float32; complex buckets are pairs of reals, as DDP
 passes them.
 """
 
-from __future__ import annotations
-
+# no `from __future__ import annotations`: DDP reads the types of its hook
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, where types see it
 from torch.autograd import Variable
 
 from laconic.comm.communication_thread import Answer, CommunicationThread
-from laconic.core.errors import AttachError, PeerError
-from laconic.core.layout import Entry, Layout
+from laconic.core.errors import AttachError, LaconicError, PeerError
+from laconic.core.layout import Layout
+from laconic.ddp.bucket_layout import Bucket, layout_of
 from laconic.ddp.gradient_watch import GradientWatch, LostGradientCheck
 from laconic.ddp.optimiser import OptimiserHooks, Optimisers
 from laconic.ddp.unused_parameters import Mean, UnusedParameters
@@ -28,25 +33,6 @@ from laconic.optim.stochastic_rounding import HALF
 from laconic.reducers.sum import Sum
 
 UNSTEPPED = "two exchanged backward passes without optimizer.step() between them"
-
-
-class Bucket(Protocol):
-    """DDP's GradBucket, as far as used here."""
-
-    def index(self) -> int:
-        """Position among the buckets of a backward pass."""
-
-    def is_last(self) -> bool:
-        """Whether it is the last bucket of the backward pass."""
-
-    def buffer(self) -> Tensor:
-        """All gradients, flat."""
-
-    def parameters(self) -> list[Tensor]:
-        """The parameters, in order."""
-
-    def gradients(self) -> list[Tensor]:
-        """Each parameter's gradient: a view of the buffer."""
 
 
 class Buckets:
@@ -243,6 +229,57 @@ class Buckets:
             self.means[entry.name] = Mean(view, scale)
 
 
+class Slot:
+    """The queue of one DDP's buckets, if it is compressed. DDP accepts one hook, and so one slot, for life.
+
+    A copy is empty and uses the default group, as DDP's own copies do: a copied model is a plain DDP.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.buckets: Buckets | None = None
+        self._thread: CommunicationThread | None = None
+
+    def __reduce__(self) -> "tuple[type[Slot], tuple[()]]":
+        return Slot, ()
+
+    def empty(self) -> None:
+        """Restore the plain all-reduce."""
+        self.buckets = None
+
+    def mean(self, buffer: Tensor) -> Answer:
+        """Return a Future of DDP's own mean.
+
+        A thread of ours waits for it: a callback of the work's future would run in a thread of gloo's,
+        which may ask for the GIL after Python has ended.
+        """
+        buffer.div_(dist.get_world_size(self.group))
+        work = dist.all_reduce(buffer, group=self.group, async_op=True)
+        assert work is not None
+
+        def job() -> Tensor:
+            work.wait()
+            return buffer
+
+        if self._thread is None:
+            self._thread = CommunicationThread(f"plain all-reduce of rank {dist.get_rank(self.group)}")
+        return self._thread.submit(job, buffer.device)
+
+
+def hook(slot: Slot, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Return a Future of the bucket's mean over ranks. It is DDP's communication hook."""
+    if slot.buckets is None:
+        return slot.mean(bucket.buffer())
+    if bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing():
+        raise LaconicError(
+            "a CUDA graph cannot capture backward() of a model compressed with"
+            f" {slot.buckets.exchange.method}: a thread exchanges its gradients, and a graph records only the"
+            " calling thread. Call backward() outside of torch.cuda.graph(...), or the handle's remove()"
+            " first"
+        )
+    return slot.buckets.submit(bucket)
+
+
 def compresses(method: Method) -> bool:
     """Return whether a method does more than sum gradients, so that it needs the scaler."""
     return any(
@@ -254,24 +291,3 @@ def compresses(method: Method) -> bool:
 def in_backward() -> bool:
     """Return whether this thread runs autograd: false in a Replicator's step and without inputs in Join."""
     return torch._C._current_graph_task_id() >= 0
-
-
-def layout_of(names: Iterable[str], bucket: Bucket) -> Layout:
-    """Return the layout of a bucket in real elements."""
-    parameters, start = bucket.parameters(), bucket.buffer().storage_offset()
-    reals = 2 if parameters[0].is_complex() else 1  # DDP's views count complex elements, all or none
-    starts = [reals * int(grad.storage_offset() - start) for grad in bucket.gradients()]
-    entries = zip(names, map(real_shape, parameters), starts, strict=True)
-    return Layout(tuple(Entry(*each) for each in entries))
-
-
-def real_shape(parameter: Tensor) -> tuple[int, ...]:
-    """Return the shape in real elements: a complex parameter's last dimension doubles, and () becomes (2,).
-
-    >>> real_shape(torch.zeros(3, 4)), real_shape(torch.zeros(3, 4, dtype=torch.complex64))
-    ((3, 4), (3, 8))
-    """
-    shape = tuple(parameter.shape)
-    if not parameter.is_complex():
-        return shape
-    return (*shape[:-1], 2 * shape[-1]) if shape else (2,)

@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError
+from laconic.ddp.attach import attach
 from laconic.ddp.handle import Handle
-from laconic.ddp.hook import attach
 from laconic.optim.unwrapping import unwrap_all
 
 if TYPE_CHECKING:

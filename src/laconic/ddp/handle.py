@@ -16,7 +16,8 @@ from laconic.comm.metered import Metered
 from laconic.core import arguments
 from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
-from laconic.ddp.buckets import Buckets, real_shape
+from laconic.ddp.bucket_layout import real_shape
+from laconic.ddp.buckets import Buckets
 from laconic.ddp.handle_state import HandleState
 from laconic.ddp.optimiser import Optimisers, refuse_complex
 from laconic.ddp.uneven import JoinedModel, UnevenInputs

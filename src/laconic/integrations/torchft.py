@@ -24,8 +24,8 @@ from laconic.comm.communication_thread import Answer, CommunicationThread, drop_
 from laconic.core.errors import AttachError, NonFiniteError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
-from laconic.ddp.buckets import layout_of, real_shape
-from laconic.ddp.hook import sparse_embeddings, trained
+from laconic.ddp.attach import sparse_embeddings, trained
+from laconic.ddp.bucket_layout import layout_of, real_shape
 from laconic.ddp.unused_parameters import Mean, UnusedParameters
 from laconic.exchange.gathers import expensive_gathers
 from laconic.exchange.method import lift

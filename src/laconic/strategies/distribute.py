@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from laconic.core import arguments
 from laconic.core.errors import AttachError
 from laconic.core.spec import parse
+from laconic.ddp.attach import attach
 from laconic.ddp.compress import inside
-from laconic.ddp.hook import attach
 from laconic.exchange.agreement import Fingerprint, agree
 from laconic.exchange.method import Method, lift
 from laconic.exchange.state import model_digest

@@ -1,12 +1,6 @@
-"""Communication hook of DistributedDataParallel.
+"""Attaching a method to a DistributedDataParallel, and the parameters that it exchanges."""
 
-    loss.backward() -> hook(bucket): queues a job and returns a Future; backward continues
-                    -> the communication thread: Attached.mean_(bucket), over a separate process group
-                    -> optimizer.step()
-
-DDP accepts one hook for its lifetime, so the hook calls a permanent `Slot`; an empty one is DDP's own
-all-reduce.
-"""
+from __future__ import annotations
 
 import contextlib
 import weakref
@@ -15,18 +9,16 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, where types see it
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from laconic.comm.communication_thread import Answer, CommunicationThread
 from laconic.comm.joint_calls import JointCalls
 from laconic.comm.metered import Metered
 from laconic.comm.torch_comm import TorchComm
-from laconic.core.errors import AttachError, LaconicError
+from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
+from laconic.ddp.buckets import Slot, hook
 from laconic.ddp.handle import Handle
 from laconic.ddp.step_checks import StepChecks
 from laconic.ddp.uneven import JoinedModel
@@ -34,43 +26,6 @@ from laconic.exchange.agreement import built_by_all
 from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import lift
 from laconic.optim.unwrapping import stepping, unwrap_all
-
-
-class Slot:
-    """Current handle of one DDP, which the permanent hook calls for every bucket.
-
-    A copy is empty and uses the default group, as DDP's own copies do.
-    """
-
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self.group = group
-        self.handle: Handle | None = None
-        self._thread: CommunicationThread | None = None
-
-    def __reduce__(self) -> "tuple[type[Slot], tuple[()]]":
-        return Slot, ()
-
-    def empty(self) -> None:
-        self.handle = None
-
-    def mean(self, buffer: Tensor) -> Answer:
-        """Return a Future of DDP's own mean.
-
-        A thread of ours waits for it: a callback of the work's future would run in a thread of gloo's, which
-        may ask for the GIL after Python has ended.
-        """
-        buffer.div_(dist.get_world_size(self.group))
-        work = dist.all_reduce(buffer, group=self.group, async_op=True)
-        assert work is not None
-
-        def job() -> Tensor:
-            work.wait()
-            return buffer
-
-        if self._thread is None:
-            self._thread = CommunicationThread(f"plain all-reduce of rank {dist.get_rank(self.group)}")
-        return self._thread.submit(job, buffer.device)
-
 
 _slots: WeakKeyDictionary[DistributedDataParallel, Slot] = WeakKeyDictionary()
 # weak references, since a slot holds its optimiser
@@ -122,7 +77,7 @@ def attach(
         opened.callback(checks.remove)
         for each in optimizers:
             _compressed[stepping(each)] = weakref.ref(slot)
-        slot.handle = handle
+        slot.buckets = handle.buckets
         opened.pop_all()  # from here on the handle closes them
 
     def close() -> None:
@@ -136,7 +91,7 @@ def attach(
 
 def detach(slot: Slot, handle: Handle, close: Callable[[], None], checks: StepChecks) -> None:
     """Detach from the optimiser of a freed model, so that it can be compressed with a new model."""
-    if slot.handle is handle:
+    if slot.buckets is handle.buckets:
         slot.empty()
         handle.detach()
         checks.remove()
@@ -153,10 +108,10 @@ def check_free(model: DistributedDataParallel, optimizers: Sequence[Optimizer]) 
     known = [_compressed.get(stepping(each)) for each in optimizers]
     slots = [("model", _slots.get(model)), *(("optimiser", each()) for each in known if each is not None)]
     for taken, slot in slots:
-        if slot is not None and slot.handle is not None:
+        if slot is not None and slot.buckets is not None:
             raise AttachError(
-                f"this {taken} is compressed already, with {slot.handle.method}: call its handle's remove()"
-                " first"
+                f"this {taken} is compressed already, with {slot.buckets.exchange.method}: call its handle's"
+                " remove() first"
             )
 
 
@@ -172,19 +127,6 @@ def new_slot(model: DistributedDataParallel) -> Slot:
         ) from None
     _slots[model] = slot
     return slot
-
-
-def hook(slot: Slot, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Return a Future of the bucket's mean over ranks. It is DDP's communication hook."""
-    if slot.handle is not None:
-        if bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing():
-            raise LaconicError(
-                f"a CUDA graph cannot capture backward() of a model compressed with {slot.handle.method}: a"
-                " thread exchanges its gradients, and a graph records only the calling thread. Call"
-                " backward() outside of torch.cuda.graph(...), or the handle's remove() first"
-            )
-        return slot.handle.buckets.submit(bucket)
-    return slot.mean(bucket.buffer())
 
 
 def parameter_names(model: DistributedDataParallel) -> dict[Tensor, str]:
