@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from typing import Literal, NoReturn, TypeAlias
+from typing import Literal, NamedTuple, NoReturn, TypeAlias
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch marks no re-export
@@ -65,6 +65,16 @@ class Report:
     proof: str = "waits"
 
 
+class Exchange(NamedTuple):
+    """The last exchange of a rank: its number, the number of calls before it, and its start."""
+
+    number: int = 0
+    calls: int = 0
+    name: str = ""
+    start: float = 0.0
+    runs: bool = False
+
+
 def unwatched(name: str) -> AbstractContextManager[None]:
     """Mark nothing: an `Exchanging` for ranks without joint calls."""
     return nullcontext()
@@ -86,8 +96,8 @@ class JointCalls:
         self._comms = comm, *others
         self._rank, self._size, self._survives = comm.rank, comm.size, survives
         self._report_s = min(REPORT_S, comm.timeout.total_seconds() / 4)
-        self._calls = self._exchanges = 0
-        self._exchange = 0, "", 0.0, False  # number, name, start and whether it runs, of the last one
+        self._calls = 0
+        self._exchange = Exchange()  # replaced as a whole, as the thread reads it
         self._in_call = False
         self.failure = ""
         self._found = ""  # reason of another rank's failed call
@@ -111,7 +121,7 @@ class JointCalls:
         """
         # with a failure others may still look for the call
         if not self._closed.is_set() and not self.failure and not self._survives:
-            self._report(self._store, "remove() or the end of its process", NEVER)
+            self._report(self._store, Report("remove() or the end of its process", self._calls, NEVER))
         self.leave()
 
     def leave(self) -> None:
@@ -172,7 +182,7 @@ class JointCalls:
             waited = time.monotonic() - start
             if waited >= self._report_s and not reported:
                 reported = True
-                self._report(self._store, call, self._exchanges, proof=proof)
+                self._report(self._store, Report(call, self._calls, self._exchange.number, proof=proof))
             if waited >= waiting.PATIENT_S and not logged:
                 logged = True
                 log.warning(waiting_message(self._rank, call))
@@ -193,8 +203,7 @@ class JointCalls:
     @contextmanager
     def exchange(self, name: str) -> Iterator[None]:
         """Mark an exchange, which all ranks begin in one order. A `PeerError` names the call behind it."""
-        self._exchanges += 1
-        self._exchange = self._exchanges, name, time.monotonic(), True
+        self._exchange = Exchange(self._exchange.number + 1, self._calls, name, time.monotonic(), True)
         try:
             if self._found and not self.failure:
                 self._fail(f"rank {self._rank} is in {name}, and {self._missed_call() or self._found}")
@@ -205,23 +214,21 @@ class JointCalls:
                 raise PeerError(self.failure) from error
             raise
         finally:
-            self._exchange = *self._exchange[:3], False
+            self._exchange = self._exchange._replace(runs=False)
 
     def _watch(self) -> None:
         """Report exchanges, and look for the reason of another rank's failed call."""
         reported, waits, looked = 0, False, time.monotonic()
         while not self._closed.wait(POLL_S):
-            number, name, start, runs = self._exchange
-            now = time.monotonic()
-            long = runs and now - start >= self._report_s
-            if long and (number, long) != (reported, waits):
-                reported, waits = number, True
-                self._report(self._thread_store, name, number)
-            if now - looked >= self._report_s:
+            last, now = self._exchange, time.monotonic()
+            long = last.runs and now - last.start >= self._report_s
+            look = now - looked >= self._report_s
+            new = look and last.number > reported and not self._in_call  # a call has its own report
+            if new or (long and (last.number, long) != (reported, waits)):
+                reported, waits = last.number, long
+                self._report(self._thread_store, Report(last.name, last.calls, last.number, long))
+            if look:
                 looked = now
-                if number > reported and not self._in_call:  # a call has its own report
-                    reported, waits = number, False
-                    self._report(self._thread_store, name, number, waits=False)
                 self._look()
 
     def _look(self) -> None:
@@ -229,10 +236,7 @@ class JointCalls:
             if not self._found and self._thread_store.check([FAILED]):
                 self._found = self._thread_store.get(FAILED).decode()
 
-    def _report(
-        self, store: Store, doing: str, exchanges: int, waits: bool = True, proof: Proof = "waits"
-    ) -> None:
-        report = Report(doing, self._calls, exchanges, waits, proof)
+    def _report(self, store: Store, report: Report) -> None:
         with suppress(RuntimeError):  # the store is gone: the process that holds it has ended
             store.set(str(self._rank), json.dumps(asdict(report)))
 
@@ -247,14 +251,14 @@ class JointCalls:
         """Return which rank has begun a later exchange, or ended, without this call; "" if none is known."""
         for rank, report in self._reports():
             proves = proof == "begun" or (proof == "waits" and report.waits) or report.exchanges == NEVER
-            if proves and report.calls < self._calls and report.exchanges > self._exchanges:
+            if proves and report.calls < self._calls and report.exchanges > self._exchange.number:
                 return f"rank {rank} went on to {report.doing}"
         return ""
 
     def _missed_call(self) -> str:
         """Return which rank makes a call that this rank did not make before this exchange; "" if none."""
         for rank, report in self._reports():
-            contradicts = report.exchanges < self._exchanges and report.proof != "none"
+            contradicts = report.exchanges < self._exchange.number and report.proof != "none"
             if contradicts and report.calls > self._calls:
                 return f"rank {rank} is in {report.doing}"
         return ""
