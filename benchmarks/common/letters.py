@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.common.results import Results, Row
 from laconic.tools.tasks.shakespeare import LSTM, load
 from laconic.tools.tasks.shard import Shard
 from laconic.tools.tasks.task import Recipe
@@ -47,6 +48,30 @@ def train(seed: int, lr: float, attach: Attach, steps: int = STEPS) -> tuple[nn.
         bits = float(cross_entropy(model.eval(), data["test_x"], data["test_y"])) / math.log(2)
     row = {"seed": seed, "steps": steps, "batch": BATCH, "lr": lr, "bits_per_letter": bits, "cpu_s": seconds}
     return model, handle, row
+
+
+def train_all(
+    runs: Results,
+    key: str,
+    specs: Iterable[str],
+    seeds: Iterable[int],
+    trained: Callable[[str, int, int], Row],
+    steps: int,
+    *,
+    quick: bool,
+) -> None:
+    """Store the row `trained(spec, seed, steps)` of every run that has none yet.
+
+    `key`: that of a row, such as "letters/{spec}-seed{seed}". `quick`: run 4 steps of each and store none.
+    """
+    for seed in seeds:
+        for spec in specs:
+            name = key.format(spec=spec, seed=seed)
+            if quick or name not in runs:
+                row = trained(spec, seed, 4 if quick else steps)
+                print(spec, seed, row["bits_per_letter"], f"{row['cpu_s']:.0f} s", flush=True)
+                if not quick:
+                    runs.put(name, row)
 
 
 def cross_entropy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

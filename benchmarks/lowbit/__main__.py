@@ -166,9 +166,9 @@ def main() -> None:
     options.add_argument("--seeds", type=int, nargs="+", default=range(SEEDS), help="these alone")
     given = options.parse_args()
     if given.task == "shakespeare":
-        from benchmarks.lowbit.recurrent import train_all  # it uses the results of this module
+        from benchmarks.lowbit.recurrent import shakespeare  # it uses the results of this module
 
-        train_all(given.seeds, given.quick)
+        shakespeare(given.seeds, given.quick)
         return
     tensors = find(given.task).load(None)
     examples, epochs, tested = len(tensors["train_y"]), EPOCHS[given.task], len(tensors["test_y"])

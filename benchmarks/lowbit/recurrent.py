@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.letters import train
+from benchmarks.common.letters import train, train_all
 from benchmarks.common.machine import machine
 from benchmarks.lowbit.__main__ import RUNS
 from laconic.core.spec import parse
@@ -21,16 +21,9 @@ RATES = {  # peak rates: better than 0.02 and 0.08 for both at seed 0
 }
 
 
-def train_all(seeds: Sequence[int], quick: bool) -> None:
-    """Every training that is not stored yet."""
-    for seed in seeds:
-        for method in RATES:
-            key = f"shakespeare/{method}-{seed}"
-            if quick or key not in RUNS:
-                row = trained(method, seed, 4 if quick else STEPS)
-                print(method, seed, row["bits_per_letter"], f"{row['cpu_s']:.0f} s", flush=True)
-                if not quick:
-                    RUNS.put(key, row)
+def shakespeare(seeds: Sequence[int], quick: bool) -> None:
+    """Run every training that is not stored yet."""
+    train_all(RUNS, "shakespeare/{spec}-{seed}", RATES, seeds, trained, STEPS, quick=quick)
 
 
 def trained(method: str, seed: int, steps: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.common.letters import BATCH, STEPS, train
+from benchmarks.common.letters import BATCH, STEPS, train, train_all
 from benchmarks.common.machine import machine
 from benchmarks.rigl.__main__ import RUNS
 from laconic.sparsity import SparseTraining, rigl, sparsify
@@ -96,12 +96,6 @@ def flops(quick: bool) -> None:
 
 
 def letters(quick: bool) -> None:
-    """Every training of the recurrent net that is not there yet, one seed after the other."""
-    for seed in SEEDS[:1] if quick else SEEDS:
-        for spec in SPECS:
-            key = f"letters/{spec}-seed{seed}"
-            if quick or key not in RUNS:
-                row = trained(spec, seed, 4 if quick else STEPS)
-                print(spec, seed, row["bits_per_letter"], f"{row['cpu_s']:.0f} s", flush=True)
-                if not quick:
-                    RUNS.put(key, row)
+    """Run every training of the recurrent net that is not stored yet, one seed after the other."""
+    seeds = SEEDS[:1] if quick else SEEDS
+    train_all(RUNS, "letters/{spec}-seed{seed}", SPECS, seeds, trained, STEPS, quick=quick)
