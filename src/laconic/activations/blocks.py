@@ -45,6 +45,5 @@ class Blocks(Coding):
         return kernels.minmax_encode(x, Segments.whole(x.numel()), [key], self.form)
 
     def decode(self, wire: Tensor, n: int) -> Tensor:
-        return kernels.minmax_add_(
-            wire, Segments.whole(n), torch.zeros(n, device=wire.device, dtype=torch.float32), self.form
-        )
+        out = torch.zeros(n, device=wire.device, dtype=torch.float32)
+        return kernels.minmax_add_(wire, Segments.whole(n), out, self.form)

@@ -86,11 +86,7 @@ class Layer:
             self._fresh = False
             self.bound = self.solve()
         if self._due:
-            self._reset_squares()
-            self.rms = 0.0
-
-    def _reset_squares(self) -> None:
-        self._squares, self.limit = 0.0, math.inf
+            self._squares, self.limit, self.rms = 0.0, math.inf, 0.0
 
     def mark_backward(self) -> None:
         self._in_backward = True
@@ -120,7 +116,7 @@ class Layer:
 
         def begun(grad: Tensor) -> None:
             if self._removable is None and self.weight.grad is None:
-                self._reset_squares()
+                self._squares, self.limit = 0.0, math.inf
             saw(grad)
             self.mean_grad = math.nan
             if self._removable is None:
@@ -169,10 +165,7 @@ def terms(x: torch.Size, out: torch.Size, weight: torch.Size, geometry: Geometry
         return out.numel() / out[-1]
     total = float(out[0])
     for d, (stride, padding, dilation) in enumerate(geometry):
-        places, taps = (
-            torch.arange(out[2 + d], dtype=torch.int64, device="cpu"),
-            torch.arange(weight[2 + d], dtype=torch.int64, device="cpu"),
-        )
+        places, taps = (torch.arange(n[2 + d], dtype=torch.int64, device="cpu") for n in (out, weight))
         at = places[:, None] * stride - padding + taps * dilation
         total *= float(((at >= 0) & (at < x[2 + d])).sum()) / len(taps)
     return total

@@ -93,10 +93,8 @@ class ModifiedRelu:
 
 
 def _modified_in_place(what: str, shape: torch.Size) -> RuntimeError:
-    return RuntimeError(
-        f"{what}, {tuple(shape)}, was changed in place before backward: use an out-of-place operation after"
-        " it"
-    )
+    advice = "use an out-of-place operation after it"
+    return RuntimeError(f"{what}, {tuple(shape)}, was changed in place before backward: {advice}")
 
 
 @dataclass(frozen=True)

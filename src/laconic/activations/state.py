@@ -36,9 +36,8 @@ def check(state: Mapping[str, Any], layers: Iterable[Layer]) -> None:
                 raise StateError(f"this state is damaged: {name!r} has no {field!r}{HINT}")
         there, here = tuple(its["shape"]), tuple(layer.weight.shape)
         if there != here:
-            raise StateError(
-                f"this state is of another model: {name!r} is {there} in the state and {here} here{HINT}"
-            )
+            differs = f"{name!r} is {there} in the state and {here} here"
+            raise StateError(f"this state is of another model: {differs}{HINT}")
 
 
 def _find_fault(state: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,16 +36,15 @@ class Call:
     op: str
     given: dict[str, Any]
     layer: Layer | None = None
-    done: bool = field(default=False)
+    done: bool = False
 
     @classmethod
     def of(cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """Return the call, or None for any other function."""
         op = getattr(func, "__name__", "")
         names = ARGUMENTS.get(op)
-        if names is None or (
-            op == "batch_norm" and func is not F.batch_norm
-        ):  # torch.batch_norm has a different argument order
+        other_order = op == "batch_norm" and func is not F.batch_norm  # of torch.batch_norm's arguments
+        if names is None or other_order:
             return None
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         return cls(op, given) if isinstance(given.get("input"), Tensor) else None
