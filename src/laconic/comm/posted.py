@@ -99,10 +99,8 @@ class PostedComm(Comm):
 
     def _lengths(self, going: list[int], home: torch.device) -> list[int]:
         """Return the number of elements that each rank sends here; this rank sends going[r] to rank r."""
-        out, into = (
-            torch.tensor(going, device=home, dtype=torch.int64),
-            torch.tensor(going, device=home, dtype=torch.int64),
-        )
+        out = torch.tensor(going, device=home, dtype=torch.int64)
+        into = torch.empty_like(out)
         peers = range(self.size)
         self._swap("lengths", {r: out[r : r + 1] for r in peers}, {r: into[r : r + 1] for r in peers})
         coming: list[int] = into.tolist()

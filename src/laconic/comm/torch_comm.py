@@ -166,9 +166,8 @@ class TorchComm(PostedComm):
         return x
 
     def split(self, color: int) -> TorchComm:
-        colors = torch.cat(
-            self.all_gather(torch.tensor([color], device=self._small, dtype=torch.int64))
-        ).tolist()
+        mine = torch.tensor([color], device=self._small, dtype=torch.int64)
+        colors = torch.cat(self.all_gather(mine)).tolist()
         pairs = list(zip(colors, self.ranks, strict=True))
         # torch requires all ranks of the world to create all parts. If this group is smaller or recreated,
         # only its ranks can: a process that joined later has counted fewer groups, and torch names groups
@@ -182,9 +181,8 @@ class TorchComm(PostedComm):
 
     def counter(self) -> Counter:
         """Return a counter in the store of the default process group."""
-        COUNTERS[self.group] = (
-            COUNTERS.get(self.group, 0) + 1
-        )  # by name, a process's earlier groups would be counted too
+        # not by name, which earlier groups of this process may have had
+        COUNTERS[self.group] = COUNTERS.get(self.group, 0) + 1
         store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
         return StoreCounter(store, f"{in_store(self.group.group_name)}/counter/{COUNTERS[self.group]}")
 

@@ -9,12 +9,11 @@ from laconic.ddp.buckets import Buckets
 from laconic.exchange.attached import Attached
 from laconic.exchange.gathered import own_part
 from laconic.exchange.state import (
-    FORMAT,
     Identity,
     RankState,
     check_has,
+    identity,
     label,
-    model_digest,
     under,
     unlabel,
     without,
@@ -50,11 +49,6 @@ class HandleState:
 
     def _identity(self) -> Identity:
         exchange = self._exchange
-        return Identity(
-            format=FORMAT,
-            spec=repr(exchange.method),
-            model=model_digest(exchange.layout),
-            rank=exchange.comm.rank,
-            size=exchange.comm.size,
-            seed=exchange.seed,
+        return identity(
+            exchange.method, exchange.layout, exchange.comm.rank, exchange.comm.size, exchange.seed
         )

@@ -56,10 +56,6 @@ def message_bytes(codec: Codec, layout: Layout) -> float | None:
         return codec.message_nbytes(layout.segments)
     if codec.scale_decides_size:
         return None
-    noise = torch.randn(
-        min(layout.numel, SAMPLE),
-        generator=torch.Generator("cpu").manual_seed(0),
-        dtype=torch.float32,
-        device="cpu",
-    )
-    return codec.encode(noise).numel() / max(len(noise), 1) * layout.numel
+    rng, n = torch.Generator("cpu").manual_seed(0), min(layout.numel, SAMPLE)
+    noise = torch.randn(n, generator=rng, dtype=torch.float32, device="cpu")
+    return codec.encode(noise).numel() / max(n, 1) * layout.numel

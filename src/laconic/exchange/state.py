@@ -53,6 +53,13 @@ def model_digest(layout: Layout) -> str:
     return f"{len(layout)} tensors, {layout.numel} elements, {digest}"
 
 
+def identity(spec: object, layout: Layout, rank: int, size: int, seed: int) -> Identity:
+    """Return the identity of a rank's state. `spec`: the method or strategy. `layout`: the model's."""
+    return Identity(
+        format=FORMAT, spec=repr(spec), model=model_digest(layout), rank=rank, size=size, seed=seed
+    )
+
+
 def label(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
     """Add the rank to the keys."""
     return {f"rank{rank}/{key}": value for key, value in tensors.items()}

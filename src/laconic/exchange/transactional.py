@@ -25,7 +25,7 @@ from laconic.core.layout import Layout
 from laconic.exchange.attached import Attached
 from laconic.exchange.method import Method
 from laconic.exchange.no_optimiser import NoOptimiser, refuse_optimised
-from laconic.exchange.state import FORMAT, Identity, RankState, label, merged, model_digest, unlabel
+from laconic.exchange.state import Identity, RankState, identity, label, merged, unlabel
 from laconic.exchange.stats import Stats
 from laconic.exchange.stopwatch import Seconds
 from laconic.reducers.two_level import TwoLevel
@@ -57,9 +57,8 @@ class TransactionalExchange:
                 " method between machines alone, such as cgx(bits=4)"
             )
         self.method, self.layout, self.seed = method, layout, seed
-        Attached(
-            method, layout, Metered(Loopback.world(1)[0]), NoOptimiser()
-        )  # raises if the method is unsuitable
+        alone = Metered(Loopback.world(1)[0])
+        Attached(method, layout, alone, NoOptimiser())  # raises if the method is unsuitable
         self._seconds, self._dense, self._steps = Seconds(), 0, 0
         self._comm: Metered | None = None  # the group of the last step
         self._exchange: Attached | None = None
@@ -131,14 +130,7 @@ class TransactionalExchange:
         self._before = Memory(unlabel(state, self._identity(rank, size)), rank, size)
 
     def _identity(self, rank: int, size: int) -> Identity:
-        return Identity(
-            format=FORMAT,
-            spec=repr(self.method),
-            model=model_digest(self.layout),
-            rank=rank,
-            size=size,
-            seed=self.seed,
-        )
+        return identity(self.method, self.layout, rank, size, self.seed)
 
     def _bound(self, comm: Metered) -> Attached:
         """Return a new exchange with empty memory."""

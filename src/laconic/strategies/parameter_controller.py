@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from laconic.core.errors import NonFiniteError, PeerError, StateError
 from laconic.exchange.agreement import accepted_by_all
 from laconic.exchange.gathered import GatheredState, gather_states, gathered, own_part
-from laconic.exchange.state import FORMAT, Identity, RankState, label, model_digest, unlabel
+from laconic.exchange.state import Identity, RankState, identity, label, unlabel
 from laconic.exchange.stats import Stats
 from laconic.strategies.alone import Alone, or_alone
 from laconic.strategies.controller import Controller
@@ -277,14 +277,8 @@ class ParameterController(Controller):
         """Do nothing: nothing is exchanged before a step, so dropped gradients leave no residual."""
 
     def _identity(self) -> Identity:
-        return Identity(
-            format=FORMAT,
-            spec=repr(self.strategy),
-            model=model_digest(self.replica.layout),
-            rank=self.bound.comm.rank,
-            size=self.bound.comm.size,
-            seed=self._seed,
-        )
+        comm = self.bound.comm
+        return identity(self.strategy, self.replica.layout, comm.rank, comm.size, self._seed)
 
     def remove(self) -> None:
         self._collectively(if_pending("remove()", self.bound), self._drain, last=True)

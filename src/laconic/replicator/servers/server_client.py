@@ -19,7 +19,7 @@ from laconic.core.layout import Layout
 from laconic.exchange.agreement import agree
 from laconic.exchange.gathered import GatheredState
 from laconic.exchange.method import lift_codec
-from laconic.exchange.state import FORMAT, Identity, RankState, check_shapes, label, model_digest, unlabel
+from laconic.exchange.state import Identity, RankState, check_shapes, identity, label, model_digest, unlabel
 from laconic.exchange.stats import Stats
 from laconic.exchange.stopwatch import Seconds
 from laconic.replicator.deployment import RankContext
@@ -173,14 +173,8 @@ class ServerClient(Controller):
         return self._rank_context.group
 
     def _identity(self) -> Identity:
-        return Identity(
-            format=FORMAT,
-            spec=repr(self._links[0].codec),
-            model=model_digest(self.layout),
-            rank=self._rank_context.group,
-            size=self._rank_context.groups,
-            seed=self._seed,
-        )
+        place = self._rank_context
+        return identity(self._links[0].codec, self.layout, place.group, place.groups, self._seed)
 
     def state_dict(self) -> RankState:
         """Return this worker's residuals; parameters and momentum are in the servers' checkpoints."""
