@@ -1,4 +1,4 @@
-"""Reducer: the group's mean of each rank's tensor, over a Comm, using codecs."""
+"""Reducers: the mean of all ranks' tensors, over a Comm, using codecs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ name_makers(__name__)
 
 @dataclass(frozen=True)
 class Gathering:
-    """An all-gather of this codec's messages among `size` members."""
+    """All-gather of this codec's messages among `size` members."""
 
     codec: Codec
     size: int
@@ -89,7 +89,7 @@ class Reducer(Spec):
 
     @property
     def unaccountable(self) -> str | None:
-        """Reason why ranks cannot account for the loss of their share, so feedback is refused; else None."""
+        """Reason why ranks cannot account for the loss of their share (feedback is then refused), or None."""
         return None
 
     @property
@@ -102,8 +102,8 @@ class Reducer(Spec):
         """Return the working object.
 
         Args:
-            layout: all tensors to reduce; DDP's buckets determine the parts.
-            comm: the group to average over. All ranks bind in the same order.
+            layout: All tensors to reduce; DDP's buckets determine the parts.
+            comm: Group to average over. All ranks bind in the same order.
 
         Raises:
             SpecError: The reduction does not support these tensors or this number of ranks.
@@ -113,19 +113,18 @@ class Reducer(Spec):
     def nbytes(self, layout: Layout) -> int:
         """Return the payload of one rank for one exchange of these tensors, in bytes.
 
-        Returns:
-            The exact number, or the maximum over groups of any size.
+        The number is exact, or the maximum over groups of any size.
         """
 
     def gathers(self, size: int) -> tuple[Gathering, ...]:
-        """Return the all-gathers of messages that a reduction makes in a group of `size` ranks."""
+        """Return the all-gathers of a reduction in a group of `size` ranks."""
         return ()
 
     def feedback_codec(self) -> Codec | None:
         """Return the codec whose error stays on this rank, or None.
 
-        None means that nothing is lost, that no rank can account for the loss (`unaccountable`), or that the
-        unsent part follows from an agreement of all ranks, as with chosen entries sent exactly.
+        None means that nothing is lost, that no rank can account for the loss (`unaccountable`), or that all
+        ranks agree on the unsent part, as with chosen entries sent exactly.
         """
         return None
 
@@ -146,7 +145,7 @@ class Reducer(Spec):
 
 @dataclass(frozen=True, repr=False)
 class DensityReducer(Reducer):
-    """Base of reducers that send a share of the entries and rely on feedback for the others."""
+    """Base of reducers that send a share of the entries and rely on feedback for the rest."""
 
     density: float = 0.001
 
@@ -159,7 +158,7 @@ class DensityReducer(Reducer):
 
 
 class Composition:
-    """Reducers and their settings by tensor: a method, as a reducer's argument."""
+    """Reducers and their settings by tensor: a method, as an argument of a reducer."""
 
 
 class BoundReducer(ABC):
@@ -167,9 +166,9 @@ class BoundReducer(ABC):
 
     @property
     def detects_non_finite(self) -> bool:
-        """Whether `reduce` accepts an x that is not finite, and then returns None on every rank.
+        """Whether `reduce` accepts a non-finite x and then returns None on every rank.
 
-        By default it does not: a feedback, or the exchange itself, checks x first, which can cost a pass.
+        By default, a feedback or the exchange checks x first, which can cost a pass.
         """
         return False
 
@@ -180,11 +179,11 @@ class BoundReducer(ABC):
         """Write out[layout] = alpha * mean over ranks of x[layout], for flat x and out with equal offsets.
 
         Args:
-            x: finite float32 (n,), unchanged unless it is `out`; None if this rank's gradient is not finite.
-            layout: a part of the layout given at `bind`, the same on all ranks.
-            turn: the step, and the keys for random numbers.
-            out: float32 (n,); may be x itself.
-            alpha: factor of the mean.
+            x: Finite float32 (n,), unchanged unless it is `out`; None if this rank's gradient is not finite.
+            layout: Part of the layout given at `bind`, the same on all ranks.
+            turn: The step, and the keys for random numbers.
+            out: float32 (n,); may be x.
+            alpha: Factor of the mean.
 
         Returns:
             This rank's share, as the others decode it. None on every rank if any rank has no finite x;
@@ -211,9 +210,9 @@ class BoundReducer(ABC):
         raise NotImplementedError
 
     def put_back(self, layout: Layout) -> None:
-        """Restore, bit for bit, the state of before the present turn's `reduce` of this layout.
+        """Restore, bit for bit, the state before this step's `reduce` of this layout.
 
-        Called when the step is skipped, also if `reduce` was not called or returned None.
+        Called when the step is skipped, even if `reduce` was not called or returned None.
         """
         assert not self.remembers, f"{type(self).__name__} is stateful and must override put_back"
 
@@ -234,7 +233,7 @@ class BoundReducer(ABC):
     def writes_late(self, step: int) -> bool:
         """Whether it writes means with `laconic.core.deferred.write` while writing must wait; by default no.
 
-        It then returns None on every rank if the mean of one could overflow.
+        It then returns None on every rank if any rank's mean could overflow.
         """
         return False
 
@@ -253,7 +252,7 @@ class BoundReducer(ABC):
         assert not self.holds_back, f"{type(self).__name__} delays parts of means and must override discard"
 
     def remask(self, masks: Mapping[str, Mask]) -> None:
-        """Change the entries in use; memory of entries no longer in use must be cleared.
+        """Change the entries in use and clear the memory of the others.
 
         Called on every rank, between two backward passes. State that never contributes to a mean is
         unaffected.

@@ -5,10 +5,9 @@ Chen et al. 2020, arXiv:2104.11125 ("ScaleCom"). In step t of N ranks, per tenso
     1. the leader, rank t mod N, broadcasts the positions S of its own k largest |x_i|
     2. mean = 1/N * sum over ranks of x_r at S, by one all_reduce of k values; zero elsewhere
 
-It relies on error feedback, which makes the ranks' x similar: the largest entries of one rank are large on
-the others too. It resembles the baseline in DEFT's code. Two parts of the paper are left out: its low-pass
-filter, which adds only part of each gradient to the residual (here plain error feedback), and its selection,
-which takes the largest of every short chunk (here each tensor's k largest).
+Error feedback makes the ranks' x similar, so that the largest entries of one rank are large on the others.
+It resembles the baseline in DEFT's code. Two parts of the paper are left out: its low-pass filter, which adds
+only part of each gradient to the residual, and its selection of the largest entry of every short chunk.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class CLTk(DensityReducer):
 
     Exactly k entries of a tensor change (fewer if the leader's has more zeros), in a group of any size.
 
-    Payload: k float32 from each rank, plus 4 bytes per tensor and the positions by `golomb` from the leader.
-    The length of that message is sent first, 8 bytes: three rounds in all.
+    Payload: k float32 from each rank, plus 4 bytes per tensor and the positions by `golomb` from the leader,
+    after a message with their length, 8 bytes: three rounds.
 
     >>> CLTk(density=0.01)
     cltk(density=0.01)

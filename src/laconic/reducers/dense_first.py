@@ -1,4 +1,4 @@
-"""Dense first: the exact mean for some steps, then another reduction, for warm-ups that begin dense."""
+"""Dense first: the exact mean for some steps, then another reduction."""
 
 from __future__ import annotations
 
@@ -85,7 +85,6 @@ class BoundDenseFirst(BoundReducer):
     then: BoundReducer
 
     def at(self, step: int) -> BoundReducer:
-        """Return the reduction of this step."""
         return self.dense if step < self.steps else self.then
 
     @property

@@ -28,8 +28,8 @@ Grain = Literal["tensor", "bucket"]
 class Gather(Reducer):
     """mean = 1/N * sum over ranks r = 0..N-1, in this order, of decode(wire_r): bit-identical on all.
 
-    Payload: one message of `codec`. `grain`: the unit of selection and scales: a tensor or, with 'bucket',
-    all neighbouring tensors of a bucket together; the result then depends on how DDP cuts its buckets.
+    Payload: one message of `codec`. `grain`: unit of selection and scales, a tensor or, with 'bucket', all
+    adjacent tensors of a bucket; the result then depends on how DDP cuts its buckets.
 
     >>> from laconic.core.spec import parse
     >>> parse("gather(cast('bf16'), grain='bucket')")
@@ -112,7 +112,7 @@ class _Gather(BoundReducer):
                 (share if rank == self.comm.rank else message).add_to_(out, alpha)
 
     def _fits(self, x: Tensor, segments: Segments, carried: Carried | None, alpha: float) -> bool:
-        """Return whether alpha times the decoded x is certainly finite: then the mean is, too.
+        """Return whether alpha times the decoded x, and so the mean, is certainly finite.
 
         A codec that is safe for feedback decodes to at most twice the norm of a tensor.
         """

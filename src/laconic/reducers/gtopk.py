@@ -1,4 +1,4 @@
-"""Global top-k: the largest entries of the sum of all ranks' largest entries, by gathering them.
+"""Global top-k: the largest entries of the sum of all ranks' largest entries.
 
 Shi et al. 2019, arXiv:1901.04359 ("gTop-k"). Per tensor of n elements, with k = ceil(density * n):
 
@@ -7,8 +7,8 @@ Shi et al. 2019, arXiv:1901.04359 ("gTop-k"). Per tensor of n elements, with k =
     3. mean = the k largest |s|, zero elsewhere
 
 The paper merges pairs of ranks in a tree and drops small entries on the way: log2 N messages of k entries,
-and a result that can miss some of the largest. Here it is exact and costs as much as `gather`, N k entries:
-the plain definition of `oktopk`, which gives the same bits with O(k) traffic.
+and a result that can miss some of the largest. Here it is exact and costs as much as `gather`, N k entries.
+`oktopk` gives the same bits with O(k) traffic.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GTopk(DensityReducer):
 
     The sent share is this rank's own k largest where they are among those; the rest stays in the residual. At
     most k entries of a tensor change, in a group of any size. Payload: k values in 32 bits and their
-    positions by `golomb`, to each other rank, so that traffic grows with the ranks as that of `gather` does.
+    positions by `golomb`, to each other rank; traffic grows with the ranks as that of `gather`.
 
     >>> GTopk(density=0.01)
     gtopk(density=0.01)

@@ -1,8 +1,8 @@
-"""Masked: a reduction of the entries in use, as values without positions, for sparse training.
+"""Masked: reduction of the entries in use, as values without positions, for sparse training.
 
-Between two mask updates all ranks know which entries are in use (`laconic.sparsity`): these are packed, any
-reduction takes their mean, and the mean is unpacked. Without masks, as before `sparsify`, all are in use.
-Memory is unchanged for entries that stay in use, cleared for dropped ones, and zero for new ones.
+All ranks know which entries are in use (`laconic.sparsity`): these are packed, any reduction takes their
+mean, and the mean is unpacked. Without masks, all are in use. Memory is unchanged for entries that stay in
+use, cleared for dropped ones, and zero for new ones.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ HELD_FOR_ALL = "once/"  # prefix of state in which one rank holds each entry: se
 class Masked(Reducer):
     """Mean of the entries in use by `inner`: a codec, selector or reducer, or, for `compress`, a method.
 
-    Payload: that of `inner` for the entries in use; at density d about d times that of the dense tensors. A
-    masked tensor is a vector to `inner`: `powersgd` finds no matrix in it. It must be outermost:
+    Payload: that of `inner` for the entries in use; at density d about d times that of the dense tensors. To
+    `inner`, a masked tensor is a vector: `powersgd` finds no matrix in it. It must be outermost:
     masked(two_level(...)), not the reverse.
 
     >>> from laconic.core.spec import parse
@@ -107,7 +107,7 @@ class Masked(Reducer):
 
 @dataclass(frozen=True)
 class Packing:
-    """Positions of entries in use. `layout`: packed tensors; `positions` int64 (k,): in the flat buffer."""
+    """Entries in use. `layout`: packed tensors; `positions` int64 (k,): in the flat buffer."""
 
     layout: Layout
     positions: Tensor
@@ -115,8 +115,6 @@ class Packing:
 
 @dataclass(frozen=True)
 class PackedShare(Sent):
-    """Share of packed entries."""
-
     share: Sent
     packing: Packing
 
@@ -141,7 +139,7 @@ class PackedShare(Sent):
 
 
 class BoundMasked(BoundReducer):
-    """Working reduction of these tensors; its state has the tensors' own shapes."""
+    """Working reduction; its state has the tensors' shapes."""
 
     def __init__(self, spec: Reducer, layout: Layout, comm: Comm) -> None:
         self._spec, self._layout, self._comm = spec, layout, comm
@@ -271,7 +269,7 @@ class BoundMasked(BoundReducer):
         return name, None if key.startswith(self._inner.own_shapes) else self._masks.get(name)
 
     def _widened(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a state of packed tensors in the tensors' own shapes, with zero for unused entries."""
+        """Return a state of packed tensors in the tensors' shapes, with zero for unused entries."""
         made = dict(state)
         for key, value in state.items():
             name, mask = self._named(key)
@@ -281,7 +279,7 @@ class BoundMasked(BoundReducer):
         return made
 
     def _narrowed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the reverse of `_widened`."""
+        """Invert `_widened`."""
         made = dict(state)
         for key, value in state.items():
             name, mask = self._named(key)
@@ -290,7 +288,7 @@ class BoundMasked(BoundReducer):
         return made
 
     def _agreed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return, on every rank, state that one rank holds for all: with new masks its owner may change."""
+        """Return, on every rank, state that one rank holds for all: its owner may change with new masks."""
         made = dict(state)
         for key in sorted(state):
             if key.startswith(HELD_FOR_ALL) and state[key].is_floating_point():

@@ -1,25 +1,26 @@
 """PowerSGD: the mean gradient of a layer as a product of two thin matrices, each summed over the ranks.
 
-Vogels, Karimireddy, Jaggi 2019, arXiv:1905.13727, Algorithms 1 and 2. For each tensor of two dimensions and
-more as a matrix M of m = shape[0] rows and n columns, with ranks i = 0..N-1 and Q (n, r) of the step before:
+Vogels, Karimireddy, Jaggi 2019, arXiv:1905.13727, Algorithms 1 and 2. For each tensor of two or more
+dimensions, as a matrix M of m = shape[0] rows and n columns, with ranks i = 0..N-1 and Q (n, r) of the last
+step:
 
     1. P = sum over i of M_i Q        one all_reduce of the P of all matrices
     2. P = orthonormal(P)             Gram-Schmidt
     3. Q_i = M_i^T P                  Q = 1/N * sum over i of Q_i: one all_reduce of all Q_i
     4. mean = P Q^T                   rank i's share: P Q_i^T = P P^T M_i
-    5. Q = orthonormal(Q)             kept for the next step: one step of subspace iteration a training step
+    5. Q = orthonormal(Q)             for the next step: one subspace iteration per step
 
-A zero column of Q is redrawn from the common key of (seed, step, name): at the start, and after a gradient of
-zeros or of rank below r, since plain Gram-Schmidt would leave it zero, or NaN, for ever.
+A zero column of Q, at the start and after a gradient of rank below r, is redrawn from the common key of
+(seed, step, name): plain Gram-Schmidt would leave it zero, or NaN, for ever.
 
-Differences from the paper. It subtracts P Q^T, what all ranks sent, from each rank's error memory; here each
-rank subtracts its own share P Q_i^T. The mean of the memories is the same, and so are all means, as P and Q
-depend on the mean of M_i alone; but the paper's memory also accumulates P (Q_i - Q)^T, which is never
-removed, while an orthogonal projection leaves |M_i - P P^T M_i| <= |M_i|. Q is orthonormalised (as in
-PyTorch's hook), so that P is of the size of M; only the space that Q spans matters.
+Differences from the paper. The paper subtracts P Q^T, which all ranks sent, from each rank's error memory;
+here each rank subtracts its share P Q_i^T. The mean of the memories, and so all means, are the same, but the
+paper's memory also accumulates P (Q_i - Q)^T, which is never removed, while an orthogonal projection leaves
+|M_i - P P^T M_i| <= |M_i|. Q is orthonormalised (as in PyTorch's hook), so that P is of the size of M; only
+the space that Q spans matters.
 
-Replicas agree to the bit because P and Q of step 3 are sums that all ranks share, and computing on them gives
-the same bits on all CPUs (see `kernels.lowrank`), and on GPUs of one kind.
+Replicas agree to the bit: P and Q of step 3 are common sums, and computing on them gives the same bits on all
+CPUs (see `kernels.lowrank`), and on GPUs of one kind.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class PowerSGD(Reducer):
 
     @property
     def local_momentum(self) -> bool:
-        """Return False: ResNet-9 on CIFAR-10, 18 epochs, rank 2, loses 0.5 points with it."""
+        """False: local momentum costs 0.5 points for ResNet-9 on CIFAR-10, 18 epochs, rank 2."""
         return False
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
@@ -126,13 +127,13 @@ class Factored:
     """Tensors of one bucket: those sent as factors, and the rest."""
 
     matrices: kernels.Matrices
-    right: Layout  # of the factors Q, each (rank, n), one after the other from offset 0
-    columns: Segments  # of each of their columns
+    right: Layout  # of consecutive factors Q, each (rank, n)
+    columns: Segments  # of each factor
     rest: Segments  # exactly summed tensors
 
     @classmethod
     def of(cls, bucket: Layout, spec: PowerSGD) -> Factored:
-        """Split these tensors. Matrices of one shape are neighbours, so that their factors are too."""
+        """Split the tensors. Matrices of one shape are adjacent, and so are their factors."""
         low = sorted((entry for entry in bucket if spec.pays(entry)), key=as_matrix)
         rows, cols = tuple(as_matrix(entry)[0] for entry in low), tuple(as_matrix(entry)[1] for entry in low)
         return cls(
@@ -144,8 +145,6 @@ class Factored:
 
 
 class _PowerSGD(BoundReducer):
-    """Working reduction; owns Q."""
-
     def __init__(self, spec: PowerSGD, layout: Layout, comm: Comm) -> None:
         self._spec = spec
         self._comm = comm
@@ -224,10 +223,10 @@ class _PowerSGD(BoundReducer):
     def _found_finite(
         self, factored: Factored, largest: list[Tensor], right: Tensor | None, alpha: float
     ) -> bool:
-        """Return whether the mean is finite, for a GPU: the only time that the host waits for it.
+        """Return whether the mean on a GPU is finite: the only wait of the host.
 
-        `largest`: as `_largest` returns them. `right`: orthonormal columns. Each has length 1, or 0 if it
-        must be redrawn: their squared norm counts those of length 1.
+        `right`: orthonormal columns of length 1, or 0 if they must be redrawn: their squared norm counts the
+        former.
         """
         found = [*largest]
         if right is not None:
@@ -241,9 +240,9 @@ class _PowerSGD(BoundReducer):
         )
 
     def _begin(self, factored: Factored, turn: Turn, device: torch.device) -> Tensor:
-        """Return the Q of the step before, float32 (matrices.right,), zero columns redrawn. Do not modify it.
+        """Return the last Q, float32 (matrices.right,), with zero columns redrawn. Do not modify it.
 
-        On a GPU the host checks for zeros, and draws, only if there may be any.
+        On a GPU the host checks for zeros only if there may be any.
         """
         held = self._right.flat(factored.right, device)
         if not held.numel() or self._whole.get(id(factored), False):

@@ -1,4 +1,4 @@
-"""Sum: the dense mean, by all-reduce, the baseline of all other methods."""
+"""Sum: the dense mean by all-reduce, the baseline of all other methods."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ FINEST = 100  # largest exponent of the scale 2^k; its inverse must be a normal 
 
 @dataclass(frozen=True, repr=False)
 class Sum(Reducer):
-    """The mean of x over ranks, added up in `dtype`: 'fp32' (exact up to rounding), 'fp16' or 'bf16'.
+    """Mean of x over ranks, added in `dtype`: 'fp32' (exact up to rounding), 'fp16' or 'bf16'.
 
-    Payload: 4 or 2 bytes per element, and 4 bytes more for 'fp16'. There all ranks scale x by the same power
-    of two, from the largest |x| of all ranks, M: N times that just fits, so nothing overflows, and an entry
-    loses at most 2^-11 of it in each addition, or 2^-40 N M if that is more (M > 1e-24). In 'bf16' each rank
-    divides by N before it rounds, and saturates where the sum of all could overflow. So in 16 bits a finite x
-    has a finite mean; in 'fp32' a sum of ranks that overflows voids the step.
+    Payload: 4 or 2 bytes per element, and 4 bytes more for 'fp16'. In 'fp16' all ranks scale x by a power of
+    two such that N times the largest |x| of all ranks, M, just fits: nothing overflows, and an entry loses at
+    most 2^-11 of it in each addition, or 2^-40 N M if that is more (M > 1e-24). In 'bf16' each rank divides
+    by N before it rounds, and saturates where the sum could overflow. So in 16 bits a finite x has a finite
+    mean; in 'fp32' an overflowing sum skips the step.
 
     >>> Sum(dtype="fp16")
     sum(dtype='fp16')
@@ -64,8 +64,8 @@ class Sum(Reducer):
 class DenseShare(Sent):
     """Dense share: `kept` (n,), times `gain`, on the segments.
 
-    A copy is stored only if x was not reduced in place: a memory needs it, because its own entries change
-    before the step is known to be valid. If x was `out`, the mean overwrites it, and nothing is stored.
+    If x was `out`, the mean overwrites it, and nothing is stored. Otherwise a copy is stored, because the
+    memory changes before the step is known to be valid.
     """
 
     segments: Segments
@@ -88,8 +88,8 @@ class DenseShare(Sent):
 class BoundSum(BoundReducer):
     """Working reduction, without state between steps.
 
-    `late`: on a GPU the sum is checked by `deferred.check`, which raises `NonFiniteSum`, for a caller that
-    reduces inside `deferred()` and skips the step.
+    `late`: on a GPU, `deferred.check` checks the sum and raises `NonFiniteSum`, for a caller that reduces
+    inside `deferred()` and skips the step.
     """
 
     dtype: torch.dtype
@@ -127,7 +127,7 @@ class BoundSum(BoundReducer):
         if in_place:
             buffer = runs.views(out)[0]
         elif x is None or out.is_cpu or not runs.numel:
-            # one additional element, so that even an empty tensor can report a non-finite x
+            # one more element, so that even an empty tensor can report a non-finite x
             buffer = torch.zeros(max(1, runs.numel), dtype=self.dtype, device=out.device)
         else:
             buffer = self._packed(x, runs, factor, most)
@@ -172,7 +172,7 @@ class BoundSum(BoundReducer):
     def _range(self, x: Tensor | None, runs: Segments, device: torch.device) -> tuple[float, float] | None:
         """Return the factor of x before rounding, and the largest sent value; None if skipped.
 
-        In float16 all ranks find the largest |x| together, the only round in addition to the sum.
+        In float16, an additional round finds the largest |x| of all ranks.
         """
         size, limit = self.comm.size, _limit(self.dtype, self.comm.size)
         if self.dtype == torch.float32:
@@ -190,13 +190,13 @@ class BoundSum(BoundReducer):
         return factor, largest * factor
 
     def _packed(self, x: Tensor, runs: Segments, factor: float, most: float) -> Tensor:
-        """Return x on the runs, one after the other, as a copy; in 16 bits factor * x, at most `most`."""
+        """Return a copy of x on the runs, one after the other; in 16 bits factor * x, at most `most`."""
         if self.dtype == torch.float32:
             return torch.cat(runs.views(x))
         return (runs.gathered(x) * factor).clamp_(-most, most).to(self.dtype)
 
     def _pack_(self, buffer: Tensor, x: Tensor, runs: Segments, factor: float, most: float) -> None:
-        """buffer = x on the runs, one after the other, on the CPU; in 16 bits factor * x, at most `most`."""
+        """Write x on the runs to the buffer, on the CPU; in 16 bits factor * x, at most `most`."""
         for view, part in zip(runs.views(x), _split(buffer, runs), strict=True):
             if self.dtype == torch.float32:
                 part.copy_(view)
@@ -206,7 +206,7 @@ class BoundSum(BoundReducer):
 
 
 def _nothing() -> None:
-    """Finish a sum that was not begun, in a skipped step."""
+    """Finish a sum of a skipped step."""
 
 
 def _largest(x: Tensor, runs: Segments) -> Tensor:

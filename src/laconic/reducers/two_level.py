@@ -1,15 +1,14 @@
 """Two levels: one reduction inside each machine, another between one leader per machine.
 
-For N ranks on G machines, machine g of n_g ranks, whose links inside are fast and between them slow:
+For N ranks on G machines, machine g with n_g ranks, where links between machines are slow:
 
     1. m_g = mean of x over the ranks of machine g, by `inner`, in each machine
     2. y_g = G n_g / N * m_g    mean = 1/G * sum of y_g, by `outer`, between the leaders
     3. the leader broadcasts the mean inside its machine
 
-Only step 2 crosses machines. The loss of `outer`, y_g - share_g, stays with the leader, and counts as not
-sent by it: rank i's share is that of `inner`, less N/G * (y_g - share_g) on the leader. The average of the
-shares is then the mean; the leader's error memory stores the loss of its whole machine, and adds it to its
-next gradient; this reducer stores nothing.
+Only step 2 crosses machines. The leader accounts for the loss of `outer`, y_g - share_g: rank i's share is
+that of `inner`, less N/G * (y_g - share_g) on the leader. The average of the shares is then the mean, and the
+leader's error memory stores the loss of its whole machine; this reducer stores nothing.
 
 The groups are those of hierarchical all-reduce (Jia et al. 2018, arXiv:1807.11205); compressing only step 2,
 and the accounting of its error, are ours.
@@ -109,7 +108,7 @@ class TwoLevel(Reducer):
 
     @property
     def needs_feedback(self) -> bool:
-        """Return whether either needs it; |x - sent| <= |x| then holds for the sum over a machine's ranks."""
+        """Whether either needs it; |x - sent| <= |x| then holds for the sum over a machine's ranks."""
         return self.inner.needs_feedback or self.between.needs_feedback
 
     def gathers(self, size: int) -> tuple[Gathering, ...]:
@@ -136,7 +135,7 @@ class TwoLevel(Reducer):
 
 @dataclass(frozen=True)
 class Relayed(Sent):
-    """A leader's share: that of `inner`, less `ranks` times the loss of `outer` in y."""
+    """Leader's share: that of `inner`, less `ranks` times the loss of `outer` in y."""
 
     inner: Sent
     outer: Sent
@@ -234,7 +233,7 @@ class _TwoLevel(BoundReducer):
     def _between(
         self, sent: Sent | None, layout: Layout, turn: Turn, y: Tensor, out: Tensor, alpha: float
     ) -> Sent | None:
-        """Write out = alpha times the mean of y over machines; return this leader's share."""
+        """Write alpha times the mean of y over machines to out; return this leader's share."""
         runs = layout.segments.merged
         finite = sent is not None and kernels.all_finite(layout.segments.scale_(y, self._weight), runs)
         turn = replace(turn, rank=self._leaders.rank, seed=mix(turn.seed, BETWEEN))
@@ -269,6 +268,6 @@ class _TwoLevel(BoundReducer):
         return state if self._leads else {key: torch.zeros_like(value) for key, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the state on a leader; elsewhere it is zeros, which `outer` need not accept."""
+        """Restore the state on a leader; `outer` need not accept the zeros of other ranks."""
         if self._leads:
             self._outer.load_state_dict(state)

@@ -1,15 +1,15 @@
-"""Autotune: several candidate reductions; the one that pays on the present link is in use.
+"""Autotune: of several candidate reductions, the one that pays on the present link is in use.
 
     candidates  from lossless to the most compressed; all tensors use the same one
     search      times candidates alternately, and keeps the lossier of two if it certainly saves time
-    duel        the test for this certainty
+    duel        tests this certainty
     autotuner   decides when to search, and agrees with all ranks
-    residual    error feedback, shared by all candidates. The next candidate sends the residual;
-                a candidate that sends all entries does so in small parts, to limit the size of a step
+    residual    error feedback, shared by all candidates. The next candidate sends the residual; a candidate
+                that sends all entries does so in small parts, to limit the size of a step
 
-The policy is ours. One-dimensional tensors are summed exactly with every candidate. If the dense candidate is
-in use and the residual is empty, a bucket is summed in place, as in plain DDP: through a route with feedback,
-that sum took three times as long.
+The policy is ours. One-dimensional tensors are always summed exactly. If the dense candidate is in use and
+the residual is empty, a bucket is summed in place, as in plain DDP: a route with feedback took three times as
+long.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ class Autotune(Reducer):
 
     Payload: that of the candidate, plus 24 bytes after each step of a search and after every 6 steps between
     searches. Memory: a residual of 4 bytes per element of tensors with two or more dimensions, once a
-    candidate has lost something. If a candidate's omega is at most 1/2, its steps also send the residual of
-    the others, in parts of at most 1 / sqrt(ranks) of the gradient's norm. Timing decides, so two runs of one
+    candidate has lost something. A candidate whose omega is at most 1/2 also sends the residual of the
+    others, in parts of at most 1 / sqrt(ranks) of the gradient's norm. Timing decides, so two runs of one
     training may differ in their bits; ranks of one run never do.
+
     >>> Autotune((Sum(), Sum(dtype="fp16")))
     autotune(candidates=(sum(), sum(dtype='fp16')))
     """
@@ -135,7 +136,7 @@ class Autotune(Reducer):
 
 
 class BoundAutotune(BoundReducer):
-    """Working autotune reduction. `clock`: returns seconds, used by the autotuner."""
+    """Working autotune reduction. `clock`: returns seconds, for the autotuner."""
 
     detects_non_finite: ClassVar[bool] = True  # the dense sum and the residual check
 
@@ -155,10 +156,8 @@ class BoundAutotune(BoundReducer):
         self._holding: set[str] = set()  # tensors whose residual may not be zero
         self._bleeding: set[str] = set()  # tensors whose residual is more than a step should add
         self._used = 0  # the candidate of the last step
-        self._before: tuple[int, int, set[str], set[str]] | None = (
-            None  # this step, and the three above before it
-        )
-        self._most = 1 / math.sqrt(comm.size)  # share of a gradient's norm that the mean retains at least
+        self._before: tuple[int, int, set[str], set[str]] | None = None  # step, and these three before it
+        self._most = 1 / math.sqrt(comm.size)  # least share of a gradient's norm that the mean retains
         self._whole = [sends_all(candidate, matrices) for candidate in spec.candidates]
         self._parts = PerLayout(
             lambda bucket: (bucket.where(is_matrix), bucket.where(lambda entry: not is_matrix(entry)))
@@ -237,7 +236,6 @@ class BoundAutotune(BoundReducer):
         return corrected
 
     def _is_empty(self, matrices: Layout) -> bool:
-        """Return whether the residual of these tensors is empty."""
         if self._holding.isdisjoint(matrices.names):
             return True
         if self._residual.norm(matrices) > 0:

@@ -1,29 +1,25 @@
 """Autotuner: selects the candidate to use by timing candidates alternately.
 
     1. Training starts with the first candidate, which is lossless. The next lossier one alternates with it,
-       COUNTED steps each, until it is clear whether it pays (`duel`): whether it saves `gain` of a step, and
-       significantly. If so, it is kept and compared with the next one.
+       COUNTED steps each, until it is clear whether it saves `gain` of a step (`duel`). If it does, it is
+       kept and compared with the next one.
     2. The search ends after MISSES consecutive candidates that do not pay, or if an exchange takes at most
-       `gain` of a step, so that nothing can save more. If two do not differ significantly, the less lossy one
-       is kept. If the seconds of one have clearly changed, the link has, and both are timed again.
+       `gain` of a step. If two do not differ significantly, the less lossy one is kept. If the seconds of one
+       have clearly changed, the link has, and both are timed again.
     3. These steps do not count: the first COLD of each candidate, which touch memory for the first time; the
        first after each change; dense steps that also send the residual. An exchange longer than LONG_S counts
        at once, and FEW steps of each, or one longer than WAIT_S, suffice if one candidate is clearly faster:
        a slow link carries few dense gradients.
     4. Every WINDOW steps the minimum of the exchange's seconds, which is robust to a busy machine, is
-    compared
-       with that of the first window. If it has changed CHANGED times, and by a share of the step that
-       MATTERS, in `patience` consecutive windows, a search starts: among lossier candidates if it has grown,
-       among less lossy ones if it has shrunk, until MISSES consecutive ones are slower than the present one.
-       After `every` steps it searches in both directions. The patience doubles if a change led to the same
-       candidate.
+       compared with that of the first window. If it has changed CHANGED times, and by a share of the step
+       that MATTERS, in `patience` consecutive windows, a search starts: among lossier candidates if it has
+       grown, among less lossy ones if it has shrunk, until MISSES consecutive ones are slower than the
+       present one. After `every` steps it searches in both directions. The patience doubles if a change led
+       to the same candidate.
 
-Whole steps are compared, so that interference counts: the exchange competes with backward for cores. Nothing
-is predicted; `laconic plan` predicts a link's performance before training.
-
-The decision uses the slowest rank's step and the shortest of the ranks' exchanges, because the other ranks
-have waited for that rank. All ranks therefore decide the same at the same step. The logger "laconic" reports
-each decision and its reason.
+Whole steps are compared, because the exchange competes with backward for cores. All ranks decide the same at
+the same step, from the slowest rank's step and the shortest of the ranks' exchanges, as the other ranks wait
+for that rank. The logger "laconic" reports each decision and its reason.
 """
 
 from __future__ import annotations
@@ -52,7 +48,7 @@ CHANGING = (
     "_changed",
     "_looked",
     "_trial",
-)  # everything that an observation changes, except the seconds of the window and the search
+)  # what an observation changes, except the seconds of the window and the search
 PATIENCE, MAX_PATIENCE = 2, 16  # windows
 
 log = logging.getLogger("laconic")
@@ -72,12 +68,12 @@ class Autotuner:
     """Search state on one rank; equal on all.
 
     Args:
-        names: the candidates, starting with the lossless one.
-        comm: the group that decides.
-        search: the search for a candidate.
-        every: steps between two searches on a link that does not change.
-        clock: returns seconds.
-        pinned: candidate to use without a search; None to search.
+        names: The candidates, starting with the lossless one.
+        comm: Group that decides.
+        search: Search for a candidate.
+        every: Steps between two searches on a link that does not change.
+        clock: Returns seconds.
+        pinned: Candidate to use without a search; None to search.
     """
 
     def __init__(
@@ -89,9 +85,9 @@ class Autotuner:
         clock: Callable[[], float],
         pinned: int | None = None,
     ) -> None:
-        self.current = pinned or 0  # the candidate in use
+        self.current = pinned or 0
         self.chosen = pinned  # the last choice
-        self.usual_s = 0.0  # of a step's exchange with the chosen one; 0 if unknown
+        self.usual_s = 0.0  # exchange seconds of a step with the chosen one; 0 if unknown
         self.windows = 0  # since the last search
         self._names, self._comm, self._search, self._every, self._clock = names, comm, search, every, clock
         self._fixed = pinned is not None or search.last == 0
@@ -104,7 +100,7 @@ class Autotuner:
         self._patience = PATIENCE
         self._changed = False  # whether a change began the search
         self._trial: Trial[int] | None = None
-        self._looked: Look | None = None  # state of the search
+        self._looked: Look | None = None
         self._before: dict[str, Any] | None = None  # values before this step's first bucket
         self._look({MORE})
 
@@ -118,7 +114,7 @@ class Autotuner:
         self._steps.clear()
 
     def begin(self, step: int, device: torch.device) -> None:
-        """Start a bucket, on all ranks; the first bucket of a step evaluates the step before."""
+        """Start a bucket, on all ranks; the first bucket of a step evaluates the last step."""
         if step == self._step or self._fixed:
             return
         self._before = None
@@ -150,7 +146,7 @@ class Autotuner:
         self._apart |= apart
 
     def put_back(self) -> None:
-        """Undo the skipped present step, except for the seconds of the step before it."""
+        """Undo the skipped present step, except for the seconds of the last one."""
         self._began = None
         if self._before is None:
             return
@@ -165,11 +161,9 @@ class Autotuner:
                 self.current = self._trial.send(each)
 
     def accept(self) -> None:
-        """Make the present step final."""
         self._before = None
 
     def _look(self, ways: Collection[str]) -> None:
-        """Begin a search in these directions."""
         self._looked = Look(self.current, ways, frozenset(self._search.warm))
         self._trial = self._search.run(self.current, ways)
         self.current = next(self._trial)
@@ -187,7 +181,6 @@ class Autotuner:
             log.info("from step %d on: %s", self._step, said)
 
     def _watch(self, device: torch.device) -> None:
-        """Evaluate a finished window."""
         exchange, whole, _ = zip(*self._steps, strict=True)
         exchange_s, whole_s, _ = self._agreed(Timed(min(exchange), median(whole)), device)
         self._steps = []
@@ -208,7 +201,7 @@ class Autotuner:
             ways = {MORE if exchange_s > usual_s else LESS}
             why = f"the exchange takes {format_seconds(exchange_s)} a step, earlier {format_seconds(usual_s)}"
         if self.current == (0 if ways == {LESS} else self._search.last) and len(ways) == 1:
-            self.usual_s, self._strange = exchange_s, 0  # there is nothing to try
+            self.usual_s, self._strange = exchange_s, 0  # nothing to try
             return
         if self._comm.rank == 0:
             log.info("step %d: %s: searching again", self._step, why)

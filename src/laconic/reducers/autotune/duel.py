@@ -1,7 +1,7 @@
 """Duel: test whether the lossier of two candidates pays, from alternately timed steps of each.
 
 The statistic is the share of all pairs of steps in which the lossier candidate is faster by a given part of
-the step. It is one half at the median; without any difference its deviation from one half is
+the step: one half at the median. Without any difference its deviation from one half is
 sqrt((n + m + 1) / 12 n m), whatever the distribution (Mann and Whitney 1947, doi:10.1214/aoms/1177730491).
 Occasional load on the machine changes it little.
 """
@@ -12,7 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 
-CLEAR = 0.25  # of a step: this gain in every pair needs no test
+CLEAR = 0.25  # share of a step: this gain in every pair needs no test
 LOOKS = (5, 10, 20, 50, 100)  # steps of each at which to test; the last one must decide
 SURE, SURE_NOT = 3.0, 2.6  # deviations for an early decision, for and against the lossier one
 ENOUGH = 2.9  # deviations required at the last test
@@ -33,9 +33,9 @@ def pays(less: Sequence[float], more: Sequence[float], gain: float) -> bool | No
     """Return whether the lossier candidate significantly saves `gain` of a step; None to continue.
 
     Args:
-        less: seconds of steps of the less lossy candidate.
-        more: seconds of steps of the lossier candidate.
-        gain: the least part of a step that must be saved.
+        less: Seconds of steps of the less lossy candidate.
+        more: Seconds of steps of the lossier candidate.
+        gain: Least part of a step that must be saved.
 
     >>> pays([1.0] * 10, [0.8] * 10, 0.05), pays([1.0] * 10, [0.97] * 10, 0.05), pays([1.0], [0.8], 0.05)
     (True, False, None)

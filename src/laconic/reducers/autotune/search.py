@@ -1,7 +1,6 @@
 """Search: times candidates alternately with the present one, and returns the best.
 
-It is a generator, advanced by each training step: it yields the candidate to use next and receives that
-step's timing.
+Generators advance with each training step: they yield the candidate to use next and receive its timing.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ T = TypeVar("T")
 class Timed(NamedTuple):
     """Seconds of a step: in its exchange, and from its first bucket to that of the next step.
 
-    `apart`: whether it does not count, because a dense step also sent the residual.
+    `apart`: does not count, because a dense step also sent the residual.
     """
 
     exchange_s: float
@@ -37,12 +36,12 @@ Trial = Generator[int, Timed, T]
 
 
 class Search:
-    """Measured steps, by candidate.
+    """Measured steps by candidate.
 
     Args:
-        gain: the share of a step that a lossier candidate must save.
-        last: the lossiest candidate that may be used.
-        twice: candidates that must save twice as much, because they send only a small part of a gradient.
+        gain: Share of a step that a lossier candidate must save.
+        last: Lossiest candidate that may be used.
+        twice: Candidates that must save twice as much, because they send only a small part of a gradient.
     """
 
     def __init__(self, gain: float, last: int, twice: Collection[int] = ()) -> None:
@@ -51,7 +50,7 @@ class Search:
         self.warm: set[int] = set()  # candidates used so far
 
     def measured(self) -> dict[int, float]:
-        """Return the seconds of a step, by candidate."""
+        """Return the median seconds of a step by candidate."""
         return {each: median(self._seconds(each)) for each, steps in self._tried.items() if steps}
 
     def run(self, used: int, ways: Collection[str]) -> Trial[int]:

@@ -1,4 +1,4 @@
-"""Tensors that candidates compress, and candidates that send nearly all of them at once."""
+"""Tensors that candidates compress, and candidates that send nearly all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def is_matrix(entry: Entry) -> bool:
 
 
 def sends_all(candidate: Reducer, matrices: Layout) -> bool:
-    """Return whether it sends nearly all of x at once, unlike sparse candidates."""
+    """Return whether it sends nearly all of x, unlike sparse candidates."""
     codec = candidate.feedback_codec()
     if codec is None:
         return not candidate.needs_feedback

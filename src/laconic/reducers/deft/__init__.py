@@ -16,21 +16,20 @@ over the n elements of a bucket, of which K are sent:
 The bins do not overlap, so S has K entries for any N, and a rank searches only n / N elements. The residual
 stores its unsent entries.
 
-The number of pieces grows with the ranks, because more tensors are cut and into more pieces: ResNet-50's 161
-tensors become 236 pieces at N = 16, 1,295 at 64 and 9,086 at 256. Each rank gets all norms, 4 bytes a piece,
-and computes all k_l. The time to select therefore falls only at first, from 30 ms alone to 3.9, 2.0 and
-3.5 ms for these N.
+The number of pieces grows with N: ResNet-50's 161 tensors become 236 pieces at N = 16, 1,295 at 64 and 9,086
+at 256. Each rank gets all norms, 4 bytes per piece, and computes all k_l, so the time to select falls only at
+first: from 30 ms alone to 3.9, 2.0 and 3.5 ms.
 
 Differences from the paper and its code:
 
     one k_l for all ranks     There each rank takes k_l from its own norms, so that the sets do not add up to
-                              K. Here each rank measures every N-th piece of its own x, and sends the norms:
-                              1/N of the work, and equal k_l and bins on all ranks without a leader.
+                              K. Here each rank measures every N-th piece of its x and sends the norms: 1/N of
+                              the work, and equal k_l and bins on all ranks without a leader.
     no broadcast              All ranks compute the same packing, so no list of layers is sent.
     cost of a piece           There n_l log2 k_l. Our selection takes one pass for any k: n_l, so that bins
                               follow from the layout alone, and rotate.
-    at least one a piece      There always, so that many layers send more than requested. Here as long as
-                              entries are left; the smallest norms get none, and their residual grows.
+    at least one per piece    There always, so that many layers send more than requested. Here while entries
+                              are left; the smallest norms get none, and their residual grows.
     N = 1, k_l = n_l          There full layers are lost when N = 1. Here they are sent for any N.
 """
 
@@ -60,11 +59,10 @@ from laconic.reducers.deft.union import ChoiceInParts, Found, average_, choices_
 class Deft(ChoiceInParts):
     """mean = average of x at the K = density * n entries that the ranks chose, each in its own pieces.
 
-    Over the whole model K is rounded to an integer, at least 1. A bucket's share of it follows the norms of
-    the last step, which all ranks know from that step's exchange, and is at least 1; inside the bucket the
-    share follows the present norms. Bins are per bucket, so the result depends slightly on how DDP cuts
-    buckets. `indices`: coding of positions. Density 1 is `sum()`. State: one number per tensor, equal on all
-    ranks.
+    Over the whole model K is rounded to an integer, at least 1. A bucket's share, at least 1, follows the
+    norms of the last step, which all ranks know; inside the bucket the share follows the present norms. Bins
+    are per bucket, so the result depends slightly on how DDP cuts buckets. `indices`: coding of positions.
+    Density 1 is `sum()`. State: one number per tensor, equal on all ranks.
 
     Payload per rank: 4 K bytes of values, the positions of its own entries, K / N on average, and 4 bytes for
     every N-th piece. Error: |x - sent| <= |x|, and error feedback sends all of x in the end.
@@ -96,7 +94,7 @@ class Deft(ChoiceInParts):
 
 
 class _Deft(BoundReducer):
-    """Working DEFT reduction: the norms of the last step, and the pieces of the layouts seen so far."""
+    """Working reduction: norms of the last step, and pieces of the layouts seen so far."""
 
     def __init__(self, spec: Deft, layout: Layout, comm: Comm) -> None:
         self._spec = spec

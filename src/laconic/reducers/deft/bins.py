@@ -1,6 +1,6 @@
-"""Bins: a bucket's tensors, large ones cut into pieces, packed into bins of near-equal work, one per rank.
+"""Bins: tensors of a bucket, large ones cut, packed into one bin of near-equal work per rank.
 
-The part of `deft` that depends on the layout alone, and the number of entries of each piece.
+This part of `deft` depends on the layout alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from laconic.reducers.deft.union import Found, Parts, part_of
 
 @dataclass(frozen=True)
 class Bins:
-    """Pieces of a flat buffer, and the numbers of those in each bin, ascending."""
+    """Pieces of a flat buffer, and the ascending numbers of the pieces in each bin."""
 
     pieces: Segments
     bins: tuple[tuple[int, ...], ...]
@@ -55,7 +55,6 @@ class Bins:
 
     @property
     def size(self) -> int:
-        """Number of bins and of ranks."""
         return len(self.bins)
 
     @cached_property
@@ -103,10 +102,9 @@ class Bins:
 def allot(norms: Tensor, sizes: Tensor, k: int) -> Tensor:
     """Return how many of k entries each piece may send, int64 (L,): by its norm, up to its size.
 
-    A piece whose share exceeds its size is sent in full, and the others share the rest. From the largest norm
-    to the smallest, shares of at least one entry are rounded to integers that add up, and others to 1 as long
-    as entries are left: the total is k if the pieces with norms above 0 have that many. In float64, in a
-        fixed
+    A piece whose share exceeds its size is sent in full, and the others share the rest. In order of
+    decreasing norm, shares of at least one entry are rounded to integers that add up, and others to 1 while
+    entries are left: the total is k if the pieces with norms above 0 have that many. In float64, in a fixed
     order: the same on all ranks.
 
     >>> allot(torch.tensor([8.0, 4.0, 4.0, 0.0]), torch.tensor([1000, 1000, 3, 9]), 23).tolist()

@@ -1,4 +1,4 @@
-"""Borders: the fractions at which every tensor is cut, one part for each rank."""
+"""Borders: the fractions at which every tensor is cut, one part per rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class Borders:
 
     @property
     def size(self) -> int:
-        """Number of parts and of ranks."""
         return len(self.cuts) - 1
 
     def parts(self, layout: Layout) -> Parts:
@@ -49,7 +48,7 @@ class Borders:
     def moved(self, counts: Sequence[int]) -> Borders:
         """Move the borders by ExDyna's rule, from the number of entries chosen in each part.
 
-        From left to right, at each border: if one part has more than 1.05 times the average and its neighbour
+        At each border, from left to right: if one part has more than 1.05 times the average and its neighbour
         less than 1 / 1.05 of it, the first gives the second one block, unless it has only a quarter of an
         even part. The counts move with the blocks, as if every block had the same number.
         """
@@ -67,7 +66,7 @@ class Borders:
 
     @property
     def state(self) -> Tensor:
-        """Return int64 (blocks,): 1 at the start of each part; of equal shape for any number of ranks."""
+        """int64 (blocks,): 1 at the start of each part; of equal shape for any number of ranks."""
         marks = torch.zeros(self.blocks, dtype=torch.int64, device="cpu")
         marks[list(self.cuts[:-1])] = 1
         return marks

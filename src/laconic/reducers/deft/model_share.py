@@ -19,9 +19,9 @@ KIND = "weight"
 class ModelShare:
     """One number q_l per tensor: its norm at the last step times the square root of its number of pieces.
 
-    A tensor of more than n / N of the model's n elements counts as N equal pieces, and the sum of their norms
-    is sqrt(N) times its own: a share does not depend on how DDP cuts buckets. All ranks know the norms from
-    the exchange of the last step, hence the same q_l.
+    A tensor of more than n / N of the model's n elements counts as N equal pieces, the sum of whose norms is
+    sqrt(N) times its own: a share does not depend on how DDP cuts buckets. All ranks know the norms from the
+    last step's exchange.
     """
 
     def __init__(self, layout: Layout, k: int, size: int) -> None:
@@ -66,7 +66,6 @@ class ModelShare:
         self._pending.add(weights, bucket, step)
 
     def put_back(self, bucket: Layout) -> None:
-        """Undo the skipped present step."""
         self._pending.drop(bucket)
 
     def state_dict(self) -> dict[str, Tensor]:

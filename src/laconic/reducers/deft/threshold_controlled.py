@@ -1,6 +1,6 @@
-"""Shared implementation of MiCRO and ExDyna: entries that reach a common threshold, each rank in its part.
+"""Shared implementation of MiCRO and ExDyna.
 
-After each step the threshold controller sets the next threshold, and borders move, by the number sent.
+After each step, the number sent sets the next threshold, and moves borders.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Threshold controller: a threshold that follows the data, to keep the sent density at its target.
+"""Threshold controller: keeps the sent density at its target by adapting the threshold.
 
-MiCRO and ExDyna (`micro`) start at 1 / (2 sqrt K) and then multiply by 0.995, 1.00125 or 1.005. That suits a
+MiCRO and ExDyna (`micro`) start at 1 / (2 sqrt K) and multiply by 0.995, 1.00125 or 1.005. That suits a
 gradient of norm 1 that hardly changes. With error feedback the unsent entries grow at first, like t^a with a
 from 1/2 (noise) to 1 (a steady gradient), and the threshold must grow as fast; on stored gradients with noise
-that rule sent 2 to 10 times the target for hundreds of steps. This controller is ours. K' of K requested
+their rule sent 2 to 10 times the target for hundreds of steps. This controller is ours. K' of K requested
 entries were sent in a step, t steps after the threshold d was set:
 
     d_1   = 2^a q, where K entries of the first step reach q in size (from a `histogram`)
@@ -12,9 +12,9 @@ entries were sent in a step, t steps after the threshold d was set:
     a     = a + 2 g e, within 0 and 1; 3/4 at first
     log d = log d + g e + a log(1 + 1/t)
 
-Since log d adds up g e, and is bounded, the average of e tends to 0: no dead band, and no bias. More than 8 K
-entries in a step mean that the data have changed, and the threshold is set again. All ranks know K' and
-compute the same threshold, which is never sent.
+Since log d adds up g e, and is bounded, the average of e tends to 0. More than 8 K entries in a step mean
+that the data have changed, and the threshold is set again. All ranks know K' and compute the same threshold,
+which is never sent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from laconic.core.layout import Segments
 
 FASTEST, SLOWEST, DAMPING = 0.15, 0.01, 2.0
 MOST, ANEW = 4.0, 8.0  # largest error counted per step; ratio that indicates changed data
-SHIFT, BINS = 20, 2048  # float32 as [sign 1 | exponent 8 | mantissa 3 | the rest 20]: eight bins an octave
+SHIFT, BINS = 20, 2048  # float32 as [sign 1 | exponent 8 | mantissa 3 | the rest 20]: eight bins per octave
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -43,7 +43,6 @@ class ThresholdController:
 
     @classmethod
     def of(cls, state: Tensor) -> ThresholdController:
-        """Restore from `state`."""
         threshold, growth, steps = state.tolist()
         return cls(threshold, growth, int(steps))
 
@@ -92,6 +91,5 @@ def quantile(histogram: Tensor, k: float) -> float:
 
 
 def _border(number: int) -> float:
-    """Return the lower bound of a bin."""
     size = torch.tensor(number << SHIFT, dtype=torch.int32, device="cpu").view(torch.float32)
     return min(LARGEST, float(size))

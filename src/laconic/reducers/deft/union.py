@@ -6,8 +6,7 @@ buffer is split into N parts that do not overlap; rank r chooses in part (step +
     1. all_gather of the chosen positions           S = union of the ranks' choices
     2. all_reduce of every rank's own x[S]          mean[S] = 1/N * sum over ranks of x_r[S], and 0 elsewhere
 
-No position can be chosen twice, so |S| is the sum of the ranks' counts, for any N: each entry is sent once,
-while `gather` sends it up to N times. Nothing is padded to the longest message.
+Each entry is sent once, while `gather` sends it up to N times. Nothing is padded to the longest message.
 
 Message of one rank, for a part of s segments with K chosen entries:
 
@@ -74,7 +73,7 @@ class ChoiceInParts(Reducer):
 
 @dataclass(frozen=True)
 class Parts:
-    """A buffer in N parts that do not overlap, each in segments."""
+    """Buffer in N parts that do not overlap, each in segments."""
 
     parts: tuple[Segments, ...]
 
@@ -99,10 +98,10 @@ def part_of(rank: int, step: int, size: int) -> int:
 def choices_of_all(
     found: Found | None, parts: Parts, step: int, comm: Comm, coding: IndexCoding, device: torch.device
 ) -> Found | None:
-    """Return the choices of all ranks, part after part: indices and counts over `parts.joined`.
+    """Return the choices of all ranks, part by part: indices and counts over `parts.joined`.
 
-    `found` is this rank's choice in its part; None marks an x that is not finite, and makes the result None
-    on all ranks. Raises `WireError`, with the rank, for bytes that no rank can have sent.
+    `found` is this rank's choice; None marks an x that is not finite, and makes the result None on all ranks.
+    Raises `WireError`, with the rank, for bytes that no rank can have sent.
     """
     size, wire = comm.size, None
     if found is not None:
@@ -110,7 +109,7 @@ def choices_of_all(
     wires = gather_or_skip(comm, wire, device)
     if wires is None:
         return None
-    if device.type != "cpu":  # the few positions of all ranks are decoded on the host, after one copy
+    if device.type != "cpu":  # decode the few positions of all ranks on the host, after one copy
         wires = list(torch.split(torch.cat(wires).cpu(), [wire.numel() for wire in wires]))
     choices: list[Found] = []
     for part, segments in enumerate(parts.parts):

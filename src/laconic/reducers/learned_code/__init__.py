@@ -1,8 +1,8 @@
 """Learned code: a net, trained during the first steps, that then compresses the selected entries.
 
-Abrahamyan et al. 2021, arXiv:2103.08870 (LGC). For each tensor the step's leader, rank t mod N, selects its
-k = ceil(density * n) largest entries, and all ranks exchange their values there: first the values themselves,
-from step `until` on as codes of an autoencoder:
+Abrahamyan et al. 2021, arXiv:2103.08870 (LGC). For each tensor the step's leader, rank t mod N, selects its k
+= ceil(density * n) largest entries, and all ranks exchange their values there: until step `until` the values
+themselves, then codes of an autoencoder:
 
     1. S = positions of the leader's largest; s = root mean square of its values there     sent to all
     2. w_i = x_i[S] / s, rotated by a common random number of places; in every second round of leaders each
@@ -13,9 +13,9 @@ from step `until` on as codes of an autoencoder:
 We know the paper from its abstract, third-party code and memory; the rest is ours:
 
 - Rotation and signs. The residual stores the part that the code loses. A fixed code never carries its null
-  space, where the residual grew without bound. For a linear code A, the average over signs and rotations of
-  <w, A w> is trace(A) / K * |w|^2, for every w. In the other rounds the net can use a structure of signs: in
-  a layer behind a ReLU, the signs of a row are equal.
+  space, where the residual would grow without bound. For a linear code A, the average over signs and
+  rotations of <w, A w> is trace(A) / K * |w|^2, for every w. Rounds without signs let the net use a structure
+  of signs: in a layer behind a ReLU, the signs of a row are equal.
 - Both phases use the positions of one leader, so that the net is trained on the data it will get.
 - Adam, rate 1e-3: the third party's SGD of the same rate learns nothing in 300 steps.
 - `server` has one decoder for all ranks, where the paper has one a node, as `per_node` has here. The loss of
@@ -23,10 +23,11 @@ We know the paper from its abstract, third-party code and memory; the rest is ou
   innovation replaces the decoder's output (see code_exchange).
 - The sent share is what the others decoded, scaled so that nothing grows: |x - sent| <= |x| on every rank.
 
-Measured with 94,720 entries at density 0.01 on 4 ranks (benchmarks/learned_code.py): codes first retain 0.42
-of the energy that `cltk` would send (zeros retain none), and 0.31 (server 0.26) after 400 steps at a fixed
-model, for 1,232 bytes per rank and step (server 511) where `cltk` takes 4,052. The residual is then 72
-(server 84) and still rises slowly, that of `cltk` is 23. The net takes about 50 ms a step.
+Measured with 94,720 entries at density 0.01 on 4 ranks (benchmarks/learned_code.py): codes retain 0.42 of the
+energy that `cltk` would send, and 0.31 (server 0.26) after 400 steps at a fixed model, for 1,232 bytes per
+rank and step (server 511) where `cltk` takes 4,052. The residual is then 72 (server 84) and still rises
+slowly, that of `cltk` is 23. The net takes about 50 ms per step. Do not use `server` if ranks have different
+labels: with two or three of ten labels per rank it retained 0.07 at first and 0.01 after 100 steps.
 
 With a decoder for each rank, over 3 seeds codes retain 0.404 at first (one for all: 0.416) and 0.342 after
 100 steps (0.352): each decoder learns from one rank. If a rank has two or three of the ten labels, one rank's
@@ -35,8 +36,8 @@ with one for all 0.07 and 0.01. Do not use `server` or `per_node` for such data.
 
 Selection works per tensor and coding per bucket: if DDP makes several buckets, results depend on its cuts,
 and a resumed run, whose buckets differ, continues with other bits. Replicas agree to the bit if their CPUs
-do: rank 0's weights are broadcast when training ends, and each rank decodes in float64 and rounds to float32,
-so that between CPUs of different kinds about one entry in ten million may differ in its last bit.
+do: rank 0's weights are broadcast when training ends, and each rank decodes in float64 and rounds to float32;
+between CPUs of different kinds about one entry in ten million may differ in its last bit.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class LearnedCode(DensityReducer):
     uses only the leader's, plus the `innovation` * n largest values of each rank, at least one; 'per_node' is
     'server' with a decoder for each rank, as in the paper.
 
-    Payload, with K entries in a bucket: the leader's positions by `golomb`, 4 bytes a tensor and 12; before
+    Payload, with K entries in a bucket: the leader's positions by `golomb`, 4 bytes per tensor and 12; before
     `until` 4 K bytes of values; after it 16 * ceil(K / 16) bytes of code, of all ranks or of the leader, and
     the gain or innovation. Buckets of at most 4 entries send values. Once, when training ends, 4 bytes for
     each of the 216 thousand weights, of which each further decoder adds 44 thousand. State: weights and
@@ -137,7 +138,6 @@ class LearnedCode(DensityReducer):
         return 8 + 4 + positions + max(coded, values)
 
     def exchange(self, layout: Layout) -> CodeExchange:
-        """Return the exchange for these tensors."""
         if self.instance == "ring":
             return AveragedCode()
         return LeaderCode(kept(self.innovation, layout.numel))
@@ -196,7 +196,7 @@ class _LearnedCode(BoundReducer):
         return torch.cat([as_bytes(scale), positions_wire(indices, counts, segments)])
 
     def _mixing(self, turn: Turn, k: int) -> tuple[int, Tensor]:
-        """Return a random shift and signs, all ones in every other round of leaders, else random."""
+        """Return a random shift and signs; signs are all 1 in every other round of leaders."""
         key = turn.common("learned_code")
         signs = torch.ones(k, dtype=torch.float32, device="cpu")
         if turn.step // self._comm.size % 2:
@@ -247,5 +247,5 @@ class _LearnedCode(BoundReducer):
 
 
 def in_order(bucket: Layout, place: Mapping[str, int]) -> Layout:
-    """Return the bucket's tensors in the model's order, as DDP changes its order after the first step."""
+    """Return the bucket's tensors in the model's order: DDP changes its order after the first step."""
     return Layout(tuple(sorted(bucket, key=lambda entry: place[entry.name])))

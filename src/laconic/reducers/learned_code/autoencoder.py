@@ -8,8 +8,8 @@ The net of LGC (Abrahamyan et al. 2021, arXiv:2103.08870), as in a public third-
 with a leaky ReLU (0.01) after each but the last of the encoder and of the decoder. So K values have a code of
 4 * ceil(K / 16). Ours: the input is padded with zeros to a multiple of 16, and each stage halves or doubles a
 length exactly, so any K >= 1 works; there convolutions are not padded, K must be at least 31, and the output
-is stretched to K. The code has no ReLU, because it is averaged: with it the net learned a worse code (error
-0.89 against 0.81 of the energy, on gradients of the digits task after training).
+is stretched to K. The code has no ReLU, because it is averaged: a ReLU made it worse (error 0.89 instead of
+0.81 of the energy, on gradients of the digits task after training).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def code_length(k: int) -> int:
 def first_weights() -> Tensor:
     """Return initial weights: float32 (LAYOUT.numel,), uniform within 1 / sqrt(fan-in), equal everywhere.
 
-    Shared between calls: do not modify.
+    Cached: do not modify.
     """
     flat = torch.empty(LAYOUT.numel, dtype=torch.float32, device="cpu")
     for entry, view in zip(LAYOUT, LAYOUT.segments.views(flat), strict=True):

@@ -1,17 +1,17 @@
 """Exchange of codes: averaged over ranks as in a ring, or from one rank to a server, played by all ranks.
 
 A rank's vector w (K,) holds its values at common positions, in units of a common scale. With encoder E and
-decoder D, both exchanges end with a vector mean that all ranks have, and each rank's own part of it, g p_i or
-p_i, whose average is that mean:
+decoder D, both exchanges give all ranks a vector mean, and each rank its part g p_i or p_i, whose average is
+that mean:
 
     ring      c = 1/N * sum over i of E(w_i)      p_i = D(c) + D'(c) (E(w_i) - c)     mean = g D(c)
     server    c = E(w_l) of the leader l          p_i = g_i D(c), but w_i on I_i      mean = 1/N * sum p_i
     per_node  c = E(w_l) of the leader l          p_i = g_i D_i(c), but w_i on I_i    mean = 1/N * sum p_i
 
 In the ring the p_i average to D(c), because the changes of c average to zero. I_i is the innovation: the
-places of the few largest |w_i|, whose values every rank sends to all, so that all can play the server. In the
-paper they are one more channel of the decoder's input; replacing its output makes them exact, and the
-residual shrinks in every step, however little the net has learned.
+places of the few largest |w_i|, whose values every rank sends to all. In the paper they are one more channel
+of the decoder's input; replacing its output makes them exact, and the residual shrinks in every step, however
+little the net has learned.
 
 The gains are ours. The residual is w_i minus the rank's part, which a bad net could make larger than w_i
 without limit. So g_i minimises it, or is 0 if the minimiser is negative; in the ring one g for all minimises
@@ -60,7 +60,7 @@ class Vector:
         return normal.roll(self.shift) * self.signs
 
     def restored(self, normal: Tensor) -> Tensor:
-        """Return values float32 (K,) of a result (K,) of the net."""
+        """Invert the transform for a result (K,) of the net, to float32."""
         values = (normal.double() * self.signs).roll(-self.shift) * self.scale
         return values.clamp_(-LARGEST, LARGEST).float().to(self.values.device)
 
@@ -168,7 +168,7 @@ class LeaderCode(CodeExchange):
         )
 
     def _rest(self, normal: Tensor) -> Tensor:
-        """Return 1 where a vector (K,) has no innovation, and 0 where it has."""
+        """Return 0 at the innovation of a vector (K,), else 1."""
         return torch.ones_like(normal).index_fill_(0, self._largest(normal).indices.long(), 0.0)
 
 
@@ -188,7 +188,7 @@ def fit(normal: Tensor, own: Tensor) -> Tensor:
 
 
 def own_gain(fit: Sequence[float]) -> float:
-    """Return the gain g >= 0, in float32, that minimises |w - g p|, where it is finite.
+    """Return the gain g >= 0, in float32, that minimises |w - g p|; 0 if it is not finite.
 
     >>> own_gain((1.0, 4.0)), own_gain((-1.0, 4.0)), own_gain((1.0, 0.0)), own_gain((float("nan"), 1.0))
     (0.25, 0.0, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Trained: weights that learn during use, one step of Adam per training step, equally on all ranks.
+"""Trained weights: one step of Adam per training step, equal on all ranks.
 
 Adam as in Kingma and Ba 2014, arXiv:1412.6980, with its usual settings.
 """
@@ -54,7 +54,6 @@ class Trained:
             self.weights, self._own, self._agreed = self._own, None, False
 
     def accept(self) -> None:
-        """Make the step final."""
         self._own = None
 
     def may_differ(self) -> None:

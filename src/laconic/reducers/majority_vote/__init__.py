@@ -5,20 +5,20 @@ Anandkumar 2019, arXiv:1810.05291 ("signSGD with majority vote is communication 
 tolerant"). With ranks r = 0..N-1, for each tensor of n elements:
 
     1. b_r = sign bits of x_r, or rank r's coin where x_r is 0,  m_r = mean |x_r|
-    2. m = median over ranks of m_r                  one all_gather of a float32 a tensor
+    2. m = median over ranks of m_r                  one all_gather of a float32 per tensor
     3. all_to_all of the b_r of all tensors, in N chunks; each rank counts the votes of its chunk
     4. all_gather of the winners w; mean = m * (1 - 2 w), the same bits on all
 
 The paper's server is spread over the ranks, and its step is the sign alone: the factor m is ours, so that the
 learning rate has the same meaning as for SGD. It is the (lower) median, not the mean: with f < N/2 ranks that
-send arbitrary values, it lies between two of the others' values, while one rank alone can move a mean at
-will. The paper settles ties by sign(0); here a coin that is equal on all ranks decides, the philox bit of the
-element in its tensor's common stream: no direction is preferred.
+send arbitrary values, it lies between two of the others' values, while one rank can move a mean at will. The
+paper settles ties by sign(0); here a coin decides that is equal on all ranks, the philox bit of the element
+in its tensor's common stream: no direction is preferred.
 
-One bit has no room for zero. A rank whose entry is 0 abstains by its own coin, whose mean is 0: the votes of
+One bit cannot express zero. A rank whose entry is 0 abstains by its own coin, whose mean is 0: the votes of
 the others decide, with less certainty. An entry that is 0 on all ranks becomes m or -m, at random. Every coin
 of an odd step is the opposite of that of the even step before, so that two such steps cancel, except for the
-change of m between them.
+change of m.
 """
 
 from __future__ import annotations
@@ -47,9 +47,8 @@ class MajorityVote(Reducer):
 
     It is not an average of the sent shares, hence biased, and no rank knows its loss: `feedback_codec()` is
     None, and error feedback is refused. In return any faulty rank has one vote per sign, and fewer than half
-    of the ranks cannot move the scale. A gradient that is not finite skips the step on all ranks, as
-    everywhere. As a method, one-dimensional tensors are summed, and there a faulty rank is not limited:
-    `signum()` votes on these too.
+    of the ranks cannot move the scale. A non-finite gradient skips the step on all ranks. As a method,
+    one-dimensional tensors are summed, and there a faulty rank is not limited: `signum()` votes on these too.
 
     Payload: 1 bit per entry, up and down together ((N-1)/N of it up, 1/N down), and 4 bytes per tensor.
 
@@ -138,7 +137,7 @@ class _MajorityVote(BoundReducer):
 
 
 def abstain_(bits: Tensor, x: Tensor, layout: Layout, coins: Coins) -> Tensor:
-    """Put this rank's own coins into the sign bits uint8 (m,) of flat x, where x is 0."""
+    """Write this rank's coins to the sign bits uint8 (m,) of flat x, where x is 0."""
     zeros = kernels.zeros(x, layout.segments)
     if not bool(zeros.any()):
         return bits

@@ -1,7 +1,6 @@
 """Coins: random bits that replace the sign of a zero, from separate streams for each tensor.
 
-An element's coin depends neither on the rank that counts its votes nor on the other tensors of the bucket.
-In odd steps coins are the opposite of those of the even step before, so that their effects cancel.
+An element's coin depends neither on the rank that counts its votes nor on the rest of the bucket.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from laconic.core.turn import Turn
 
 @dataclass(frozen=True)
 class Coins:
-    """Coins of one step: bytes uint8 of eight each, by tensor.
+    """Coins of one step: bytes uint8 of eight each, by tensor; odd steps negate the even step before.
 
     >>> even, odd = Coins(Turn(6)).common("w", 0, 5), Coins(Turn(7)).common("w", 0, 5)
     >>> bool((even + odd == 255).all())

@@ -8,27 +8,25 @@ elements, with k = ceil(density * n) and N ranks:
     3. all_to_all: a rank receives all entries chosen in its region, and adds them up in rank order: s
     4. all_gather: it sends to all others those |s| that reach the threshold of the tensor
     5. mean = the k largest of all received entries, the same on every rank
-    6. the next threshold: a little less than the k-th largest, times its growth since the step before,
-    because
+    6. the next threshold: a little less than the k-th largest, times its growth since the last step, because
        residuals fill up
 
-A threshold costs no traffic: all ranks derive it from the received entries. It only saves bytes and cannot
-change the mean. In step 4 a region gives of each tensor at least the average number a of entries that a rank
-chose there, so at least k arrive; and at most 2 a + 4, so that at most about 2 k arrive and the ranks'
-messages have similar sizes. Every rank can see whether this may have held back an entry of the mean: then one
-more all_gather sends the missing ones, usually few. In both rounds together a region gives at most k entries
-of a tensor.
+All ranks derive the threshold from the received entries. It only saves bytes and cannot change the mean. In
+step 4 a region gives of each tensor at least the average number a of entries that a rank chose there, so at
+least k arrive; and at most 2 a + 4, so that at most about 2 k arrive in messages of similar sizes. Every rank
+can see whether this may have held back an entry of the mean: then one more all_gather sends the missing ones,
+usually few. In both rounds together a region gives at most k entries of a tensor.
 
 A rank's traffic grows from 4 ranks to 64 as in any all-reduce, 1.31 times, and with the imbalance of regions:
-with a hundredth of 161 tensors of 2.6 million entries (`benchmarks/scaling`), where a region has 400
-entries, 1.4 times for the costliest rank. With fewer entries a region it grows more.
+with a hundredth of 161 tensors of 2.6 million entries (`benchmarks/scaling`), or 400 entries per region, 1.4
+times for the costliest rank. With fewer entries per region it grows more.
 
 Differences from the paper. It selects by thresholds that are found exactly every tau' steps (32 in the
-authors' release), so that about k entries are chosen and about k are kept; here both are exact, so that the
-mean does not depend on how buckets are cut. Finding the k largest exactly costs the native kernel 1.3 passes
-with a threshold. The paper balances uneven regions by moving entries between ranks before the all_gather;
-here 2 a + 4 limits them. Its bound of 6 k received numbers (values and positions) per rank holds: k entries
-in step 3, if regions are even, and 2 k in step 4, except for the 4 of each piece of a tensor.
+authors' release), so that about k entries are chosen and kept; here both are exact, so that the mean does not
+depend on how buckets are cut. The exact k largest cost the native kernel 1.3 passes with a threshold. The
+paper balances uneven regions by moving entries between ranks before the all_gather; here 2 a + 4 limits them.
+Its bound of 6 k received numbers (values and positions) per rank holds: k entries in step 3, if regions are
+even, and 2 k in step 4, except for the 4 of each piece of a tensor.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ from laconic.reducers.oktopk.regions import Regions
 
 RANKS = 64  # largest group for which `nbytes` is a bound
 MARGIN = 0.97  # threshold as a share of the expected smallest entry of the next step's mean
-MOST_GROWTH = 1.5  # of the smallest entries in a step
+MOST_GROWTH = 1.5  # of the smallest entries, per step
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,7 +68,7 @@ class OkTopk(DensityReducer):
     Payload: up to twice k values in 32 bits with positions by `golomb`: up the entries outside this rank's
     region, at most k; down those inside, to every other rank: k / N on average, at most k, if all of the mean
     is in one region. A rank sends about 2 k (N-1)/N entries for any N, and receives as many, while `gather`
-    sends and receives (N-1) k. A group of more than 64 ranks adds up to 15 bytes a rank to `nbytes`.
+    sends and receives (N-1) k. A group of more than 64 ranks adds up to 15 bytes per rank to `nbytes`.
 
     >>> OkTopk(density=0.01)
     oktopk(density=0.01)
@@ -113,10 +111,10 @@ class _OkTopk(BoundReducer):
     def __init__(self, spec: OkTopk, comm: Comm) -> None:
         self._spec = spec
         self._comm = comm
-        self._regions: dict[int, tuple[Layout, int, Regions]] = {}  # by id of a bucket's layout; when cut
+        self._regions: dict[int, tuple[Layout, int, Regions]] = {}  # by id of a layout; step of the cut
         self._floors: dict[str, float] = {}  # smallest entry of the mean, by tensor name
-        self._growth = 1.0  # of floors, from step to step
-        self._before: tuple[int, dict[str, float], float] | None = None  # this step; floors and growth then
+        self._growth = 1.0  # of floors, per step
+        self._before: tuple[int, dict[str, float], float] | None = None  # step; floors and growth before it
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0

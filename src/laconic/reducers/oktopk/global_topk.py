@@ -1,7 +1,4 @@
-"""Global top-k: the largest entries of sums scattered over ranks, exactly, known to all ranks.
-
-Steps 3 to 6 of `oktopk`; see its docstring for the algorithm and the source.
-"""
+"""Exact global top-k of sums scattered over ranks, known to all ranks: steps 3 to 6 of `oktopk`."""
 
 from __future__ import annotations
 
@@ -102,13 +99,13 @@ def exchanged(given: Entries, held: Tensor, regions: Regions, comm: Comm) -> tup
 
 @dataclass(frozen=True)
 class Best:
-    """The best entries of a pool: their places in it, counts by tensor, and floors."""
+    """Best entries of a pool: their places in it, counts by tensor, and floors."""
 
     places: Tensor
     counts: Tensor
     positions: Tensor
     values: Tensor
-    floors: Tensor  # the least |value| of each tensor float32 (s,), 0 if there are fewer than requested
+    floors: Tensor  # least |value| of each tensor float32 (s,), 0 if there are fewer than requested
 
     def entries(self, tensors: Segments) -> Entries:
         """Return them with indices from each tensor's start."""
@@ -126,7 +123,6 @@ class Pool:
     values: Tensor
 
     def best(self, ks: Tensor) -> Best:
-        """Return the ks[i] largest of each tensor."""
         tensors = Segments.consecutive(self.regions.per_tensor(self.counts).tolist())
         top = Entries.largest(self.values, tensors, ks)
         places = top.positions(tensors.starts_tensor)
@@ -135,14 +131,14 @@ class Pool:
         )
         floors = torch.full((len(tensors),), torch.inf, dtype=torch.float32, device="cpu")
         floors.scatter_reduce_(0, tensor, top.values.abs().cpu(), "amin")
-        floors[(top.counts < ks) | (ks == 0)] = 0.0  # none of a tensor without elements either
+        floors[(top.counts < ks) | (ks == 0)] = 0.0  # also of tensors without elements
         return Best(places, top.counts, self.positions[places], top.values, floors)
 
     def doubtful(self, best: Best, held: Tensor, thresholds: Tensor) -> Tensor:
         """Return bool (p,): pieces in which a held-back entry may belong to the best.
 
-        A piece is safe if not all of its received entries are among the best, as these exceed the held-back
-        ones.
+        Received entries exceed the held-back ones, so a piece is safe unless all of its received ones are
+        among the best.
         """
         kept = torch.zeros_like(self.positions, dtype=torch.bool)
         kept[best.places] = True
@@ -150,7 +146,6 @@ class Pool:
         return (counted(kept, self.counts) == self.counts) & ((held == ANY) | ((held == SMALL) & low))
 
     def plus(self, other: Pool) -> Pool:
-        """Both together."""
         positions, order = torch.cat([self.positions, other.positions]).sort()
         values = torch.cat([self.values, other.values])[order]
         return Pool(self.regions, positions, self.counts + other.counts, values)

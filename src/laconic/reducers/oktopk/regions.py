@@ -1,7 +1,7 @@
 """Regions: the elements of a bucket cut into one range per rank, with about equal work.
 
-The cuts of Ok-Topk (Li and Hoefler 2022, arXiv:2201.07598): each rank would cut its own chosen entries into
-equal parts; these cuts are averaged over the ranks.
+The cuts of Ok-Topk (Li and Hoefler 2022, arXiv:2201.07598): the average over ranks of the cuts that divide
+each rank's chosen entries equally.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from laconic.core.layout import Segments
 class Regions:
     """`tensors`: the packed tensors of a bucket. Rank r has the positions from cuts[r] to cuts[r + 1].
 
-    A region consists of pieces: the nonempty intersections of it with tensors.
+    Pieces are the nonempty intersections of a region with tensors.
 
     >>> regions = Regions(Segments.consecutive([4, 6]), cuts=(0, 7, 10))
     >>> [pieces.sizes for pieces in regions.pieces], regions.tensor_of.tolist()
@@ -44,7 +44,7 @@ class Regions:
         """
         cuts = torch.zeros(
             comm.size, dtype=torch.int64, device="cpu"
-        )  # the first entry is for ranks without any
+        )  # the first entry counts ranks without any
         if chosen is None:
             cuts[0] = 1
         else:
@@ -79,7 +79,6 @@ class Regions:
         )
 
     def at(self, rank: int) -> slice:
-        """Return the slice of pieces of this rank."""
         return slice(int(self.first[rank]), int(self.first[rank + 1]))
 
     def per_tensor(self, per_piece: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Scatter-reduce: each rank reduces one piece of every tensor, and low-bit messages go both ways.
 
 The reduction of CGX (Markov et al. 2022, arXiv:2111.08617, its release IST-DASLab/torch_cgx [V]). Each tensor
-is cut into one piece for each rank (see `cuts`). For ranks r = 0..N-1, rank p reduces its piece:
+is cut into one piece per rank (see `cuts`). Of ranks r = 0..N-1, rank p reduces its piece:
 
     1. scatter   s = 1/N * (x_p + sum over r != p, in this order, of decode(encode(x_r)))
     2. gather    mean = decode(encode(s)), on every rank, p too: replicas are bit-identical
@@ -17,10 +17,10 @@ times the loss to its gradient's residual [ours], and sends it at a later step:
 
     1. hop       y = x_r/N + decode(arrived)       sends encode(y)       e_r = N (y - decode(encode(y)))
 
-Then the mean equals the average of the shares that the ranks report as sent, so nothing is lost, and the
-error of the average of T means is the sum of all residuals over T. Codecs that drop entries do as well as
-through `server`: an entry that is due passes all hops in one step, and the others wait on the inner ranks of
-its tree.
+Then the mean equals the average of the shares reported as sent, so nothing is lost, and the error of the
+average of T means is the sum of all residuals over T. Codecs that drop entries do as well as through
+`server`: an entry that is due passes all hops in one step, and the others wait on the inner ranks of its
+tree.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class ScatterReduce(Reducer):
     """mean = decode(encode(1/N * sum of decoded pieces)), with each piece reduced on a different rank.
 
     `pattern`, the route to the reducing rank: 'direct', each rank sends to all others at once; 'ring', along
-    a ring, rounded at each of N - 1 hops; 'tree', up binomial trees, rounded at each of log2 N hops (one tree
-    for each piece; the release's Horovod ancestor has one for everything). 'direct' takes one round of N - 1
-    messages, 'tree' log2 N rounds and 'ring' N - 1 rounds of one message; the total bytes are equal. 'ring'
-    and 'tree' need a codec of fixed size, or with feedback='both' a sparse codec with a density.
+    a ring, rounded at each of N - 1 hops; 'tree', up binomial trees, one per piece, rounded at each of log2 N
+    hops. 'direct' takes one round of N - 1 messages, 'tree' log2 N rounds and 'ring' N - 1 rounds of one
+    message; the total bytes are equal. 'ring' and 'tree' need a codec of fixed size, or with feedback='both'
+    a sparse codec with a density.
 
     `feedback`, the rounding errors that later steps correct: 'up', those of the first rounding, if the
     pattern is 'direct' and the method has error feedback; the errors of the second rounding and of hops are

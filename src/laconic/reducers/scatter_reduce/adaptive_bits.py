@@ -1,17 +1,16 @@
 """Adaptive bits: a bit width per tensor, with fewer bytes at the total error of one width for all.
 
 The idea is CGX's (Markov et al. 2022, arXiv:2111.08617) [recalled; its public code has uniform widths]. There
-layers are put in clusters by size and norm (k-means), and clusters mapped to widths in order; L-GreCo of the
-same group uses dynamic programming. Here, every `every` steps, with widths b = 2..8 and tensors l:
+layers are clustered by size and norm (k-means), and clusters mapped to widths in order; L-GreCo of the same
+group uses dynamic programming. Here, every `every` steps, with widths b = 2..8 and tensors l:
 
-    1. E_l(b) = sum over ranks of |C_b(x_l) - x_l|^2, really encoded     one all_reduce, 56 bytes a tensor
+    1. E_l(b) = sum over ranks of |C_b(x_l) - x_l|^2, really encoded     one all_reduce, 56 bytes per tensor
     2. the b_l that minimise the sum of bytes_l(b_l), with sum of E_l(b_l) <= sum of E_l(bits)
     3. from the next step on, tensor l is sent in b_l bits
 
-Dynamic programming was never worse where both were measured (`python -m benchmarks.widths`): at the error of
-4 bits for all it sends 20.6 % fewer bytes of the stored gradient, where k-means saves 19.4 and 20.6 % with 2
-and 3 clusters, and 18.6 % of a small GPT's, where k-means saves 0, 2, 16 and 12 % with 2 to 5. It needs no
-number of clusters, and does not assume that larger entries need more bits.
+Dynamic programming was never worse than k-means (`python -m benchmarks.widths`): at the error of 4 bits for
+all it saves 20.6 % of the stored gradient's bytes and 18.6 % of a small GPT's, k-means at most 20.6 and 16 %.
+It needs no number of clusters, and does not assume that larger entries need more bits.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ class AdaptiveBits(Reducer):
     All tensors start with `bits`; the first choice uses the gradients of step 0. At those steps each tensor
     is encoded seven additional times.
 
-    Payload: at most that of `bits` for all, and 56 bytes a tensor for the errors at steps that measure them.
-    State: the widths, and the errors for the next choice; equal on all ranks.
+    Payload: at most that of `bits` for all, and 56 bytes per tensor for the errors at steps that measure
+    them. State: the widths, and the errors for the next choice; equal on all ranks.
 
     >>> AdaptiveBits(every=500)
     adaptive_bits(every=500)

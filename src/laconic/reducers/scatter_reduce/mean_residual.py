@@ -46,11 +46,9 @@ class MeanResidual:
         self._pending.add(left, home, step)
 
     def put_back(self, home: Layout) -> None:
-        """Undo the skipped present step."""
         self._pending.drop(home)
 
     def discard(self) -> None:
-        """Reset to zero."""
         self._pending.clear()
         self._memory.zero_()
 

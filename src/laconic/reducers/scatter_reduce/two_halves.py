@@ -118,15 +118,14 @@ class TwoHalves(BoundReducer):
     def _is_finite(self, mean: Tensor, home: Layout, codec: Codec) -> bool:
         """Return whether a mean is finite.
 
-        mean = (x + sum of N - 1 decoded values) / N is finite if the decoded values are bounded and there is
-        no residual. On a GPU this saves the host a wait.
+        On a GPU, bounded decoded values and no residual prove it without a wait:
+        mean = (x + sum of N - 1 decoded values) / N.
         """
         if not mean.is_cpu and self._residual is None and codec.normal[1] <= BOUNDED:
             return True
         return kernels.all_finite(mean, home.segments.merged)
 
     def _codecs(self, partition: Partition, step: int) -> list[Codec]:
-        """Return the codec of each rank's pieces."""
         return [self._codec_of(part, step) for part in partition.parts]
 
     def _wires(
@@ -146,7 +145,6 @@ class TwoHalves(BoundReducer):
     def _travel(
         self, x: Tensor | None, partition: Partition, turn: Turn, out: Tensor
     ) -> tuple[Tensor | None, Sent | None]:
-        """Run `scatter` along a ring or up a tree."""
         comm = self._comm
         if any_skips(comm, x is not None, out.device) or x is None:
             return None, None
@@ -191,13 +189,12 @@ class TwoHalves(BoundReducer):
 
 
 def alike(codecs: Sequence[Codec]) -> bool:
-    """Return whether all codecs are equal."""
     return list(codecs).count(codecs[0]) == len(codecs)
 
 
 @lru_cache(maxsize=512)
 def nbytes_of(codec: Codec, ranges: tuple[Segments, ...], rank: int) -> list[int]:
-    """Return the bytes of the message for each rank, 0 for this one. The list is cached: do not change it."""
+    """Return the bytes of the message for each rank, 0 for this one. Cached: do not change the list."""
     return [0 if r == rank else codec.message_nbytes(segments) for r, segments in enumerate(ranges)]
 
 
@@ -209,6 +206,4 @@ def _others(rank: int, size: int) -> tuple[int, ...]:
 @lru_cache(maxsize=64)
 def _size(size: int, device: torch.device) -> Tensor:
     """Return the size as float32 (): a GPU multiplies by the reciprocal of a Python number."""
-    return torch.tensor(
-        size, dtype=torch.float32, device=device
-    )  # a copy that ends before other streams use it
+    return torch.tensor(size, dtype=torch.float32, device=device)  # a blocking copy: other streams may use it

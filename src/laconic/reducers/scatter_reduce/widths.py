@@ -25,9 +25,9 @@ def cheapest(
 ) -> list[int] | None:
     """Return each tensor's option with the least sum of costs and a sum of errors of at most `allowed`.
 
-    Both sequences are (tensors, options). By dynamic programming over the error used so far, in grains: an
-    error counts as the next whole number of grains, so the result never exceeds `allowed`, and it is the best
-    of those that fit with rounding. None if none fits.
+    Both sequences are (tensors, options). Dynamic programming over the error used so far, in grains: an error
+    counts as the next whole number of grains, so the result never exceeds `allowed`, and is the best of those
+    that fit with rounding. None if none fits.
 
     >>> cheapest([[20, 30], [2, 3]], [[9.0, 2.0], [9.0, 2.0]], allowed=12.0)
     [0, 1]

@@ -1,9 +1,9 @@
 """Deal: assignment of tensors, or of pieces of large ones, to serving ranks, with equal work.
 
-A tensor is cut into as many pieces as there are ranks, but not into pieces shorter than a quarter of a rank's
-share, limited to 1,024 to 16,384 elements. A layer that is most of a model, or of one of DDP's buckets, thus
-occupies all ranks, and small tensors stay whole. Cuts are at multiples of 512 elements from the tensor's
-start. They are made once for a whole model, so they do not depend on how DDP cuts its buckets.
+A tensor is cut into as many pieces as there are ranks, but not shorter than a quarter of a rank's share,
+limited to 1,024 to 16,384 elements: a layer that is most of a model, or of a bucket, occupies all ranks, and
+small tensors stay whole. Cuts are at multiples of 512 elements from the tensor's start, made once for a whole
+model, so they do not depend on how DDP cuts its buckets.
 """
 
 from __future__ import annotations

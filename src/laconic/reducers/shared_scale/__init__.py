@@ -14,8 +14,8 @@ The root mean square rms, which equals sigma for a mean of 0, is not in the pape
 
 Unbiased without clipping. An entry is clipped at the shared scale, not at its own rank's: less than in the
 paper. A rank with a small gradient is rounded in the steps of the largest: this costs accuracy if ranks
-differ a lot, has no bound in that rank's gradient, and so excludes error feedback; `gather(ternary())` has
-a scale per rank.
+differ a lot, has no bound in that rank's gradient, and so excludes error feedback; `gather(ternary())` has a
+scale per rank.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class SharedScale(Reducer):
 
 @dataclass(frozen=True)
 class Levels(Sent):
-    """Share as the packed levels sent up: levels of all segments, one after the other."""
+    """Share as the packed levels sent up, segment by segment."""
 
     spec: SharedScale
     wire: Tensor
@@ -164,6 +164,4 @@ class _SharedScale(BoundReducer):
 @lru_cache(maxsize=64)
 def _number(size: int, device: torch.device) -> Tensor:
     """Return float32 (): CUDA divides by it, but multiplies by the reciprocal of a Python number."""
-    return torch.tensor(
-        size, dtype=torch.float32, device=device
-    )  # a copy that ends before other streams use it
+    return torch.tensor(size, dtype=torch.float32, device=device)  # a blocking copy: other streams may use it

@@ -1,8 +1,8 @@
 """Sum over ranks of small integers, in as few bits as possible: levels up, sums down.
 
-An all_reduce adds whole bytes at least, and needs room for the sum from the start. Here each rank's integers
-are cut into one chunk per rank, each rank adds the chunks it receives, and all gather the sums: with b bits
-and size N, (N-1)/N * b + 1/N * (b + about log2 N) bits per integer.
+An all_reduce adds whole bytes at least, and needs room for the sum from the start. Here each rank adds one
+chunk of all ranks' integers, and all gather the sums: with b bits and size N,
+(N-1)/N * b + 1/N * (b + about log2 N) bits per integer.
 """
 
 from __future__ import annotations
