@@ -1,4 +1,4 @@
-"""The owner's side of a lab's keeper: starts and ends it, and sends requests to it."""
+"""The owner's side of a lab's keeper: starts it, sends requests, and ends it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from laconic.core.errors import LabError
 from laconic.tools.lab.bare import bare
 
-END_S = 5.0  # for the keeper to end voluntarily
+END_S = 5.0
 MEANS = """\
 it takes root, or a kernel that allows namespaces to users: see user.max_user_namespaces and
 kernel.apparmor_restrict_unprivileged_userns in /proc/sys; a container needs --privileged"""
@@ -44,7 +44,7 @@ class Keeping:
         except BaseException:
             self.close()
             raise
-        self.process: int = status["process"]  # which is process 1 inside the lab
+        self.process: int = status["process"]  # process 1 inside the lab
 
     def ask(self, *requests: Request) -> list[Any]:
         """Return the keeper's answers, see `inside/keeper.py`. Raises `LabError` if a command fails."""
@@ -65,14 +65,13 @@ class Keeping:
         return bare("enter", self.process, number, *command)
 
     def close(self) -> None:
-        """End the namespaces and everything that runs in them."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()  # the kernel does the rest
+            self._process.kill()  # the kernel removes the namespaces
             self._process.wait()
         self._process.stdout.close()
 

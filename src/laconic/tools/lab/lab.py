@@ -6,7 +6,7 @@
 
 A host is a network namespace: its processes share the machine's files and processors, have one interface,
 eth0, and know the hosts as host0, host1, ... The machine's own network is not changed, and nothing outlives
-the lab: see `inside/keeper.py`.
+the lab.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from laconic.tools.lab.link import Link
 from laconic.tools.lab.profiles import Profile
 from laconic.tools.lab.waiting import Start, outputs
 
-PORT = 29500  # of the first run; each run has its own
-HOSTS = "LACONIC_LAB"  # environment variable for a command that starts its own workers, see `tasks/place.py`
+PORT = 29500  # each run has its own, from this one on
+HOSTS = "LACONIC_LAB"  # environment variable for `laconic train`, see `tasks/place.py`
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Lab:
             timeout_s: Seconds after which all are killed; default: no limit.
             capture: Whether to return the commands' output (default), or to let them print.
 
-            rns:
+        Returns:
             The output of each host, or "".
 
         Raises:
@@ -161,7 +161,7 @@ class Lab:
         )[0]
 
     def place(self, host: int) -> dict[str, str]:
-        """Return the variables that torchrun would set for the process on a host, one process a host."""
+        """Return the environment variables of torchrun for a host with one process."""
         place = {
             "RANK": host,
             "WORLD_SIZE": self.hosts,
@@ -213,7 +213,7 @@ class Lab:
 
     @property
     def _hub(self) -> int:
-        return self.hosts  # the namespace of the network itself comes after the hosts'
+        return self.hosts  # the network's own namespace comes after the hosts'
 
     def _build(self) -> None:
         self._keeping = Keeping(self.hosts + 1)
@@ -289,7 +289,7 @@ class Lab:
 
 
 def missing() -> str | None:
-    """Why this machine cannot have a lab, or None if it can."""
+    """Return why this machine cannot have a lab, or None if it can."""
     try:
         with Lab(1, Link("100mbit")):
             return None

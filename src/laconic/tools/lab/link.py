@@ -1,4 +1,4 @@
-"""The link between an emulated host and the others: rates, delay, jitter, loss."""
+"""Link between an emulated host and the others: rates, delay, jitter, loss."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ LONGEST_S = 10.0
 
 @dataclass(frozen=True)
 class Link:
-    """A host's link, with units: `Link("1gbit", delay="2ms", jitter="1ms", loss="1%")`.
+    """Link of a host, with units: `Link("1gbit", delay="2ms", jitter="1ms", loss="1%")`.
 
     A message and its answer take the delays of both hosts.
 
     Args:
-        rate: Bits a second in both directions; default: None, as fast as memory.
+        rate: Bits per second in both directions; default: None, as fast as memory.
         delay: Delay of packets to this host, one way, at most 10s; default: "0ms".
-        jitter: How much earlier or later packets may arrive, at most `delay`, uniform; default: "0ms".
-        loss: Share of the packets to this host that are lost, below 100%; default: "0%".
-        up: Bits a second that the host may send; default: `rate`.
-        down: Bits a second that the host may receive; default: `rate`.
+        jitter: Uniform variation of the delay, up and down, at most `delay`; default: "0ms".
+        loss: Share of packets to this host that are lost, below 100%; default: "0%".
+        up: Bits per second that the host may send; default: `rate`.
+        down: Bits per second that the host may receive; default: `rate`.
 
     Raises:
         SpecError: A quantity has no unit, or is outside its range.
@@ -54,12 +54,12 @@ class Link:
 
     @property
     def bits_up(self) -> float | None:
-        """Bits a second that the host may send; None: any number."""
+        """Bits per second that the host may send; None: unlimited."""
         return self._bits("up")
 
     @property
     def bits_down(self) -> float | None:
-        """Bits a second that the host may receive; None: any number."""
+        """Bits per second that the host may receive; None: unlimited."""
         return self._bits("down")
 
     @property

@@ -1,6 +1,6 @@
 """Calls to the Linux kernel that Python has since 3.12 or not at all: namespaces, mounts, interfaces.
 
-It imports only the standard library, so that processes without tensors start in milliseconds. Each function
+Imports only the standard library, so that processes without tensors start in milliseconds. Each function
 raises `OSError`, as `os` does.
 """
 
@@ -14,7 +14,7 @@ import signal
 import socket
 import struct
 
-NEWNS, NEWUTS = 0x00020000, 0x04000000  # CLONE_...: kinds of namespace
+NEWNS, NEWUTS = 0x00020000, 0x04000000  # CLONE_...
 NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
 BIND = 0x1000  # MS_BIND
 PRIVATE = 0x4000 | 0x40000  # MS_REC | MS_PRIVATE: mounts below do not spread
@@ -25,12 +25,11 @@ OFFLOADS = (0x17, 0x1F, 0x24, 0x2C)  # ETHTOOL_STXCSUM, ETHTOOL_STSO, ETHTOOL_SG
 
 
 def unshare(kinds: int) -> None:
-    """Move to new namespaces of these kinds; in one of processes, the next child becomes process 1."""
+    """Move to new namespaces of these kinds; with NEWPID, the next child becomes process 1."""
     _call("unshare", kinds)
 
 
 def enter(path: str, kind: int = 0) -> None:
-    """Enter the namespace of this file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _call("setns", descriptor, kind)
@@ -44,12 +43,12 @@ def mount(source: str, target: str, flags: int = 0) -> None:
 
 
 def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send this signal to this process when the thread that started it ends."""
+    """Have the kernel send a signal to this process when the thread that started it ends."""
     _call("prctl", PARENT_DEATH_SIGNAL, ctypes.c_ulong(by))
 
 
 def offloads_off(interface: str) -> None:
-    """Like `ethtool -K INTERFACE tx off tso off gso off gro off`: packets are as on a real link."""
+    """Turn off an interface's offloads, as with `ethtool -K`, so that packets are as on a real link."""
     with socket.socket() as handle:
         for command in OFFLOADS:
             value = array.array("B", struct.pack("II", command, 0))
@@ -58,14 +57,14 @@ def offloads_off(interface: str) -> None:
 
 
 def running(interface: str) -> bool:
-    """Return whether an interface can send: its cable is plugged in and its queue is ready."""
+    """Return whether an interface can send."""
     with socket.socket() as handle:
         found = fcntl.ioctl(handle, SIOCGIFFLAGS, struct.pack("16sH22x", interface.encode(), 0))
     return bool(struct.unpack_from("H", found, 16)[0] & RUNNING)
 
 
 def interface_bytes(interface: str) -> tuple[int, int]:
-    """Bytes sent and received by an interface of this network namespace since it was made, with headers."""
+    """Return the bytes that an interface here has sent and received, with headers."""
     with open("/proc/thread-self/net/dev") as table:  # noqa: PTH123  # pathlib takes 10 ms to import
         for line in table:
             name, _, counts = line.partition(":")

@@ -1,7 +1,7 @@
 """Networks by name: `laconic lab --profile wifi`. The figures are round values of common networks.
 
-In `wan-3-regions` hosts are spread over three regions: host 0 in the first, host 1 in the second. Packets
-between regions take as long as across an ocean, or around half the world.
+In `wan-3-regions`, hosts are spread over three regions in turn; delays between them are those across an
+ocean, or around half the world.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ class Profile:
 
     @property
     def direct(self) -> bool:
-        """Whether there are no delays between regions."""
         return not any(map(any, self.between_s))
 
 

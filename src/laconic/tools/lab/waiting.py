@@ -39,7 +39,7 @@ class CommandFailed(LabError):
 def outputs(
     starts: Sequence[Start], *, timeout_s: float | None, capture: bool, alive: Callable[[], None]
 ) -> list[str]:
-    """Start all commands and wait for all; returns what each printed, or "" without `capture`.
+    """Run all commands, and return their outputs, or "" without `capture`.
 
     `alive` raises an error if the network of the hosts has failed.
     """

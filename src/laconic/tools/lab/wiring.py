@@ -1,9 +1,9 @@
-"""A lab's network as input of `ip` and `tc`: pure text, which can be tested without root's rights.
+"""A lab's network as input of `ip` and `tc`: pure text, which can be tested without root.
 
 Host k has one interface, eth0, with address 10.77.0.k+1. Its other end is port vk in the network's own
-namespace, where a bridge or a relay joins all ports. Packets that a host sends wait in a token bucket at
-eth0, packets for it in one at its port, so links are full duplex, and a crowded receiver is slow. netem makes
-delay, jitter and loss, at the port.
+namespace, where a bridge or a relay joins all ports. Token buckets at eth0 and at the port limit sent and
+received packets, so links are full duplex, and a crowded receiver is slow. netem makes delay, jitter and loss
+at the port.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from laconic.tools.lab.link import Link
 
 INTERFACE = "eth0"
 MOST_HOSTS = 64
-QUIET = "/proc/sys/net/ipv6/conf/all/disable_ipv6"  # IPv6 looks for routers, and counters would include it
-QUEUE_MS = 400  # the queue of a token bucket, before it drops packets
-BURST_S = 1e-3  # of full rate, so that a late timer loses none
+QUIET = "/proc/sys/net/ipv6/conf/all/disable_ipv6"  # IPv6 would add its own traffic to counters
+QUEUE_MS = 400  # queue of a token bucket
+BURST_S = 1e-3  # at full rate, so that a late timer loses nothing
 LEAST_BURST = 32_000
-PACKETS = 100_000  # the queue of netem
+PACKETS = 100_000  # queue of netem
 
 
 def address(host: int) -> str:
@@ -30,7 +30,7 @@ def address(host: int) -> str:
 
 
 def names(hosts: int) -> str:
-    """Return the lab's /etc/hosts; torch looks for the second form, and warns if it finds no name."""
+    """Return the lab's /etc/hosts; torch warns if it finds no name of the second form."""
     lines = ["127.0.0.1 localhost"]
     for form in ("", "::ffff:"):
         lines += (f"{form}{address(host)} host{host}" for host in range(hosts))
@@ -38,12 +38,12 @@ def names(hosts: int) -> str:
 
 
 def hardware(host: int) -> str:
-    """Return a host's Ethernet address, its identity for the relay."""
+    """Return a host's Ethernet address, by which the relay identifies it."""
     return f"02:00:00:00:00:{host + 1:02x}"
 
 
 def hub_lines(hosts: int, *, bridged: bool) -> str:
-    """For `ip -batch` in the network's own namespace: a cable to each host, and the bridge."""
+    """Return lines for `ip -batch` in the network's own namespace: a cable to each host, and the bridge."""
     lines = ["link add br0 type bridge mcast_snooping 0", "link set br0 up"] if bridged else []
     for host in range(hosts):
         far = f"name {INTERFACE} address {hardware(host)} netns /proc/1/fd/{FIRST + host}"
@@ -53,17 +53,17 @@ def hub_lines(hosts: int, *, bridged: bool) -> str:
 
 
 def host_lines(host: int) -> str:
-    """For `ip -batch` in a host's namespace."""
+    """Return lines for `ip -batch` in a host's namespace."""
     return f"link set lo up\naddr add {address(host)}/24 dev {INTERFACE}\nlink set {INTERFACE} mtu 1500 up\n"
 
 
 def up_lines(link: Link) -> str:
-    """For `tc -batch` in a host's namespace: its sending rate."""
+    """Return lines for `tc -batch` in a host's namespace: its sending rate."""
     return f"qdisc replace dev {INTERFACE} root {bucket(link.bits_up)}\n"
 
 
 def down_lines(host: int, link: Link, *, netem: bool) -> str:
-    """For `tc -batch` in the network's own namespace: a host's receiving rate, delay, jitter and loss."""
+    """Return lines for `tc -batch` in the network's namespace: a host's receiving rate, delay and loss."""
     if not netem:
         return f"qdisc replace dev v{host} root {bucket(link.bits_down)}\n"
     late = f"delay {link.delay_s * 1e6:.0f}us {link.jitter_s * 1e6:.0f}us loss {100 * link.loss_share:g}%"
@@ -74,7 +74,7 @@ def down_lines(host: int, link: Link, *, netem: bool) -> str:
 
 
 def bucket(bits: float | None) -> str:
-    """Return a token bucket of this rate, or a queue without a limit.
+    """Return a token bucket of this rate, or an unlimited queue.
 
     >>> bucket(1e9)
     'tbf rate 1000000000bit burst 125000b latency 400ms'

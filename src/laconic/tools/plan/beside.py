@@ -1,8 +1,8 @@
 """Slowdown of messages and computing when a worker does both at once.
 
-Messages need the processor too: for copies, checksums and the kernel. If a worker has few cores, a message
-waits for one, and each byte costs the worker some computing time. To measure both, all ranks multiply
-matrices while one thread of each exchanges messages.
+Messages need the processor for copies, checksums and the kernel. With few cores, a message waits for one, and
+each byte costs computing time. For the measurement, all ranks multiply matrices while one thread of each
+exchanges messages.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from laconic.comm import wire_model
 from laconic.comm.comm import Comm
 from laconic.tools.plan.network import Network
 
-SIDE = 512  # of the square matrices: a product takes a millisecond or so
+SIDE = 512  # of the square matrices: a product takes about a millisecond
 ALONE_S = 0.5  # of computing without messages
 LONG_S, MAX_BYTES = 0.25, 1 << 26  # duration of a long call on an idle link, and its largest size
 SHORT_TIMES, LONG_TIMES = 15, 3
 
 
 def probe_beside(comm: Comm, network: Network) -> Network:
-    """The network, with its figures under load added. Collective; the result is the same on all ranks."""
+    """Return the network with its figures under load. Collective; equal on all ranks."""
     end = time.perf_counter() + ALONE_S
     idle_rate = _mean(comm, _products(lambda: time.perf_counter() >= end))
     short = torch.zeros(comm.size, dtype=torch.float32, device="cpu")
@@ -44,7 +44,7 @@ def probe_beside(comm: Comm, network: Network) -> Network:
 
 
 def _together(comm: Comm, call: Callable[[], object], times: int) -> tuple[float, float]:
-    """Seconds of a call on the slowest rank while all ranks compute; and products per second meanwhile."""
+    """Return the seconds of a call on the slowest rank while ranks compute, and their products per second."""
 
     def calls() -> float:
         clock = [time.perf_counter()]
@@ -61,7 +61,7 @@ def _together(comm: Comm, call: Callable[[], object], times: int) -> tuple[float
 
 
 def _products(ended: Callable[[], bool]) -> float:
-    """Matrix products per second, until `ended`; at least one product."""
+    """Return matrix products per second until `ended`; does at least one."""
     a, out = (
         torch.ones(SIDE, SIDE, dtype=torch.float32, device="cpu"),
         torch.empty(SIDE, SIDE, dtype=torch.float32, device="cpu"),
@@ -74,5 +74,4 @@ def _products(ended: Callable[[], bool]) -> float:
 
 
 def _mean(comm: Comm, figure: float) -> float:
-    """Mean over ranks, the same on all."""
     return float(comm.all_reduce(torch.tensor([figure], dtype=torch.float64, device="cpu"))) / comm.size

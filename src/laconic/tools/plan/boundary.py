@@ -1,8 +1,8 @@
 """Rehearsal of the boundary of two stages: a micro-batch is coded forward and backward.
 
-There is no formula per codec: a sender's channel encodes normal activations and a receiver's decodes them,
-bytes are counted and seconds are measured, so user-defined codecs are planned like ours. A coding that stores
-samples is rehearsed at their first visit and at a later one, whose activations have changed by a tenth.
+There is no formula per codec: channels code normal activations, bytes are counted and seconds are measured. A
+coding that stores samples is rehearsed at their first visit and at a later one, whose activations have
+changed by a tenth.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from laconic.pipeline.message import HEADER
 from laconic.tools.plan.pipeline import Crossed
 
 PACKETS = PacketModel()
-PLAYS = 3  # of each message, after one that is not counted
+PLAYS = 3  # of each message, after an uncounted one
 CHANGED = 0.1  # of the standard deviation, between two visits
-MAX_ELEMENTS = 1 << 22  # a larger micro-batch rehearses with some of its samples
+MAX_ELEMENTS = 1 << 22  # a larger micro-batch is cut
 
 
 @dataclass(frozen=True)
 class Visited:
-    """A micro-batch that crosses: `up` and `down` are bytes of its two messages, without packet headers.
+    """Cost of a micro-batch that crosses. `up`, `down`: bytes of its two messages, without packet headers.
 
-    `first`: whether its samples cross for the first time, where the coding remembers them. `encode_s` and
-    `decode_s`: of a message, the mean of both directions.
+    `first`: whether the coding sees its samples for the first time. `encode_s`, `decode_s`: of a message,
+    mean of both directions.
     """
 
     up: int
@@ -47,11 +47,11 @@ class Visited:
 
     @property
     def wire(self) -> Crossed:
-        """The same on a TCP/IP link, with headers; the other way go acknowledgements, 2 % of it."""
+        """The same on a TCP/IP link, with headers."""
         return Crossed(PACKETS.forth(self.up), PACKETS.forth(self.down), self.encode_s, self.decode_s)
 
     def sent(self, micro_batches: int) -> tuple[int, int]:
-        """Network bytes that the earlier and the later of two workers send in a step, acknowledgements too.
+        """Return the network bytes of the earlier and the later of two workers in a step.
 
         >>> Visited(up=1_000_000, down=0).sent(1)
         (1045948, 23178)
@@ -70,7 +70,7 @@ def rehearse_crossing(crossing: Crossing, shape: Sequence[int]) -> list[Visited]
     >>> [visited.up for visited in rehearse_crossing(crossing("ac_sgd(4, 8)"), (4, 64, 128))]
     [65560, 18456]
     """
-    if crossing.dense:  # torch's own stages: plain floats without a header
+    if crossing.dense:  # torch's stages send plain floats without a header
         nbytes = 4 * torch.Size(shape).numel()
         return [Visited(nbytes, nbytes)]
     rows = min(shape[0], max(1, MAX_ELEMENTS // max(1, torch.Size(shape[1:]).numel())))
@@ -99,15 +99,13 @@ def rehearse_crossing(crossing: Crossing, shape: Sequence[int]) -> list[Visited]
 
 @dataclass(frozen=True)
 class _Message:
-    """`nbytes`: of the body."""
-
     nbytes: float
     encode_s: float
     decode_s: float
 
 
 class _Way:
-    """One direction: the channels of both sides."""
+    """Channels of both sides in one direction."""
 
     def __init__(self, crossing: Crossing, shape: torch.Size, *, forward: bool) -> None:
         self._rng = torch.Generator("cpu").manual_seed(0)
@@ -123,11 +121,9 @@ class _Way:
         self._step = 0
 
     def first(self) -> _Message:
-        """Return samples not seen before."""
         return self._played(lambda: (self._make(), self._make()))
 
     def later(self) -> _Message:
-        """Samples that have crossed before, where that matters."""
         return self._played(lambda: self._sides)
 
     def _played(self, sides: Callable[[], tuple[Channel, Channel]]) -> _Message:

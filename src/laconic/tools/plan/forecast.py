@@ -1,4 +1,4 @@
-"""Forecast: every method's step at every number of workers, and a recommendation.
+"""Forecast: each method's step at each number of workers, and a recommendation.
 
 The recommendation weighs time against the accuracy lost in measured trainings, in this order:
 
@@ -8,8 +8,7 @@ The recommendation weighs time against the accuracy lost in measured trainings, 
    if it loses more than `POINTS` points more, FASTER ** (points / POINTS) times. Unmeasured methods come last
    and must be `FASTER` times as fast.
 
-Accuracy is therefore not sacrificed for a little time, and little of it for a speedup of a few times;
-`reason` then states the gain of a lossy method. Strategies are forecast but not recommended.
+`reason` states the gain of a lossy method. Strategies are forecast but not recommended.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from laconic.tools.plan.rehearsal import Rehearsed
 from laconic.tools.plan.step import Split, Work, time_line
 
 NEAR = 1.05  # times the fastest step
-KEEPS = 0.5  # points of accuracy that a method may lose and still keep it
-FASTER = 3.0  # times as fast as what loses less: what must be gained to lose some
-POINTS = 5.0  # of accuracy, for which that is enough
+KEEPS = 0.5  # points of accuracy that a method may lose
+FASTER = 3.0  # required speedup of a method that loses more accuracy
+POINTS = 5.0  # points of accuracy for which FASTER is enough
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """One method among `size` workers. `nbytes`: on the wire, a step and worker, of the fuller direction.
+    """One method among `size` workers. `nbytes`: on the wire, per step and worker, of the busier direction.
 
-    `strategy`: whether it is a strategy, which exchanges parameters. `spread_s`: how far off `split.step_s`
-    may be, as repeated rehearsals differ. `lost`: points of accuracy, see `points_lost`.
+    `strategy`: whether it exchanges parameters. `spread_s`: uncertainty of `split.step_s`, from repeated
+    rehearsals. `lost`: points of accuracy, see `points_lost`.
     """
 
     spec: str
@@ -48,12 +47,10 @@ class Forecast:
 
     @property
     def keeps(self) -> bool:
-        """Whether it was measured to keep accuracy."""
         return self.lost is not None and self.lost <= KEEPS
 
 
 def forecasts(rehearsed: Sequence[Rehearsed], size: int, work: Work, network: Network) -> list[Forecast]:
-    """Return the forecasts of all methods, the fastest step first."""
     found = [
         Forecast(
             each.spec,
@@ -75,7 +72,6 @@ def _spread_s(work: Work, each: Rehearsed, network: Network, size: int) -> float
 
 
 def choice(ranked: Sequence[Forecast]) -> Forecast:
-    """Return the recommendation among forecasts, sorted by step time; one of them is dense."""
     methods = [each for each in ranked if not each.strategy]
     keepers = [each for each in methods if each.keeps]
     limit = NEAR * keepers[0].split.step_s
@@ -88,24 +84,21 @@ def choice(ranked: Sequence[Forecast]) -> Forecast:
 
 
 def _worst(each: Forecast) -> float:
-    """Return the points lost; unmeasured methods rank last."""
     return math.inf if each.lost is None else each.lost
 
 
 def _needed(chosen: Forecast, each: Forecast) -> float:
-    """Return the speedup that a lossier method needs to replace `chosen`."""
     if each.lost is None or chosen.lost is None:
         return FASTER
     return float(FASTER ** max(1.0, (each.lost - chosen.lost) / POINTS))
 
 
 def faster_strategies(chosen: Forecast, ranked: Sequence[Forecast]) -> list[Forecast]:
-    """Return the strategies whose step is shorter than that of the chosen method, the fastest first."""
     return [each for each in ranked if each.strategy and each.split.step_s < chosen.split.step_s]
 
 
 def reason(chosen: Forecast, ranked: Sequence[Forecast], dense: Forecast) -> str:
-    """Why, in one sentence."""
+    """Return the reason for the choice."""
     step = format_seconds(chosen.split.step_s)
     methods = [each for each in ranked if not each.strategy]
     keepers = [each for each in methods if each.keeps]
@@ -137,7 +130,6 @@ def reason(chosen: Forecast, ranked: Sequence[Forecast], dense: Forecast) -> str
 
 
 def _offer(lossy: Forecast, times: float) -> str:
-    """Describe the gain of a lossy method."""
     takes = format_seconds(lossy.split.step_s)
     return f"{lossy.spec} takes {takes}, {times:.1f} times as fast, but {_lost(lossy)}"
 

@@ -5,8 +5,8 @@
     a tree                           log2 N m            the third
     local work of a rank             m                   the fourth
 
-A method's traffic is a sum of these with non-negative factors. Among the sums that fit, we use the one with
-the fewest terms: otherwise an error of a thousandth in a small group could become a quarter in a large one.
+A method's traffic is a sum of these with non-negative factors. Of the sums that fit, the one with the fewest
+terms is used: small errors in small groups would become large in large ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from math import log2
 
 import numpy as np
 
-CLOSE = 0.05  # of the largest value: a fit with a smaller error needs no further term
+CLOSE = 0.05  # of the largest value; a fit with a smaller error needs no further term
 
 
 def _forms(size: int) -> tuple[float, ...]:
@@ -57,12 +57,11 @@ class Growth:
         return cls((first, second, third, fourth))
 
     def at(self, size: int) -> float:
-        """Return the figure for `size` workers."""
         return sum(part * form for part, form in zip(self.parts, _forms(size), strict=True))
 
     @property
     def grows(self) -> bool:
-        """Whether every worker added makes it larger by as much: most of it at 64 has the first form."""
+        """Whether the first form makes up most of the figure for 64 workers."""
         return self.parts[0] * _forms(64)[0] > 0.5 * self.at(64)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Rules that exchange inside the optimiser's step, as 1-bit Adam's momentum, in a rehearsal."""
+"""Rehearsal of rules that exchange inside the optimiser's step, such as 1-bit Adam's momentum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from laconic.exchange.rule import OptimiserView
 
 
 class InStep(NoOptimiser):
-    """A model of this layout whose optimiser has stepped once, and a method's rules that replace the step.
+    """Model whose optimiser has stepped once, and a method's rules that replace the step.
 
     Without such rules there is no optimiser: creating one imports torch's compiler, which takes seconds.
     """
@@ -39,18 +39,15 @@ class InStep(NoOptimiser):
             self.optimiser = made or torch.optim.SGD(own, lr=0.1, momentum=0.9)
             for parameter in own:
                 parameter.grad = torch.ones_like(parameter)
-            self.optimiser.step()  # its state exists then, as after a warm-up
+            self.optimiser.step()  # creates its state, as after a warm-up
 
     def views(self, layout: Layout) -> Iterable[tuple[OptimiserView, Layout]]:
-        """Return this optimiser, with all tensors, if there is one."""
         return [(self, layout)] if self._parameters else []
 
     def before_steps(self, act: Callable[[OptimiserView], Iterable[str]]) -> None:
-        """Call `act` in `step_`."""
         self._act = act
 
     def step_(self, bucket: Tensor) -> None:
-        """Step with this gradient, float32 (n,)."""
         if not self._parameters or self._act is None:
             return
         for name, view in zip(self._layout.names, self._layout.segments.views(bucket), strict=True):
@@ -60,13 +57,10 @@ class InStep(NoOptimiser):
         self._act(self)
 
     def parameter(self, name: str) -> Tensor:
-        """The model's parameter of this name."""
         return self._parameters[name]
 
     def holds(self, name: str) -> bool:
-        """The optimiser has them all."""
         return name in self._parameters
 
     def settings(self, name: str) -> Mapping[str, Any]:
-        """Return the optimiser's settings; without rules, those of SGD."""
         return self.optimiser.param_groups[0] if self._parameters else super().settings(name)

@@ -1,8 +1,8 @@
-"""Loss of test accuracy of methods, as measured: the second half of the advice of a plan.
+"""Loss of test accuracy of methods, as measured, for a plan's advice.
 
-`python -m benchmarks.losses` writes the figures to `losses.json` from the trainings of docs/accuracy.md:
-points of test accuracy below dense training with the same optimiser, mean over seeds. Small models and short
-trainings are hard on methods that delay entries.
+`python -m benchmarks.losses` writes `losses.json` from the trainings of docs/accuracy.md: points of test
+accuracy below dense training with the same optimiser, mean over seeds. Small models and short trainings are
+hard on methods that delay entries.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from functools import lru_cache
 from importlib.resources import files
 
 FIGURES = "losses.json"
-WARM_UP = re.compile(r"(?:, )?warmup_steps=\d+")  # its length hardly affects the loss after it
+WARM_UP = re.compile(r"(?:, )?warmup_steps=\d+")  # its length hardly affects the loss
 
 
 def points_lost(spec: str) -> float | None:
-    """Points of accuracy that this spec loses, on the task where it loses most; None: not measured.
+    """Return the points of accuracy that a spec loses, on its worst task; None: not measured.
 
     >>> points_lost("dense()"), points_lost("topk(density=0.5)")
     (0.0, None)

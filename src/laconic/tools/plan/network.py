@@ -20,7 +20,7 @@ from math import ceil, log2
 from laconic.comm import wire_model
 from laconic.tools.plan.rehearsal import Rehearsed
 
-# from the number of workers and the network bytes of a call
+# number of messages in sequence, from the number of workers and the network bytes of a call
 ROUNDS: Mapping[str, Callable[[int, float], int]] = {
     "all_reduce": lambda size, nbytes: wire_model.rounds(nbytes * size / (2 * (size - 1)), size),
     "broadcast": lambda size, nbytes: ceil(log2(size)),
@@ -49,11 +49,11 @@ class Network:
 
     @property
     def busy(self) -> Network:
-        """The link while workers compute."""
         return replace(self, latency_s=self.latency_s if self.busy_latency_s is None else self.busy_latency_s)
 
     def seconds(self, rehearsed: Rehearsed, size: int, *, part: float = 1.0) -> float:
-        """Seconds of the collectives that exchange `part` of the model, with as many calls as for all of it.
+        """Return the seconds of the collectives that exchange `part` of the model, with the calls of the
+        whole.
 
         >>> from laconic.tools.plan.growth import Growth
         >>> from laconic.tools.plan.rehearsal import Traffic

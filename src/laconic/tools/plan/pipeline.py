@@ -1,13 +1,12 @@
-"""Time line of a pipeline's step: stages alternate forwards and backwards, and links carry their messages.
+"""Time line of a pipeline's step: stages alternate forwards and backwards, and links carry messages.
 
     forward i of stage s     when its activation has arrived and was decoded, and the stage is free
     message                  when it is encoded, and the sender's and the receiver's link are free
     step                     when the last stage is done with its last backward, and with the update
 
-Schedules are in `laconic.tools.plan.schedules`. In torch's 1F1B a stage waits until its message is sent; in
-torch's GPipe and interleaved schedules it does not. Its 1F1B posts sends before receives, and then a pair
-of gloo's ranks sends in one direction at a time (`duplex=False`): 1.57 MB both ways over 100 Mbit/s take
-0.26 s, and 0.14 s with receives posted first, as stages under `laconic.pipeline.compress` do.
+In torch's 1F1B, unlike GPipe and interleaved, a stage waits until its message is sent. It posts sends before
+receives, and then two ranks of gloo send in one direction at a time (`duplex=False`): 1.57 MB both ways over
+100 Mbit/s take 0.26 s, and 0.14 s with receives posted first, as `laconic.pipeline.compress` does.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from laconic.tools.plan.schedules import order
 
 @dataclass(frozen=True)
 class StageWork:
-    """Seconds that a stage computes for one micro-batch."""
-
     forward_s: float
     backward_s: float
 
@@ -42,9 +39,9 @@ class Crossed:
 
 @dataclass(frozen=True)
 class PipelineSplit:
-    """One step. `waiting`: share of it that a worker does not compute, on the average over workers.
+    """One step. `waiting`: share in which a worker does not compute, mean over workers.
 
-    `nbytes`: of all messages. `ends_s`: when each worker is done with its last backward.
+    `nbytes`: of all messages. `ends_s`: end of each worker's last backward.
     """
 
     step_s: float
@@ -64,12 +61,11 @@ def pipeline_step(
     update_s: float = 0.0,
     duplex: bool = True,
 ) -> PipelineSplit:
-    """Return the forecast of a step of equal boundaries. Each worker has its own link.
+    """Return the forecast of a step with equal boundaries.
 
-    `workers`: for the interleaved schedule, where stage s is on worker s mod `workers`; default: one a stage.
-    `duplex`: whether neighbours send each other at the same time.
-
-    Raises `SpecError` for a schedule that cannot do these numbers.
+    `workers`: for the interleaved schedule, where stage s is on worker s mod `workers`; default: one per
+    stage. `duplex`: whether neighbours send to each other at the same time. Raises `SpecError` if the
+    schedule does not suit these numbers.
 
     >>> equal, free = [StageWork(1.0, 2.0)] * 4, Network(1e30, 0.0)
     >>> split = pipeline_step(equal, Crossed(0, 0), free, 8)
@@ -103,7 +99,7 @@ def pipeline_step(
 
 
 class _Line:
-    """When each worker and each link is free, and when each message has arrived."""
+    """Times at which workers and links are free, and messages have arrived."""
 
     def __init__(
         self,
@@ -123,10 +119,10 @@ class _Line:
         self._arrived: dict[tuple[str, int, int], float] = {}
         self.leaving: list[
             tuple[float, int, int, str, int]
-        ] = []  # messages: when encoded, from and to stages
+        ] = []  # messages: time encoded, from and to stages
 
     def start_s(self, kind: str, stage: int, micro: int) -> float | None:
-        """When this operation could begin, or None if its message is not sent yet."""
+        """Return the earliest begin of an operation; None if its message is not sent yet."""
         given = stage == 0 if kind == "forward" else stage == len(self.stages) - 1
         arrived = 0.0 if given else self._arrived.get((kind, stage, micro))
         return None if arrived is None else max(self.free[stage % self.workers], arrived)
@@ -145,7 +141,7 @@ class _Line:
             heappush(self.leaving, (encoded, stage, to, kind, micro))
 
     def send(self, encoded: float, stage: int, to: int, kind: str, micro: int) -> None:
-        """The message that leaves next, now that nothing can be encoded earlier."""
+        """Send a message, once none can be encoded earlier."""
         here, there = stage % self.workers, to % self.workers
         begins, pair = max(encoded, self._up[here], self._down[there]), frozenset((here, there))
         if not self.duplex:

@@ -1,11 +1,8 @@
 """Forecast of pipelines: the coding between stages, the method between replicas, and the schedule.
 
-Stages compute and send as in `laconic.tools.plan.pipeline`. Replicas then exchange the gradients of
-each stage's weights from its last backward on, as DDP does with several micro-batches, overlapping with that
-backward. The step ends with the slowest worker, and the update.
-
-Links carry both kinds of messages one after the other, except that a stage's exchange is counted as if it had
-the link alone while other stages still send activations.
+Replicas exchange gradients of a stage's weights from its last backward on, overlapping with it, as DDP does
+with several micro-batches. A stage's exchange is counted as if it had the link alone while other stages still
+send activations.
 """
 
 from __future__ import annotations
@@ -33,14 +30,14 @@ CROSSINGS = (  # compared by default
     "ac_sgd(forward=2, backward=6)",
 )
 BETWEEN = ("dense()", "fp16()", "cgx()", "onebit_adam()")  # of replicas
-TURNS = 2  # stages on a worker of the interleaved schedule
+TURNS = 2  # stages per worker of the interleaved schedule
 
 
 @dataclass(frozen=True)
 class Cut:
     """A model in stages: seconds and parameters of the whole model for the batch of one replica.
 
-    `layers`: of the model, dealt to stages as evenly as possible; None: equal stages.
+    `layers`: of the model, divided as evenly as possible; None: equal stages.
     """
 
     stages: int
@@ -53,7 +50,6 @@ class Cut:
     layers: int | None = None
 
     def work(self, turns: int = 1) -> list[StageWork]:
-        """Return each stage's work, with `turns` stages per worker, for one micro-batch."""
         shares = self.shares(self.stages * turns)
         return [
             StageWork(
@@ -63,14 +59,13 @@ class Cut:
         ]
 
     def shares(self, stages: int) -> list[float]:
-        """Return the model's share in each stage."""
         if self.layers is None:
             return [1 / stages] * stages
         ends = [i * self.layers // stages for i in range(stages + 1)]
         return [(end - start) / self.layers for start, end in itertools.pairwise(ends)]
 
     def schedules(self) -> dict[str, str]:
-        """Return each schedule that these numbers allow: "", else why not."""
+        """Return why these numbers do not suit each schedule; "" if they do."""
         found = {}
         for name in SCHEDULES:
             turns = turns_of(name)
@@ -88,9 +83,8 @@ class Cut:
 class PipelineForecast:
     """One combination. `spec`: coding between stages; `between`: method of replicas, "" for one replica.
 
-    `visited`: the messages of a micro-batch, at first or at later visits. `exchange_s`: additional seconds of
-    the step for replicas. `remembers`: whether samples are sent as changes; `strategy`: whether replicas
-    train separately for a while.
+    `exchange_s`: additional seconds of the step for replicas. `remembers`: whether samples are sent as
+    changes; `strategy`: whether replicas train separately for a while.
     """
 
     spec: str
@@ -110,7 +104,6 @@ class PipelineForecast:
 
 
 def turns_of(schedule: str) -> int:
-    """Stages on each worker."""
     return TURNS if schedule == "interleaved" else 1
 
 
@@ -124,7 +117,7 @@ def forecast(
     *,
     cores: float = 2.0,
 ) -> PipelineForecast:
-    """One step. Torch's own stages, `dense()`, send before they receive: in one direction at a time."""
+    """Forecast one step. Torch's stages, `dense()`, send in one direction at a time except in gpipe."""
     split = split_of(visited.wire, cut, schedule, network, duplex=schedule == "gpipe" or not crossing.dense)
     done_s = max(split.ends_s)
     step_s = done_s
@@ -148,7 +141,6 @@ def forecast(
 def split_of(
     crossed: Crossed, cut: Cut, schedule: str, network: Network, *, duplex: bool = True
 ) -> PipelineSplit:
-    """Return the time line of one replica."""
     stages = cut.work(turns_of(schedule))
     return pipeline_step(
         stages, crossed, network, cut.micro_batches, schedule=schedule, workers=cut.stages, duplex=duplex
@@ -156,18 +148,16 @@ def split_of(
 
 
 def bubble_of(cut: Cut, schedule: str) -> float:
-    """Return the share of a step that a worker waits if messages take no time."""
     return split_of(Crossed(0, 0), cut, schedule, Network(float("inf"), 0.0)).waiting
 
 
 def _exchange_s(cut: Cut, schedule: str, between: Rehearsed, network: Network, cores: float) -> list[float]:
-    """Return seconds for which each worker still exchanges after its last backward."""
     turns = turns_of(schedule)
     shares, works = cut.shares(cut.stages * turns), cut.work(turns)
     found = []
     for worker in range(cut.stages):
         share = sum(shares[worker :: cut.stages])
-        last_s = works[worker].backward_s  # stages' last micro-batches; the last of them is the first stage
+        last_s = works[worker].backward_s  # the last of a worker's stages is its first
         part = between_part(between, share)
         alone = Work(0.0, last_s, 0.0, buckets(max(1, round(4 * cut.params * share))), cores)
         found.append(time_line(alone, part, network, cut.replicas).step_s - last_s)
@@ -175,7 +165,6 @@ def _exchange_s(cut: Cut, schedule: str, between: Rehearsed, network: Network, c
 
 
 def between_part(whole: Rehearsed, share: float) -> Rehearsed:
-    """Return the cost of exchanging a share of the model: bytes and computing, with as many calls."""
     traffic = {kind: Traffic(each.calls, each.nbytes * share) for kind, each in whole.traffic.items()}
     return Rehearsed(
         whole.spec,

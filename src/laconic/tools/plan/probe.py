@@ -1,9 +1,8 @@
 """Measures links, a step's computing, and the cost of each method on real machines, and stores them as JSON.
 
-All ranks of a group call it together. Links are measured pair by pair, in both directions at once: first
-short messages, then longer ones until they take a tenth of a second. Then all ranks run an all-reduce at
-once; the planner uses this figure, as it includes the machines' own work. Then once more while they compute
-(see `beside`). Computing is measured on all ranks at once.
+All ranks of a group call it together. Links are measured pair by pair, in both directions at once, then in an
+all-reduce of all ranks, which the planner uses as it includes the machines' own work; then again while ranks
+compute (see `beside`).
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from laconic.tools.plan.network import Network
 from laconic.tools.plan.rehearsal import Rehearsed, Traffic
 from laconic.tools.plan.step import Work, buckets
 
-FEW = 8  # with at most this many ranks, all pairs are measured; else each rank with the next
-LONG_S = 0.1  # how long a message should take to measure the rate
+FEW = 8  # with more ranks, each is measured with the next, not all pairs
+LONG_S = 0.1  # duration of a message that measures the rate
 MAX_BYTES = 1 << 26  # of a message
 ECHOES, STEPS, WARM = 15, 9, 3
-FORMAT = 1  # version of the file
+FORMAT = 1  # of the file
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The link between two ranks: seconds per message one way, and bytes per second each way."""
+    """Link between two ranks: seconds per message one way, and bytes per second each way."""
 
     first: int
     second: int
@@ -65,13 +64,13 @@ class Probe:
         return json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n"
 
     def write(self, path: str | Path) -> None:
-        """Write the file for `laconic plan --probe`. It is whole at any time, so every rank may call this."""
+        """Write the file for `laconic plan --probe` atomically, so every rank may call this."""
         with replacing(Path(path)) as file:
             file.write(self.json().encode())
 
     @classmethod
     def read(cls, text: str) -> Probe:
-        """Read what `json` returned. Raises `ValueError`, `KeyError` or `TypeError` for another text."""
+        """Read the text of `json`. Raises `ValueError`, `KeyError` or `TypeError` if it is invalid."""
         fields = json.loads(text)
         if fields["format"] != FORMAT:
             raise StateError(f"it has version {fields['format']!r}, and this Laconic reads {FORMAT}")
@@ -86,7 +85,7 @@ class Probe:
 
     @classmethod
     def load(cls, path: Path) -> Probe:
-        """Read a file that `write` made. Raises `StateError` if it is not one."""
+        """Read a file of `write`. Raises `StateError` if it is not one."""
         try:
             return cls.read(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -123,7 +122,6 @@ def _rehearsed(fields: dict[str, Any]) -> Rehearsed:
 
 
 def probe_pairs(comm: Comm) -> tuple[Pair, ...]:
-    """Measure the links between ranks one by one. Collective; the result is the same on all ranks."""
     size = comm.size
     if size <= FEW:
         ends = [(first, second) for first in range(size) for second in range(first + 1, size)]
@@ -133,7 +131,7 @@ def probe_pairs(comm: Comm) -> tuple[Pair, ...]:
 
 
 def _pair(comm: Comm, first: int, second: int) -> Pair:
-    """Latency and rate of one link. Collective; only these two ranks send."""
+    """Measure one link. Collective; only these two ranks send."""
     peer_of = {first: second, second: first}
     peers = [peer_of[comm.rank]] if comm.rank in peer_of else []
 
@@ -153,7 +151,7 @@ def _pair(comm: Comm, first: int, second: int) -> Pair:
 
 
 def probe_network(comm: Comm) -> Network:
-    """Measure latency and rate while all of 2 ranks or more send at once. Collective; same result on all."""
+    """Measure the link while all ranks send, 2 or more. Collective; equal on all ranks."""
     passed = 2 * (comm.size - 1) / comm.size
 
     def seconds(nbytes: int) -> float:
@@ -177,12 +175,8 @@ def probe_work(
 ) -> Work:
     """Measure a step's parts, and when backward makes each bucket ready: medians, on the slowest rank.
 
-    Args:
-        model: Its gradients are timed.
-        loss: Runs the forward pass and returns the loss.
-        optimizer: Its step is the update.
-        comm: All ranks of it call this together.
-        cores: CPU cores per worker, kept in the result.
+    `loss`: runs the forward pass and returns the loss. `cores`: CPU cores per worker, copied to the result.
+    Collective.
     """
     ends: dict[nn.Parameter, float] = {}
 
@@ -219,7 +213,7 @@ def _ready(
     backward_s: float,
     cut: Sequence[int],
 ) -> list[float]:
-    """When all gradients of each bucket are ready, as fractions of backward."""
+    """Return when each bucket is ready, as fractions of backward."""
     if not any(each in ends for each in trained):
         raise AttachError(
             "no trained parameter of this model has had a gradient, so no step can be measured: check that"
@@ -237,17 +231,14 @@ def _ready(
 
 
 def layout_of(model: nn.Module) -> Layout:
-    """Return the layout of a model's trained tensors."""
     return Layout.of(
         (name, tuple(each.shape)) for name, each in model.named_parameters() if each.requires_grad
     )
 
 
 def largest(comm: Comm, value: float) -> float:
-    """Return the maximum over ranks."""
     return float(comm.all_reduce(torch.tensor([value], dtype=torch.float64, device="cpu"), "max"))
 
 
 def meet(comm: Comm) -> None:
-    """A barrier."""
     comm.all_reduce(torch.zeros(1, dtype=torch.float32, device="cpu"))

@@ -1,9 +1,8 @@
-"""A rehearsal: a method exchanges gradients in small groups of threads, and its cost is recorded.
+"""Rehearsal: a method exchanges gradients in small groups of threads, and its cost is recorded.
 
-There is no formula per method: messages are counted as they are sent, computing is timed, and `Growth`
-extrapolates both to any number of workers. User-defined methods are planned like ours. Seconds are CPU time
-of a rank's thread, so other load does not lengthen them. Only one rank computes at a time, so that ranks do
-not share caches.
+There is no formula per method: messages are counted, computing is timed, and `Growth` extrapolates both to
+any number of workers. Seconds are CPU time of a rank's thread, so other load does not lengthen them. Only one
+rank computes at a time, so that ranks do not share caches.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from laconic.tools.plan.stage import Gradients, InTurn, Watch
 SIZES = (2, 4, 8)
 STEPS = 3  # in each group; the first is not counted
 MAX_ELEMENTS = 1 << 23  # a larger model rehearses with some of its tensors
-STEADY, PLAYS = 0.1, 3  # largest accepted spread of steps, and most rehearsals to reach it
-CLOCK = 0.3  # relative error allowed between measured seconds and the fitted growth
+STEADY, PLAYS = 0.1, 3  # accepted spread of steps, and maximum number of rehearsals to reach it
+CLOCK = 0.3  # allowed relative error between measured seconds and the fitted growth
 
 T = TypeVar("T")
 When = Literal["backward", "in step", "after update", "next step"]
@@ -48,7 +47,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """The cost of exchanging a whole model for one worker, for any number of workers.
+    """Cost of exchanging a whole model for one worker, for any number of workers.
 
     `traffic`: by collective; `encode_s`: before the first message; `decode_s`: between and after messages;
     `when`: time of the messages. Gradients are sent during backward, momenta of 1-bit Adam in the optimiser's
@@ -64,27 +63,18 @@ class Rehearsed:
     spread: float = 0.0
 
     def scaled(self, factor: float) -> Rehearsed:
-        """Return the same with `factor` times the computing."""
         return replace(self, encode_s=self.encode_s * factor, decode_s=self.decode_s * factor)
 
     def nbytes(self, size: int) -> float:
-        """Wire bytes per step and worker."""
+        """Return wire bytes per step and worker."""
         return sum(each.nbytes.at(size) for each in self.traffic.values())
 
 
 def rehearse(methods: Iterable[Method], layout: Layout, sizes: Sequence[int] = SIZES) -> Iterator[Rehearsed]:
-    """Run each method, after its warm-up, on gradients of this layout, with one thread per worker.
+    """Yield each method's cost after its warm-up, with a thread per worker.
 
-    Args:
-        methods: The methods to run.
-        layout: The model's tensors; a large model is replaced by an excerpt.
-        sizes: Numbers of workers to measure. Default 2, 4 and 8.
-
-    Returns:
-        An iterator over the methods' costs, in order.
-
-    Raises:
-        SpecError: If a method adapts to the link.
+    `layout`: the model's tensors; a large model is replaced by an excerpt. Raises `SpecError` if a method
+    adapts to the link.
     """
     methods, part = list(methods), excerpt(layout)
     if adaptive := next((method for method in methods if method.adaptive), None):
@@ -101,7 +91,6 @@ def rehearse(methods: Iterable[Method], layout: Layout, sizes: Sequence[int] = S
 
 
 def fitted(spec: str, played: Mapping[int, Played], scale: float, when: When = "backward") -> Rehearsed:
-    """Return the growth of a rank's figures, for a model `scale` times as large as the one that was run."""
     kinds = sorted({kind for each in played.values() for kind in each.calls})
     traffic = {
         kind: Traffic(
@@ -119,7 +108,7 @@ def fitted(spec: str, played: Mapping[int, Played], scale: float, when: When = "
 def excerpt(layout: Layout, max_elements: int = MAX_ELEMENTS) -> Layout:
     """Return a layout of at most `max_elements`: the first and last tensor, and every k-th of the others.
 
-    Of a tensor with more than a quarter of these the longest dimension is shortened.
+    Tensors with more than a quarter of the elements are shortened.
 
     >>> excerpt(Layout.of((f"w{i}", (10, 10)) for i in range(9)), max_elements=500).numel
     500
@@ -150,23 +139,21 @@ def _shortened(shape: tuple[int, ...], most: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Played:
-    """Figures of one rank in one group, per step."""
-
     calls: Mapping[str, float]
     nbytes: Mapping[str, float]
     encode_s: float
     decode_s: float
-    coding_s: tuple[float, ...] = ()  # of each counted step
+    coding_s: tuple[float, ...] = ()
 
     @property
     def spread(self) -> float:
-        """Return the median deviation of the steps' coding seconds from their median, as a share."""
+        """Median deviation of the steps' coding seconds from their median, as a share."""
         middle = median(self.coding_s or (0.0,))
         return median(abs(each - middle) for each in self.coding_s) / middle if middle else 0.0
 
 
 def steadily(play: Callable[[], Sequence[Played]]) -> Played:
-    """Return the costliest rank's figures; of several plays if they differ much, those of the median one."""
+    """Return the costliest rank's figures; of the median play, if plays differ much."""
     plays = [costliest(play())]
     while pooled(plays).spread > STEADY and len(plays) < PLAYS:
         plays.append(costliest(play()))
@@ -181,7 +168,6 @@ def pooled(plays: Sequence[Played]) -> Played:
 
 
 def costliest(ranks: Sequence[Played]) -> Played:
-    """Return the maximum of each figure over ranks."""
 
     def largest(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
         kinds = {kind for each in figures for kind in each}
@@ -197,7 +183,6 @@ def costliest(ranks: Sequence[Played]) -> Played:
 
 
 def play(method: Method, layout: Layout, size: int, gradients: Gradients) -> list[Played]:
-    """Run a method in one group of threads; returns every rank's figures."""
     return in_turns(size, lambda comm: _one(method, layout, comm, gradients))
 
 
@@ -218,7 +203,7 @@ def in_turns(size: int, act: Callable[[InTurn], T]) -> list[T]:
 
 
 def figures(comm: Metered, steps: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Calls and network bytes of the busier direction, a step, by collective."""
+    """Return calls and network bytes of the busier direction per step, by collective."""
     calls: dict[str, float] = {}
     nbytes: dict[str, float] = {}
     for (_, kind), tally in comm.snapshot().parts.items():

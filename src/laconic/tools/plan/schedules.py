@@ -1,13 +1,10 @@
 """Schedules of a pipeline's step: the order of forwards and backwards of a worker's stages.
 
-    gpipe         all forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965)
-    1f1b          as many forwards as stages lie ahead, then alternating (Narayanan et al. 2019, SOSP,
-                  arXiv:1806.03377)
-    interleaved   the same with two stages or more on each worker, worker w those of w, w + N, ... (Narayanan
-                  et al. 2021, arXiv:2104.04473), in torch's order
-
-With equal stages and free messages a worker waits for (N - 1) / (turns * micro-batches + N - 1) of a step,
-if N workers have `turns` stages each: the bubble.
+gpipe         all forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965)
+1f1b          as many forwards as stages lie ahead, then alternating (Narayanan et al. 2019, SOSP,
+              arXiv:1806.03377)
+interleaved   the same with two stages or more on each worker, worker w those of w, w + N, ... (Narayanan
+              et al. 2021, arXiv:2104.04473), in torch's order
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from laconic.core import arguments
 from laconic.core.errors import SpecError
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
-Operation = tuple[str, int, int]  # "forward" or "backward", the stage, and the micro-batch
+Operation = tuple[str, int, int]  # "forward" or "backward", stage, micro-batch
 
 
 def bubble(workers: int, micro_batches: int, turns: int = 1) -> float:
@@ -31,9 +28,7 @@ def bubble(workers: int, micro_batches: int, turns: int = 1) -> float:
 
 
 def order(schedule: str, workers: int, worker: int, micro_batches: int, turns: int = 1) -> list[Operation]:
-    """Return a worker's operations in order, with `turns` stages a worker.
-
-    Raises `SpecError` for an unknown schedule, or for numbers that it cannot do.
+    """Return a worker's operations in order, with `turns` stages per worker. Raises `SpecError`.
 
     >>> order("1f1b", 2, 0, 2)
     [('forward', 0, 0), ('forward', 0, 1), ('backward', 0, 0), ('backward', 0, 1)]
@@ -53,7 +48,6 @@ def order(schedule: str, workers: int, worker: int, micro_batches: int, turns: i
 
 
 def check(schedule: str, workers: int, micro_batches: int, turns: int = 1) -> None:
-    """Raise `SpecError` unless a schedule can do these numbers."""
     if schedule not in SCHEDULES:
         raise SpecError(f"schedule must be {', '.join(SCHEDULES[:-1])} or {SCHEDULES[-1]}, got {schedule!r}")
     if schedule == "gpipe":
@@ -73,7 +67,7 @@ def check(schedule: str, workers: int, micro_batches: int, turns: int = 1) -> No
 
 
 def _interleaved(workers: int, worker: int, micro_batches: int, turns: int) -> list[Operation]:
-    """Rounds of micro-batches pass through the worker's stages one after the other, and so do backwards."""
+    """Pass rounds of micro-batches through the worker's stages one after the other, and back."""
     a_round = micro_batches // (micro_batches // workers)
     whole = turns * micro_batches
     ahead = min((turns - 1) * a_round + 2 * (workers - 1 - worker), whole)

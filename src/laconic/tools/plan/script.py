@@ -1,4 +1,4 @@
-"""A probe of a training script: its own model, loss and optimiser, on its own machines."""
+"""Probe of a training script: its model, loss and optimiser, on its machines."""
 
 from __future__ import annotations
 
@@ -89,7 +89,6 @@ def _in_silence(what: str) -> None:
 def _rehearsed(
     asked: Sequence[Method | Strategy], layout: Layout, tell: Callable[[str], object]
 ) -> Iterator[Rehearsed]:
-    """Yield the costs of methods, reporting each to `told` when it is known."""
     tell(f"encoding and decoding of {len(asked)} methods")
     for number, each in enumerate(rehearse_all(asked, layout), 1):
         tell(f"encoding and decoding, {number} of {len(asked)} known: {each.spec}")
@@ -98,7 +97,7 @@ def _rehearsed(
 
 @contextmanager
 def _undone(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
-    """Afterwards all is as before: parameters, buffers, gradients, the optimiser and random generators."""
+    """Restore parameters, buffers, gradients, the optimiser and random generators at the end."""
     tensors = [each for each in (*model.parameters(), *model.buffers())]
     kept = [each.detach().clone() for each in tensors]
     gradients = [each.grad for each in model.parameters()]

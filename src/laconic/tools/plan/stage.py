@@ -15,7 +15,7 @@ from laconic.comm.counter import Counter
 from laconic.core.layout import Layout
 from laconic.core.turn import mix
 
-SHARED = 0.5  # the part of the gradient that all workers share, relative to one worker's noise
+SHARED = 0.5  # scale of the gradient that all workers share, relative to one worker's noise
 
 
 class Watch:
@@ -25,22 +25,18 @@ class Watch:
         self.start()
 
     def start(self) -> None:
-        """Start at the beginning of an exchange."""
         self.before_s = self.after_s = 0.0
         self._met = False
         self._since = time.thread_time()
 
     def pause(self) -> None:
-        """Pause while a collective runs."""
         self.stop()
         self._met = True
 
     def resume(self) -> None:
-        """Resume after a pause."""
         self._since = time.thread_time()
 
     def stop(self) -> None:
-        """Stop at the end of the exchange."""
         passed = time.thread_time() - self._since
         if self._met:
             self.after_s += passed
@@ -49,7 +45,7 @@ class Watch:
 
 
 class InTurn(Comm):
-    """`comm` for a thread that holds a lock while it computes, and releases it during collectives."""
+    """`Comm` of a thread that holds a lock while it computes, and releases it during collectives."""
 
     def __init__(self, comm: Comm, baton: threading.Lock, watch: Watch) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
@@ -100,7 +96,7 @@ class InTurn(Comm):
 
 
 class Gradients:
-    """Heavy-tailed gradients (cubes of normal numbers) that are partly equal on all workers, like real ones.
+    """Heavy-tailed gradients (cubes of normal numbers) that are partly equal on all workers.
 
     The scales of tensors vary by a factor of up to 100.
     """
@@ -115,6 +111,6 @@ class Gradients:
         self._scales = torch.repeat_interleave(scales, layout.segments.sizes_tensor)
 
     def write_(self, out: Tensor, rank: int, step: int) -> None:
-        """Write this rank's gradient of a step to `out`, float32 (n,): a window of noise, and the rest."""
+        """Write this rank's gradient of a step to `out`, float32 (n,)."""
         start = mix(rank, step) % len(out)
         torch.add(self._noise[start : start + len(out)], self._shared, out=out).mul_(self._scales)

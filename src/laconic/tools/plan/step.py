@@ -7,9 +7,8 @@
 Strategies exchange parameters after the update, or while the next step computes. Rules such as 1-bit Adam
 exchange in the update.
 
-Encoding and decoding take a core. If a worker has fewer than two, their time is added to backward: they then
-lengthen the step even if messages overlap with backward. The same holds for the toll of messages, and
-messages sent before the end of backward are slower.
+Coding takes a core: with fewer than two per worker, it lengthens backward even if messages overlap. So does
+the toll of messages; those sent before the end of backward are slower.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from typing import NamedTuple
 from laconic.tools.plan.network import Network
 from laconic.tools.plan.rehearsal import Rehearsed
 
-BUCKET = 25 * 2**20  # bytes, DDP's own
-FIRST = 2**20  # of its first bucket
+BUCKET = 25 * 2**20  # bytes, as in DDP
+FIRST = 2**20  # of the first bucket
 
 
 @dataclass(frozen=True)
 class Work:
-    """A worker's local work: seconds of forward, backward and the optimiser's update.
+    """Local work of a worker: seconds of forward, backward and update.
 
-    `buckets`: bytes of each, in the order in which backward makes them ready; `ready`: when it has, as shares
+    `buckets`: bytes of each, in the order in which backward makes them ready; `ready`: these times as shares
     of backward, or empty for an even pace. `cores`: number per worker.
     """
 
@@ -43,24 +42,22 @@ class Work:
 
     @property
     def alone_s(self) -> float:
-        """A step with no communication."""
+        """Seconds of a step without communication."""
         return self.forward_s + self.backward_s + self.update_s
 
     @property
     def parts(self) -> list[float]:
-        """Return the model's share in each bucket."""
+        """Share of the model in each bucket."""
         return [nbytes / sum(self.buckets) for nbytes in self.buckets]
 
     @property
     def ready_s(self) -> list[float]:
-        """Seconds of backward after which each bucket is ready."""
+        """Seconds of backward until each bucket is ready."""
         return [self.backward_s * part for part in self.ready or accumulate(self.parts)]
 
 
 @dataclass(frozen=True)
 class Split:
-    """Seconds of one step. `hidden_s`: of the exchange, that passed behind backward."""
-
     step_s: float
     alone_s: float
     encode_s: float
@@ -69,18 +66,18 @@ class Split:
 
     @property
     def hidden_s(self) -> float:
-        """Return the seconds of the exchange that did not lengthen the step."""
+        """Seconds of the exchange that did not lengthen the step."""
         exchange = self.encode_s + self.communicate_s + self.decode_s
         return max(exchange - (self.step_s - self.alone_s), 0.0)
 
     @property
     def efficiency(self) -> float:
-        """Part of the step that would be needed with no communication at all."""
+        """Share of the step that it takes without communication."""
         return self.alone_s / self.step_s
 
 
 def buckets(nbytes: int) -> tuple[int, ...]:
-    """Return DDP's default buckets for gradients of this size: a small bucket first, as it is ready first.
+    """Return DDP's default buckets for gradients of this size: a small one first.
 
     >>> [each >> 20 for each in buckets(60 << 20)]
     [1, 25, 25, 9]
@@ -92,7 +89,6 @@ def buckets(nbytes: int) -> tuple[int, ...]:
 
 
 def time_line(work: Work, rehearsed: Rehearsed, network: Network, size: int) -> Split:
-    """Return one step of one of `size` workers."""
     if size == 1:
         return Split(work.alone_s, work.alone_s, 0.0, 0.0, 0.0)
     crowd = max(1.0, 1.0 / work.cores)
@@ -115,14 +111,14 @@ def time_line(work: Work, rehearsed: Rehearsed, network: Network, size: int) -> 
         )
         for part in work.parts
     ]
-    shared = min(max(2.0 - work.cores, 0.0), 1.0)  # part of a core that backward lacks meanwhile
+    shared = min(max(2.0 - work.cores, 0.0), 1.0)  # share of a core that backward lacks meanwhile
     done, communicate_s = _pipelined(work, messages, encode_s + decode_s, shared)
     step_s = work.forward_s + done + work.update_s
     return Split(step_s, work.alone_s, encode_s, communicate_s, decode_s)
 
 
 class Message(NamedTuple):
-    """Seconds of a bucket's messages, without and with computing at once, and their cost in computing."""
+    """Seconds of a bucket's messages, alone and next to computing, and their cost in computing time."""
 
     idle_s: float
     busy_s: float
@@ -132,9 +128,9 @@ class Message(NamedTuple):
 def _pipelined(
     work: Work, messages: Sequence[Message], coding_s: float, shared: float
 ) -> tuple[float, float]:
-    """When both backward and the last bucket are done, and the seconds of all messages.
+    """Return the end of both backward and the last bucket, and the seconds of all messages.
 
-    What coding and messages take from backward makes the next buckets ready later.
+    Computing time that coding and messages take from backward delays the next buckets.
     """
     late = done = communicate_s = 0.0
     for ready, part, message in zip(work.ready_s, work.parts, messages, strict=True):
@@ -143,7 +139,7 @@ def _pipelined(
             late += shared * part * coding_s
         coded = begin + part * coding_s
         left_s = max(work.backward_s + late - coded, 0.0)
-        beside = min(left_s / message.busy_s, 1.0) if message.busy_s else 0.0  # part of it behind backward
+        beside = min(left_s / message.busy_s, 1.0) if message.busy_s else 0.0  # share of it behind backward
         late += beside * message.toll_s
         passed_s = beside * message.busy_s + (1 - beside) * message.idle_s
         communicate_s += passed_s

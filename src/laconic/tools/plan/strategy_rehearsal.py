@@ -1,7 +1,7 @@
-"""A rehearsal of a strategy: ranks as threads do some steps of it, and its cost is recorded.
+"""Rehearsal of a strategy: ranks as threads do some steps of it, and its cost is recorded.
 
-A strategy's step holds the optimiser's update, which the planner has already: only the rest is timed. Ranks
-that meet every hundred steps send nothing in between, so all figures are means over whole periods.
+The optimiser's update is not timed, as the planner has it already. Figures are means over whole periods, as
+ranks may send only every hundred steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from laconic.tools.plan.rehearsal import (
 )
 from laconic.tools.plan.stage import Gradients, InTurn
 
-STEPS = 2  # least number of counted steps, and of uncounted steps before them
+STEPS = 2  # minimum of counted steps, and of uncounted steps before them
 MAX_ELEMENTS = 1 << 23  # parameters times steps, in one group
 LEAST_ELEMENTS = 1 << 16
 
@@ -39,18 +39,10 @@ LEAST_ELEMENTS = 1 << 16
 def rehearse_strategies(
     strategies: Iterable[Strategy], layout: Layout, sizes: Sequence[int] = SIZES
 ) -> Iterator[Rehearsed]:
-    """Run each strategy with one thread per worker, which trains a model of this layout with SGD.
+    """Yield each strategy's cost, with a thread per worker that trains a model of this layout with SGD.
 
-    Args:
-        strategies: The strategies to run.
-        layout: The model's tensors; a large model is replaced by an excerpt.
-        sizes: Numbers of workers to measure. Default 2, 4 and 8; a size that a strategy rejects is left out.
-
-    Returns:
-        An iterator over the strategies' costs, in order.
-
-    Raises:
-        SpecError: A strategy depends on clocks, or rejects all of these sizes.
+    Sizes that a strategy rejects are omitted. Raises `SpecError` if it depends on clocks, or rejects all
+    sizes.
     """
     for strategy in strategies:
         if strategy.clocked:
@@ -71,12 +63,12 @@ def rehearse_strategies(
 
 
 def _counted(strategy: Strategy) -> int:
-    """Steps that are counted: whole periods."""
+    """Return the number of counted steps: whole periods."""
     return strategy.period * -(-STEPS // strategy.period)
 
 
 def _refusal(strategy: Strategy, layout: Layout, size: int) -> LaconicError | None:
-    """Why the strategy does not take a group of this size."""
+    """Return the error if the strategy rejects a group of this size."""
     try:
         strategy.check(size, _sgd(_model(layout)))
     except LaconicError as error:
@@ -93,7 +85,6 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _one(strategy: Strategy, layout: Layout, gradients: Gradients, inner: InTurn) -> Played:
-    """Return one rank's part."""
     comm, watch, counted = Metered(inner), inner.watch, _counted(strategy)
     model = _model(layout)
     optimizer = _sgd(model)

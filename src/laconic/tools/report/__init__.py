@@ -1,4 +1,4 @@
-"""Results of a run: its events, a summary, a page and pictures."""
+"""Results of a run: events, summary, page and pictures."""
 
 from laconic.tools.report.ledger import Ledger as Ledger
 from laconic.tools.report.publish import check_packages as check_packages

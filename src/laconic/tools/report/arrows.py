@@ -1,4 +1,4 @@
-"""Arrows between points on a circle, as the curves of an SVG path."""
+"""Arrows between points on a circle, as curves of an SVG path."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from math import cos, hypot, pi, sin
 from typing import NamedTuple
 
 MIDDLE, CENTRE, RADIUS = 320.0, 352.0, 264.0  # of the circle
-GAP = 16.0  # between neighbouring discs: in a smaller gap an arrow does not fit, so it bends around
+GAP = 16.0  # between neighbouring discs; an arrow in a smaller gap bends around
 Point = tuple[float, float]
 
 
 class Arc(NamedTuple):
-    """A curve from one rank to another, with a `head` if messages go this way only.
+    """Curve from one rank to another, with a `head` if messages go one way.
 
-    `again`: how many curves between the two have been drawn before.
+    `again`: the number of earlier curves between the two.
     """
 
     source: int
@@ -23,16 +23,16 @@ class Arc(NamedTuple):
 
 
 def place(rank: int, size: int) -> Point:
-    """Position of a rank's disc: rank 0 at the top, then clockwise."""
+    """Return the position of a rank's disc: rank 0 at the top, then clockwise."""
     angle = 2 * pi * rank / size - pi / 2
     return MIDDLE + RADIUS * cos(angle), CENTRE + RADIUS * sin(angle)
 
 
 def bezier(arc: Arc, size: int, disc: float) -> tuple[Point, Point, Point]:
-    """Start, control point and end of an arc, from edge to edge of discs of this radius.
+    """Return start, control point and end of an arc between edges of discs of radius `disc`.
 
-    Arcs bend towards the centre: those with a head a little, repeated ones between the same two ranks more,
-    and all far enough to clear the discs in between. A diameter bends to its right.
+    Arcs bend towards the centre: those with a head a little, repeated ones more, and all far enough to clear
+    the discs in between. A diameter bends to its right.
     """
     a, b = place(arc.source, size), place(arc.to, size)
     across, down = b[0] - a[0], b[1] - a[1]
@@ -52,7 +52,6 @@ def bezier(arc: Arc, size: int, disc: float) -> tuple[Point, Point, Point]:
 
 
 def arrowhead(bend: Point, end: Point, length: float) -> str:
-    """Return a triangle whose tip is the end of an arc."""
     back = toward(end, bend, length)
     across, down = 0.42 * (end[0] - back[0]), 0.42 * (end[1] - back[1])
     return f"M{xy(end)}L{xy((back[0] - down, back[1] + across))}L{xy((back[0] + down, back[1] - across))}Z"
@@ -70,5 +69,4 @@ def toward(here: Point, there: Point, distance: float) -> Point:
 
 
 def xy(point: Point) -> str:
-    """Return a point as SVG path text."""
     return f"{point[0]:.1f} {point[1]:.1f}"

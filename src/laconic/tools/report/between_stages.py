@@ -1,4 +1,4 @@
-"""The section of a report on a pipeline: what its stages send each other, and how long they wait."""
+"""Report section on a pipeline: traffic between stages, and waiting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ HEADS = (
 
 
 def between_stages(run: Run, rows: list[Row]) -> str:
-    """Return the section as HTML; "" if the run has no pipeline."""
     pipeline = run.config.get("pipeline")
     if pipeline is None:
         return ""

@@ -17,46 +17,41 @@ ROUNDING = 1e-6  # relative distance below which ranks differ by rounding only
 
 @dataclass(frozen=True)
 class Curve:
-    """y over x, with standard error (0 for one seed)."""
-
     x: Array
     y: Array
     error: Array
 
     @property
     def low(self) -> Array:
-        """Lower edge of the error band."""
         return self.y - self.error
 
     @property
     def high(self) -> Array:
-        """Upper edge of the error band."""
         return self.y + self.error
 
 
 def loss_by_step(method: MethodSeries) -> Curve:
-    """Training loss, averaged over the latest steps."""
     return _binned(method, np.arange(1, method.common + 1, dtype=np.float64))
 
 
 def loss_by_megabyte(method: MethodSeries) -> Curve:
-    """Training loss by the MB that a worker has put on the wire so far; starts with the first byte sent."""
+    """Return training loss by the MB that a worker has sent, from the first byte on."""
     curve = _binned(method, np.cumsum(method.over_seeds("network_sent").mean(axis=0)) / MB)
     sent = curve.x > 0
     return Curve(curve.x[sent], curve.y[sent], curve.error[sent])
 
 
 def accuracy_by_step(method: MethodSeries) -> Curve:
-    """Test accuracy in percent, at the evaluations that all seeds have done."""
+    """Return test accuracy in percent, at evaluations that all seeds have done."""
     common = min(len(seed.eval_steps) for seed in method.seeds)
     values = np.stack([100 * seed.accuracy[:common] for seed in method.seeds])
     return Curve(method.seeds[0].eval_steps[:common], values.mean(axis=0), _error(values))
 
 
 def consensus_by_step(method: MethodSeries) -> Curve | None:
-    """Distance of ranks from their average, in percent of its norm; nan just after an averaging.
+    """Return ranks' distance from their average, in percent of its norm; None if ranks are equal.
 
-    None for a method that keeps ranks equal.
+    The values are nan just after an averaging.
     """
     common = min(len(seed.eval_steps) for seed in method.seeds)
     values = np.stack([seed.consensus[:common] for seed in method.seeds])
@@ -68,7 +63,7 @@ def consensus_by_step(method: MethodSeries) -> Curve | None:
 
 
 def scale_by_step(method: MethodSeries) -> Curve | None:
-    """Return the loss scale of each step, mean over seeds; None without a GradScaler."""
+    """Return the loss scale by step, mean over seeds; None without a GradScaler."""
     if not all(len(seed.loss_scale) == len(seed.steps) for seed in method.seeds):
         return None
     values = np.stack([seed.loss_scale[: method.common] for seed in method.seeds])
@@ -84,9 +79,9 @@ def _binned(method: MethodSeries, x: Array) -> Curve:
 
 
 def trailing_mean(values: Array, width: int) -> Array:
-    """Return means over the last `width` columns, or fewer at the start: (seeds, steps) to the same shape.
+    """Return means over the last `width` columns, or fewer at the start.
 
-    Values that are not finite leave a gap in every mean that includes them.
+    Means that include a value that is not finite are nan.
 
     >>> trailing_mean(np.array([[1.0, 3.0, 5.0]]), 2).tolist()
     [[1.0, 2.0, 4.0]]

@@ -1,4 +1,4 @@
-"""A figure of a table: a mean over seeds with its standard error."""
+"""Figure of a table: a mean over seeds with its standard error."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MB = 1e6
 
 @dataclass(frozen=True)
 class Figure:
-    """A mean over seeds with its standard error, which is nan for one seed."""
+    """Mean over seeds with its standard error, which is nan for one seed."""
 
     mean: float
     error: float
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Figure:
-        """Return the figure of these values without nan; nan if none is left."""
+        """Return the figure of the values that are not nan."""
         found = np.array([value for value in values if not math.isnan(value)])
         if not len(found):
             return cls(math.nan, math.nan)
@@ -29,7 +29,7 @@ class Figure:
         return cls(float(found.mean()), error)
 
     def text(self, scale: float = 1.0, digits: int = 2) -> str:
-        """`mean ± error`, without the error if it is nan, or "-".
+        """Format as `mean ± error`; "-" if unknown.
 
         >>> Figure(0.98125, 0.002).text(100), Figure(0.5, math.nan).text(), Figure(math.nan, math.nan).text()
         ('98.12 ± 0.20', '0.50', '-')

@@ -1,7 +1,7 @@
-"""A run as one self-contained HTML page: plots, a table, and explanations of the figures.
+"""A run as one self-contained HTML page: plots, a table, and explanations.
 
-The page is `page.html` with its style, its data as JSON and plotly's script inserted in full: it makes no
-network requests.
+The style, the data as JSON and plotly's script are inserted into `page.html`, so it makes no network
+requests.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ HEADS = (
 
 
 def write_report(folder: Path, run: Run, rows: list[Row], interrupted: str | None) -> Path:
-    """Write `report.html` to the run's folder and return its path."""
     data = {"methods": [_method_data(method) for method in run.methods], "phases": PHASES}
     sentences = (residuals(rows), flips(rows), in_use(rows), counted(rows), kept_bytes(rows))
     parts = {
@@ -71,7 +70,7 @@ def write_report(folder: Path, run: Run, rows: list[Row], interrupted: str | Non
 
 
 def write_page(path: Path, template: str, parts: Mapping[str, str], data: Any) -> Path:
-    """Write one of this package's pages with these texts at its marks, and this data; returns its path."""
+    """Write a page from a template of this package, with texts in place of its marks."""
     from plotly.offline import get_plotlyjs  # 5 MB of script, so only here
 
     home = files("laconic.tools.report")
@@ -89,18 +88,16 @@ def write_page(path: Path, template: str, parts: Mapping[str, str], data: Any) -
 
 
 def blocks(run: Run) -> str:
-    """Return the section on blocks that train side by side."""
     return side_by_side([(method.spec, method.seeds[0].blocks) for method in run.methods])
 
 
 def noise(run: Run) -> str:
-    """Return the section on gradient noise."""
     series = ((method.spec, method.seeds[0].noise) for method in run.methods)
     return noise_section(series, run.config["batch"], run.config["workers"])
 
 
 def lede(run: Run) -> str:
-    """Return one sentence about the run."""
+    """Return a summary of the run's settings."""
     config = run.config
     seeds = f"{config['seeds']} seeds" if config["seeds"] > 1 else "one seed"
     methods = f"{len(config['methods'])} methods" if len(config["methods"]) > 1 else "one method"
@@ -123,7 +120,7 @@ def lede(run: Run) -> str:
 def table(rows: list[Row], target: float | None = None) -> str:
     """Return the summary as an HTML table, with the time to `target` percent if there is one.
 
-    The comparison with the baseline is left out where it is the one with a dense all-reduce.
+    The comparison with the baseline is omitted if it equals the one with a dense all-reduce.
     """
     alike = all(ratio(row.smaller) == ratio(row.against_first) for row in rows)
     shown = [i for i, (name, _) in enumerate(HEADS) if not (alike and name == VERSUS)]
@@ -143,7 +140,6 @@ def table(rows: list[Row], target: float | None = None) -> str:
 
 
 def facts(run: Run) -> str:
-    """Return the settings of the run, as a list of terms."""
     shown = (
         "task",
         "model",
@@ -188,7 +184,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def breakable(spec: str) -> str:
-    """Return a spec as HTML that breaks between its arguments only.
+    """Return a spec as HTML that breaks only between its arguments.
 
     >>> breakable("topk(density=0.01, more=1)")
     'topk(<wbr>density=0.01, <wbr>more=1)'

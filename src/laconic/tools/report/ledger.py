@@ -1,6 +1,6 @@
 """Writes a run's measurements as they arrive: `events.jsonl` and TensorBoard scalars.
 
-A line of `events.jsonl` is one step or one evaluation of one rank:
+A line of `events.jsonl` is one step or evaluation of one rank:
 
     {"kind": "step", "method": "dgc(density=0.01)", "seed": 0, "rank": 1, "step": 17, "loss": 0.31,
      "network_sent": 42693, ..., "backward_s": 0.012, "encode_s": 0.001, ...}
@@ -19,15 +19,14 @@ Other events:
                                                                interface of this rank's host
 
 In a pipeline, "loss" is null except on last stages, and "network_sent" is the sum of "activations_sent",
-"gradients_sent" (of activations, to the stage before) and "replicas_sent". With coded activations, a test has
-"kept" and "kept_dense": bytes that a batch saves for backward, and would save uncoded. With `--precision
-fp16` a step has "loss_scale", the scale of its loss, and "skipped". If blocks train in parallel, a step has
-"blocks": residuals, bytes each way, and spans [work, begin, end]; only the last block knows the loss.
+"gradients_sent" (of activations) and "replicas_sent". With coded activations, a test has "kept" and
+"kept_dense": bytes that a batch saves for backward, coded and uncoded. With `--precision fp16` a step has
+"loss_scale" and "skipped". If blocks train in parallel, a step has "blocks": residuals, bytes each way, and
+spans [work, begin, end]; only the last block has the loss.
 
-A method's steps may carry "noise", [tr(S), |G|^2, share of the entries], where it was measured (see
-`laconic.exchange.noise_scale`). A strategy's steps may carry "notes" (see `notes.py`), and its evaluations a
-"consensus" above 0: the distance of ranks from their average. After a crash the last line may be cut: readers
-skip it.
+A step may have "noise", [tr(S), |G|^2, share of the entries] (see `laconic.exchange.noise_scale`), and a
+strategy's "notes" (see `notes.py`). An evaluation may have "consensus", the ranks' distance from their
+average. After a crash the last line may be incomplete; readers skip it.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def slug(spec: str) -> str:
 
 
 class Ledger:
-    """The open event files of one run. Owns them until `close`."""
+    """Open event files of one run."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +81,7 @@ class Ledger:
         self.close()
 
     def write(self, event: dict[str, Any]) -> None:
-        """Write an event. Scalars are written once all ranks' events of that step have arrived."""
+        """Write an event. Scalars of a step are written once events of all ranks have arrived."""
         self._events.write(json.dumps(event) + "\n")
         if event["kind"] == "lost":
             self._lost[event["method"], event["seed"]].add(event["rank"])
@@ -99,7 +98,7 @@ class Ledger:
             self._events.flush()
 
     def rewrite(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Keep only the wanted events: a resumed training replaces the steps that it repeats."""
+        """Keep only the wanted events: a resumed training repeats the others."""
         self._events.close()
         kept = [json.dumps(event) for event in read_events(self.folder) if wanted(event)]
         with replacing(self.folder / EVENTS) as file:
@@ -107,7 +106,6 @@ class Ledger:
         self._events = (self.folder / EVENTS).open("a", encoding="utf-8")
 
     def close(self) -> None:
-        """Flush and close all files."""
         self._events.close()
         for board in self._boards.values():
             board.close()
@@ -130,7 +128,7 @@ class Ledger:
             board.add_scalar("train/loss_scale", first["loss_scale"], first["step"])
 
     def _board(self, method: str, seed: int) -> SummaryWriter:
-        from torch.utils.tensorboard import SummaryWriter  # slow to import, so only here
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
 
         if (method, seed) not in self._boards:
             place = self.folder / "tensorboard" / f"{slug(method)}-seed{seed}"
@@ -144,7 +142,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
-    return [_event(line, path, number) for number, line in enumerate(lines[:-1], 1) if line]  # a last was cut
+    return [_event(line, path, number) for number, line in enumerate(lines[:-1], 1) if line]
 
 
 def _event(line: str, path: Path, number: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The legend of a picture: one line if all specs fit, else three columns."""
+"""Legend of a picture: one line if all specs fit, else three columns."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
 LEFT, WIDTH = 56, 860
-LINE, COLUMN, COLUMNS = 20, 268, 3  # heights of lines, widths of columns, and how many
-SHORT = 29  # characters of a spec in a column, which has it in full as a title
+LINE, COLUMN, COLUMNS = 20, 268, 3
+SHORT = 29  # characters of a spec in a column; its title has it in full
 LETTER, GAP, MARK = 7.9, 26, 25
 LIGHT = ("#3b6fb6", "#c2571a", "#2c8a57", "#8c4fb0", "#b03a5b", "#7a6a17", "#1d7f8c", "#77736a")
 DASHES = ("", "7 4", "2 4")
 
 
 def line(i: int) -> str:
-    """Return the attributes of the i-th line: a colour, and dashes once all colours have been used.
+    """Return attributes of the i-th line: a colour, and dashes once all colours are used.
 
     >>> line(1), line(9), line(17)
     ('class="c1"', 'class="c1" stroke-dasharray="7 4"', 'class="c1" stroke-dasharray="2 4"')
@@ -34,7 +34,7 @@ def lines_of(specs: Sequence[str]) -> int:
 
 
 def legend(specs: Sequence[str], top: float) -> str:
-    """Colour and name of each line, the first line of text at `top`."""
+    """Draw colour and name of each line, the first line of text at `top`."""
     drawn, left = [], float(LEFT)
     single = lines_of(specs) == 1
     for i, spec in enumerate(specs):

@@ -1,4 +1,4 @@
-"""The section of a report on mixed precision: the trace of the loss scale, and the steps it skipped."""
+"""Report section on mixed precision: the loss scale, and skipped steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ mean over seeds</p><div class="plot" id="scale_by_step"></div></figure>"""
 
 
 def precision_words(precision: str | None) -> str:
-    """Return the lede's sentence on a precision; "" for float32.
+    """Return a sentence on a precision; "" for float32.
 
     >>> precision_words("bf16"), precision_words(None)
     (' Forward and backward in bfloat16.', '')
@@ -23,7 +23,6 @@ def precision_words(precision: str | None) -> str:
 
 
 def loss_scale(run: Run) -> str:
-    """Return the section as HTML; "" if no training had a GradScaler."""
     scaled = [method for method in run.methods if scale_by_step(method) is not None]
     if not scaled:
         return ""
@@ -34,7 +33,6 @@ def loss_scale(run: Run) -> str:
 
 
 def _told(method: MethodSeries) -> str:
-    """Return the skipped steps and the last scale of each seed."""
     parts = (
         f"seed {seed.seed}: {seed.skipped} of {len(seed.steps):,} steps skipped, scale"
         f" {seed.loss_scale[-1]:g} at the last"

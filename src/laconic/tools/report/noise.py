@@ -1,4 +1,4 @@
-"""The section of a report on gradient noise: how large a batch would still pay, and how that grew."""
+"""Report section on gradient noise: the largest batch that pays."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PARTS = 4  # of the training, each a column
+PARTS = 4  # of the training, one per column
 
 
 @dataclass(frozen=True)
 class NoiseSeries:
-    """Noise of one training, averaged over ranks: at these steps, and the share of the entries measured."""
+    """Noise of one training by step, averaged over ranks; and the share of entries measured."""
 
     steps: NDArray[np.float64]
     variance: NDArray[np.float64]
@@ -24,7 +24,7 @@ class NoiseSeries:
     share: float
 
     def scale(self, low: float = 0.0, high: float = 1.0) -> float:
-        """Return the noise scale in batches of a rank, over this part of the training; nan where unknown."""
+        """Return the noise scale over a part of the training, in batches of a rank; nan if unknown."""
         count = len(self.steps)
         chosen = slice(math.floor(low * count), max(math.floor(low * count) + 1, math.ceil(high * count)))
         if not count:
@@ -34,7 +34,6 @@ class NoiseSeries:
 
 
 def read_noise(steps: Mapping[int, Iterable[Mapping[str, Any]]]) -> NoiseSeries:
-    """Return the noise in one training's step events, by step."""
     found = {
         step: [event["noise"] for event in events if "noise" in event]
         for step, events in sorted(steps.items())
@@ -46,7 +45,7 @@ def read_noise(steps: Mapping[int, Iterable[Mapping[str, Any]]]) -> NoiseSeries:
 
 
 def noise_section(series: Iterable[tuple[str, NoiseSeries]], batch: int, workers: int) -> str:
-    """Return the section as HTML: methods with the noise of their first seed; "" where none was measured."""
+    """Return the section as HTML; "" if no noise was measured."""
     rows = [_row(spec, noise, batch, workers) for spec, noise in series if len(noise.steps)]
     if not rows:
         return ""
@@ -79,7 +78,7 @@ def _row(spec: str, noise: NoiseSeries, batch: int, workers: int) -> str:
 
 
 def words(scale: float) -> str:
-    """Return a noise scale with the digits that it deserves.
+    """Format a noise scale with its significant digits.
 
     >>> words(1234.5), words(math.inf), words(7.2)
     ('1,200', 'no signal left', '7')
@@ -92,7 +91,7 @@ def words(scale: float) -> str:
 
 
 def advice(scale: float, batch: int) -> str:
-    """Interpret the noise scale of the second half for a run of this batch.
+    """Interpret the noise scale of the second half for a batch size.
 
     >>> advice(1000.0, 128)
     '1,000: this batch has room to grow 7.8 times'

@@ -1,7 +1,7 @@
-"""Synchrony of ranks, from their notes: senders and receivers, PushSum weights, staleness, rounds.
+"""Synchrony of ranks, from the notes of a strategy's steps.
 
-A strategy's step may carry notes: `weight` (the rank's PushSum weight), `staleness` (in steps), `peers` (the
-ranks it sent to) and `rounds` (so far). Each is optional, and other notes are ignored.
+Notes that are read: `weight` (the rank's PushSum weight), `staleness` (in steps), `peers` (the ranks it sent
+to) and `rounds` (so far).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Notes:
-    """Notes of one training; None for those that no rank gave. `talk[i][j]`: how often rank i sent to j."""
+    """Notes of one training; None if missing. `talk[i][j]`: number of messages from rank i to j."""
 
     weight: Range | None = None
     staleness: Range | None = None
@@ -24,7 +24,7 @@ class Notes:
     talk: tuple[tuple[int, ...], ...] | None = None
 
     def words(self) -> str:
-        """Return all except `talk` in one line; "" if there are none.
+        """Format all except `talk`.
 
         >>> Notes(weight=(0.5, 1.25), staleness=(2, 2), rounds=30).words()
         'weights 0.5 to 1.25; staleness 2; 30 rounds'
@@ -36,7 +36,6 @@ class Notes:
 
 
 def read_notes(steps: Iterable[dict[str, Any]]) -> Notes:
-    """Return the notes in one training's steps, over all ranks."""
     noted = [(event["rank"], event["notes"]) for event in steps if event.get("notes")]
     rounds = [notes["rounds"] for _, notes in noted if "rounds" in notes]
     sent = [(rank, peer) for rank, notes in noted for peer in notes.get("peers", ())]

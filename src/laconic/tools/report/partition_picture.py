@@ -15,11 +15,11 @@ from laconic.tools.report.picture import axis
 from laconic.tools.report.topology_picture import Shades, colour, short
 
 WIDTH, LEFT, RIGHT = 860, 70, 30
-BARS_TOP, BARS, GAP = 96, 96, 46  # top and height of the bars; from them to the columns
-HEADROOM = 1.12  # of the scale of the bars above the longest
-TALL = (4.0, 24.0, 264.0)  # a row: at least, at most; and all of them, if neither holds
-MOST_CLIENTS, MOST_KINDS = 400, 60  # in one picture
-LEVELS = (0.02, 0.05, 0.15, 0.35, 0.65, 1.0)  # shares of a client's examples: the upper end of each shade
+BARS_TOP, BARS, GAP = 96, 96, 46  # top and height of the bars, and gap to the columns
+HEADROOM = 1.12  # scale of the bars above the longest
+TALL = (4.0, 24.0, 264.0)  # minimum and maximum of a row; height of all, in between
+MOST_CLIENTS, MOST_KINDS = 400, 60
+LEVELS = (0.02, 0.05, 0.15, 0.35, 0.65, 1.0)  # upper end of each shade's share of a client's examples
 LIGHT: Shades = ((214, 232, 230), (128, 190, 186), (40, 134, 140), (18, 84, 106), (14, 42, 72))
 DARK: Shades = ((30, 52, 56), (24, 92, 98), (34, 146, 142), (112, 204, 180), (226, 248, 218))
 
@@ -29,8 +29,8 @@ def picture(deal: Deal, about: str = "", kinds: Kinds | None = None, rows: str =
 
     Args:
         deal: `partition.over(kinds, clients, seed)`.
-        about: Description of the data for the line below the heading.
-        kinds: The kinds that the rows show; default: those that the partition used.
+        about: Description of the data below the heading.
+        kinds: Kinds for the rows; default: those that the partition used.
         rows: Name of a kind.
     """
     names = classes(deal.kinds if kinds is None else integers(kinds))[0].tolist()
@@ -65,13 +65,12 @@ def picture(deal: Deal, about: str = "", kinds: Kinds | None = None, rows: str =
 
 
 def across(clients: int) -> tuple[float, float]:
-    """Pixels from one client to the next, and the width of its bar."""
+    """Return pixels from one client to the next, and the width of its bar."""
     pitch = (WIDTH - LEFT - RIGHT) / clients
     return pitch, pitch - min(6.0, pitch / 8)
 
 
 def bars(sizes: list[int]) -> str:
-    """Draw the number of each client's examples, with a scale."""
     to_y, marks = axis(0.0, HEADROOM * max(sizes), 0, BARS, log=False)
     pitch, wide = across(len(sizes))
     base = BARS_TOP + BARS
@@ -88,7 +87,7 @@ def bars(sizes: list[int]) -> str:
 
 
 def cells(counts: Tensor, sizes: Tensor, top: float, tall: float) -> list[str]:
-    """Return one path for each shade: a cell for each kind that a client holds."""
+    """Return one path per shade, with a cell for each kind of each client."""
     clients, _ = counts.shape
     pitch, wide = across(clients)
     high = tall - min(2.0, tall / 8)
@@ -110,7 +109,6 @@ def level(share: float) -> int:
 
 
 def row_names(names: list[int], top: float, tall: float) -> str:
-    """Draw the kinds next to their rows, each with a line to its cells."""
     drawn = []
     for place in range(0, len(names), spaced(len(names), int(tall * len(names) // 13))):
         y = top + tall * (place + 0.5)
@@ -120,7 +118,6 @@ def row_names(names: list[int], top: float, tall: float) -> str:
 
 
 def client_names(clients: int, of: int, bottom: float) -> str:
-    """Return the numbers of the clients, below their columns."""
     pitch, wide = across(clients)
     names = [
         f'<text class="tick" x="{LEFT + pitch * client + wide / 2:.1f}" y="{bottom + 16:g}">{client}</text>'
@@ -132,7 +129,7 @@ def client_names(clients: int, of: int, bottom: float) -> str:
 
 
 def spaced(number: int, most: int) -> int:
-    """Every how many get a name, so that at most `most` do: 1, 2, 5, 10, 20, ...
+    """Return the distance of named items, for at most `most` names: 1, 2, 5, 10, 20, ...
 
     >>> spaced(10, 20), spaced(100, 20), spaced(400, 20)
     (1, 5, 20)
@@ -142,7 +139,6 @@ def spaced(number: int, most: int) -> int:
 
 
 def legend(y: float, rows: str, number: int) -> str:
-    """Explain the shades."""
     drawn = [f'<text class="step" x="{LEFT}" y="{y + 11:g}">share of its examples, up to</text>']
     x = LEFT + 178.0
     for shade, most in enumerate(LEVELS):
@@ -155,7 +151,6 @@ def legend(y: float, rows: str, number: int) -> str:
 
 
 def style() -> str:
-    """Return the style sheet: a colour for each shade, in light and dark mode."""
 
     def colours(shades: Shades) -> str:
         last = len(LEVELS) - 1

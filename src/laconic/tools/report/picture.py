@@ -1,4 +1,4 @@
-"""A run as one small SVG picture: training loss by bytes sent and by step, in light and dark mode."""
+"""A run as a small SVG picture: training loss by bytes and by step, in light and dark mode."""
 
 from __future__ import annotations
 
@@ -20,19 +20,17 @@ PICTURE = "loss.svg"
 HEIGHT = 372  # with a legend of one line
 PANEL_WIDTH, PANEL_HEIGHT, TOP = 350, 226, 64
 DARK = ("#7fb0f0", "#f0a35e", "#6fce9a", "#c79ae6", "#ee8aa5", "#d3c25a", "#66c7d4", "#b3b0a6")
-LEAST_TICKS = 3  # of a logarithmic axis below a decade; with fewer at 1, 2, 5, ticks are evenly spaced
+LEAST_TICKS = 3  # of a logarithmic axis below a decade; otherwise ticks are evenly spaced
 Scale = Callable[[Array], Array]
 
 
 def write_picture(folder: Path, run: Run) -> Path:
-    """Write `loss.svg` to the run's folder and return its path."""
     path = folder / PICTURE
     path.write_text(picture(run), encoding="utf-8")
     return path
 
 
 def picture(run: Run) -> str:
-    """Return the SVG document."""
     by_bytes = [loss_by_megabyte(method) for method in run.methods]
     target = target_of(run.config)
     if target is None:
@@ -55,7 +53,7 @@ def picture(run: Run) -> str:
 
 
 def framed(name: str, head: str, panels: Sequence[str], specs: Sequence[str]) -> str:
-    """The SVG document of panels below a heading, with a legend; `name`: its title, which is not shown."""
+    """Return the SVG document of panels, with a heading and a legend. `name`: its hidden title."""
     height = height_of(specs)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
@@ -80,9 +78,9 @@ def panel(
     log_y: bool = True,
     mark: float | None = None,
 ) -> str:
-    """A plot with its left edge at `left`: lines of positive values, on a logarithmic y axis or a linear one.
+    """Draw lines of positive values, on a logarithmic or linear y axis.
 
-    `x_ticks`: where the x axis has ticks, if not at round numbers; `mark`: a value of y with a line.
+    `left`: the left edge; `x_ticks`: ticks, if not at round numbers; `mark`: a value of y with a line.
     """
     xs = np.concatenate([curve.x for curve in curves] or [np.array([1.0, 10.0])])
     ys = np.concatenate([curve.y for curve in curves] or [np.array([0.1, 1.0])])
@@ -107,7 +105,7 @@ def panel(
     if mark is not None:
         at = float(to_y(np.array([mark]))[0])
         drawn.append(f'<path class="mark" d="M{left} {at:.1f}h{PANEL_WIDTH}"/>')
-        beside = at - 5 if at > TOP + 20 else at + 15  # above the line, where there is room
+        beside = at - 5 if at > TOP + 20 else at + 15  # above the line if there is room
         drawn.append(f'<text x="{left + 4}" y="{beside:.1f}">{mark:g} %</text>')
     for i, curve in enumerate(curves):
         kept = np.isfinite(curve.y) & (curve.y > 0)
@@ -118,7 +116,7 @@ def panel(
 
 
 def axis(low: float, high: float, start: int, length: int, *, log: bool) -> tuple[Scale, list[float]]:
-    """Return a map from values to pixels, and the values of the ticks."""
+    """Return a map from values to pixels, and the ticks."""
     high = high if high > low else low + 1.0
     if not log:
         step = _step(low, high)
@@ -136,28 +134,24 @@ def axis(low: float, high: float, start: int, length: int, *, log: bool) -> tupl
 
 
 def _even(first: float, high: float, step: float) -> list[float]:
-    """Ticks from `first` on, evenly spaced."""
     return [round(first + step * i, 12) for i in range(int((high - first) / step + 1e-9) + 1)]
 
 
 def _step(low: float, high: float) -> float:
-    """Return a round distance of at most 7 ticks between low and high."""
+    """Return a round distance of at most 7 ticks."""
     step: float = 10.0 ** math.floor(math.log10(high - low))
     return next(step * factor for factor in (0.2, 0.5, 1, 2, 5) if (high - low) / (step * factor) <= 6)
 
 
 def legend(specs: Sequence[str]) -> str:
-    """Colour and name of each line, below the panels."""
     return legend_at(specs, HEIGHT - 24)
 
 
 def height_of(specs: Sequence[str]) -> int:
-    """Return the height of a picture with this legend."""
     return HEIGHT + LINE * (lines_of(specs) - 1)
 
 
 def style() -> str:
-    """Return the style sheet: text, grid, and line colours c0, c1, ..., in light and dark mode."""
     light = "".join(f".c{i}{{stroke:{colour}}}" for i, colour in enumerate(LIGHT))
     dark = "".join(f".c{i}{{stroke:{colour}}}" for i, colour in enumerate(DARK))
     return (

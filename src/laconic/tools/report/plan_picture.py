@@ -1,4 +1,4 @@
-"""A forecast as an SVG picture: step time and bytes by number of workers, one line per method."""
+"""A forecast as an SVG picture: step time and bytes by number of workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEGEND = 340  # top of the legend
 def picture(
     rehearsed: Sequence[Rehearsed], sizes: Sequence[int], work: Work, network: Network, title: str
 ) -> str:
-    """The SVG document: every method, the first and then those with the fastest step at the most workers."""
+    """Return the SVG document: the first method, then the others by step time with the most workers."""
     first, *others = rehearsed
     others.sort(key=lambda each: time_line(work, each, network, sizes[-1]).step_s)
     shown = [first, *others]

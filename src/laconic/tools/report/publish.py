@@ -1,4 +1,4 @@
-"""Turns a run's events into its summary, picture and page."""
+"""Summary, picture and page of a run."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ from laconic.tools.report.summary import Row, summarise, write_summary
 
 @dataclass(frozen=True)
 class Published:
-    """The rows of the table, the path of the page, and the run's target."""
-
     rows: list[Row]
     report: Path
     target: float | None
 
 
 def check_packages() -> None:
-    """Raise `ExtraError` where the report or the scalars could not be written: before any training."""
+    """Raise `ExtraError` before any training if the report or the scalars could not be written."""
     require("plotly", "report.html")
     require("tensorboard", "the scalars of a run")
 
 
 def publish(folder: Path, interrupted: str | None = None) -> Published:
-    """Read a run's folder and write `summary.json`, `loss.svg` and `report.html`; unfinished runs too."""
+    """Write `summary.json`, `loss.svg` and `report.html`, also for unfinished runs."""
     run = read_run(folder)
     rows = summarise(run)
     write_summary(folder, run, rows, interrupted)

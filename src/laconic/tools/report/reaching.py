@@ -1,7 +1,6 @@
 """Time to accuracy: the seconds of training until a test first reaches a target.
 
-Seconds are those of steps, as measured: tests between them and the start of processes are not counted. Times
-are known to the interval between tests.
+Only steps count, not tests or the start of processes. Times are exact to the interval between tests.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from laconic.tools.report.series import Array, MethodSeries, SeedSeries
 
 
 class HasReach(Protocol):
-    """A row of a table."""
-
     @property
     def spec(self) -> str: ...
     @property
@@ -33,20 +30,20 @@ def seconds_to(seed: SeedSeries, percent: float) -> float:
 
 
 def seconds_of(method: MethodSeries, percent: float) -> Figure:
-    """Mean over seeds; nan unless every seed has reached it."""
+    """Return the mean over seeds; nan unless all have reached it."""
     found = [seconds_to(seed, percent) for seed in method.seeds]
     return UNKNOWN if any(map(math.isnan, found)) else Figure.of(found)
 
 
 def accuracy_by_second(method: MethodSeries) -> Curve:
-    """Test accuracy in percent, at the mean seconds after which seeds were tested."""
+    """Return test accuracy in percent, by mean seconds."""
     tested = accuracy_by_step(method)
     seconds = np.stack([_seconds_at(seed, tested.x) for seed in method.seeds]).mean(axis=0)
     return Curve(seconds, tested.y, tested.error)
 
 
 def faster(rows: Sequence[HasReach], target: float | None) -> str:
-    """One sentence on how much sooner than the first row the others reach the target; "" without one."""
+    """Return a sentence that compares times to the target with the first row; "" without a target."""
     if target is None or not rows:
         return ""
     first = rows[0]
@@ -64,12 +61,11 @@ def faster(rows: Sequence[HasReach], target: float | None) -> str:
 
 
 def target_of(config: Mapping[str, object]) -> float | None:
-    """Return the target of a run, in percent; None without one."""
     found = config.get("target")
     return float(found) if isinstance(found, (int, float)) else None
 
 
 def _seconds_at(seed: SeedSeries, steps: Array) -> Array:
-    """Return seconds of all steps that are on record up to each of these, float64."""
+    """Return the total seconds of recorded steps, up to each of these."""
     total: Array = np.cumsum(np.pad(seed["step_s"], (1, 0)))[np.searchsorted(seed.steps, steps, "right")]
     return total

@@ -30,13 +30,13 @@ PER_STEP = (
     "communicate_s",
     "decode_s",
 )
-WIRE = ("activations_sent", "gradients_sent", "replicas_sent")  # parts of network_sent, in a pipeline
-WAITED = ("waited_s",)  # of a pipeline's step: for messages of other stages
+WIRE = ("activations_sent", "gradients_sent", "replicas_sent")  # parts of network_sent in a pipeline
+WAITED = ("waited_s",)  # in a pipeline, for other stages
 
 
 @dataclass(frozen=True)
 class SeedSeries:
-    """One training: arrays over its steps and evaluations. Bytes and seconds are per worker and step."""
+    """Arrays over the steps and evaluations of one training. Bytes and seconds are per worker and step."""
 
     seed: int
     steps: Array
@@ -44,21 +44,21 @@ class SeedSeries:
     eval_steps: Array
     accuracy: Array
     test_loss: Array
-    zeros: Array  # share of the weights that are exactly zero
-    optimiser: str  # its name and peak learning rate; "" if there is no start event
-    consensus: Array  # at each evaluation, distance of ranks from their average, relative to its norm
-    residual: Array  # at each evaluation, a low-bit training's distance from few bits; 0 for float32
-    flips: Array  # at each evaluation, share of few-bit weights' signs that changed since the one before
+    zeros: Array  # share of zero weights
+    optimiser: str  # name and peak learning rate; "" without a start event
+    consensus: Array  # ranks' distance from their average, relative to its norm
+    residual: Array  # a low-bit training's distance from few bits; 0 for float32
+    flips: Array  # share of few-bit weights' signs that changed since the last evaluation
     notes: Notes
-    kept: Array  # at each evaluation, bytes that a worker keeps for backward: coded, or inputs under SWAT
+    kept: Array  # bytes that a worker saves for backward, coded or as inputs under SWAT
     kept_dense: Array  # the same, uncoded
-    counted: Array  # in a lab, bytes that each host's interface has sent, including headers
-    noise: NoiseSeries  # of the gradient, in batches of a worker
-    loss_scale: Array = field(default_factory=lambda: np.zeros(0))  # of each step; empty without a scaler
-    skipped: int = 0  # steps that a scaler skipped
-    blocks: BlockSeries | None = None  # where blocks train side by side
-    density: Array = field(default_factory=lambda: np.zeros(0))  # of each new masks: share of weights in use
-    changed: Array = field(default_factory=lambda: np.zeros(0))  # share of these that the update brought
+    counted: Array  # in a lab, bytes that each host's interface sent, with headers
+    noise: NoiseSeries  # in batches of a worker
+    loss_scale: Array = field(default_factory=lambda: np.zeros(0))  # of each step, with a scaler
+    skipped: int = 0
+    blocks: BlockSeries | None = None
+    density: Array = field(default_factory=lambda: np.zeros(0))  # share of weights in use, by update of masks
+    changed: Array = field(default_factory=lambda: np.zeros(0))  # share of these that the update added
 
     def __getitem__(self, name: str) -> Array:
         return self.values[name]
@@ -73,24 +73,20 @@ class MethodSeries:
 
     @property
     def common(self) -> int:
-        """Steps that every seed has done."""
         return min((len(seed.steps) for seed in self.seeds), default=0)
 
     def over_seeds(self, name: str) -> Array:
-        """Return a quantity, (seeds, steps), for the steps that all seeds have done."""
+        """Return a quantity for the steps that all seeds have done, (seeds, steps)."""
         return np.stack([seed[name][: self.common] for seed in self.seeds])
 
 
 @dataclass(frozen=True)
 class Run:
-    """The content of a run's folder."""
-
     config: dict[str, Any]
     methods: tuple[MethodSeries, ...]
 
     @property
     def complete(self) -> bool:
-        """Whether every method and seed reached its last step."""
         steps, seeds = self.config["steps"], self.config["seeds"]
         return len(self.methods) == len(self.config["methods"]) and all(
             len(method.seeds) == seeds and method.common == steps for method in self.methods
@@ -98,7 +94,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Return the run in this folder, with methods in its own order, without those that did no step."""
+    """Return the run in this folder, without methods that did no step."""
     config = json.loads((folder / CONFIG).read_text())
     grouped: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for event in read_events(folder):
@@ -114,7 +110,7 @@ def read_run(folder: Path) -> Run:
 
 
 def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
-    """Return the series of one training, from all ranks' events in any order."""
+    """Return the series of one training from all ranks' events, in any order."""
     steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
     evals: dict[int, list[dict[str, Any]]] = defaultdict(list)
     optimiser = ""
@@ -163,6 +159,6 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
 
 
 def _mean(name: str, events: list[dict[str, Any]]) -> float:
-    """Mean over the ranks that know this quantity; 0 if none does."""
+    """Return the mean over ranks that have this quantity; 0 if none does."""
     known = [event[name] for event in events if event.get(name) is not None]
     return float(np.mean(known)) if known else 0.0

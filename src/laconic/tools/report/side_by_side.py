@@ -1,4 +1,4 @@
-"""The section of a report on blocks that train in parallel: when each works, its traffic, residuals."""
+"""Report section on blocks that train in parallel: their times, traffic and residuals."""
 
 from __future__ import annotations
 
@@ -27,17 +27,15 @@ HEADS = (
 
 @dataclass(frozen=True)
 class BlockSeries:
-    """One training's blocks, by rank: the "blocks" of each step's events."""
+    """ "blocks" of each step's events of one training, by rank."""
 
     ranks: tuple[tuple[Mapping[str, Any], ...], ...]
 
     def mean(self, rank: int, name: str, part: slice) -> float:
-        """Return the mean of a quantity over these steps; 0 without steps."""
         values = [float(step[name]) for step in self.ranks[rank][part]]
         return float(np.mean(values)) if values else 0.0
 
     def spans(self, first: int, last: int) -> list[Spans]:
-        """Return each block's work in steps first..last - 1."""
         return [
             [
                 (str(work), float(begin), float(end))
@@ -49,11 +47,10 @@ class BlockSeries:
 
     @property
     def common(self) -> int:
-        """Steps that every block has done."""
         return min(map(len, self.ranks))
 
     def densest(self) -> tuple[int, int]:
-        """Return the SHOWN steps of the second half that took the least time: no test falls into them."""
+        """Return the SHOWN steps of the second half that took the least time, so without a test."""
         half, last = self.common // 2, self.common
         starts = range(half, max(half + 1, last - SHOWN + 1))
         return min(
@@ -61,7 +58,7 @@ class BlockSeries:
         )
 
     def at_once(self) -> list[float]:
-        """Return the shares of busy time in which 1, 2, ... blocks work, in the second half of the steps."""
+        """Return the shares of busy time in which at least 1, 2, ... blocks work, in the second half."""
         return at_once(self.spans(self.common // 2, self.common))
 
     def _length(self, first: int, last: int) -> float:
@@ -70,7 +67,6 @@ class BlockSeries:
 
 
 def read_blocks(steps: Mapping[int, Sequence[Mapping[str, Any]]]) -> BlockSeries | None:
-    """From the events of each step; None if these are of another training."""
     ranks: dict[int, list[Mapping[str, Any]]] = {}
     for step in sorted(steps):
         for event in steps[step]:
@@ -80,13 +76,12 @@ def read_blocks(steps: Mapping[int, Sequence[Mapping[str, Any]]]) -> BlockSeries
 
 
 def side_by_side(found: Sequence[tuple[str, BlockSeries | None]]) -> str:
-    """Return the section as HTML of (spec, series); "" if no method has blocks."""
     parts = [_method(spec, series) for spec, series in found if series is not None and series.common]
     return f"<section><h2>Blocks side by side</h2>{''.join(parts)}</section>" if parts else ""
 
 
 def words(shares: Sequence[float]) -> str:
-    """Return the overlap of blocks as a sentence.
+    """Describe the overlap of blocks.
 
     >>> words([1.0, 0.8, 0.5])
     'Of the time in which any block works, two or more do in 80 %, all 3 in 50 %.'

@@ -1,4 +1,4 @@
-"""The table of a run: one row per method, with means and standard errors over seeds."""
+"""Table of a run: one row per method, with means and standard errors over seeds."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ class Row:
     """One method. Bytes and seconds per step are means over the second half of the steps, after any warm-up.
 
     Attributes:
-        wire_mb: MB that a worker puts on the wire in a step, by the model in `laconic.comm.wire_model`.
+        wire_mb: MB that a worker puts on the wire in a step, by `laconic.comm.wire_model`.
         smaller: MB of a float32 all-reduce in a group of this size, divided by `wire_mb`.
-        against_first: `wire_mb` of the first baseline divided by this one's.
-        zeros: Share of the weights that are exactly zero.
-        optimiser: Its name and peak learning rate.
-        consensus: Distance of ranks from their average at the last test, relative to its norm.
+        against_first: The first baseline's `wire_mb` divided by this one's.
+        zeros: Share of zero weights.
+        optimiser: Name and peak learning rate.
+        consensus: Ranks' distance from their average at the last test, relative to its norm.
         residual: |weights - few bits| / |weights| of a low-bit training at the last test; 0 for float32.
-        flips: Share of the signs of few-bit weights that changed between the last two tests; 0 for float32.
-        density: Share of the weights that masks leave in use at the end; 0 without masks.
-        changed: Share of these that the last update of the masks brought.
+        flips: Share of few-bit weights' signs that changed between the last two tests; 0 for float32.
+        density: Share of weights in use at the end; 0 without masks.
+        changed: Share of these that the last update of the masks added.
         counted_mb: MB that a host's interface sent in a lab, in total; 0 elsewhere.
-        noise_scale: Gradient noise scale in the second half, in batches of a worker; nan where not measured.
+        noise_scale: Gradient noise scale in the second half, in batches of a worker; nan if not measured.
         skipped: Steps that a GradScaler skipped, mean over seeds.
         loss_scale: Of the last step, mean over seeds; 0 without a GradScaler.
-        kept_mb, kept_dense_mb: MB that a worker saves for backward at the last test, and the same uncoded;
-            0 unless activations are coded.
-        activations_mb, gradients_mb, replicas_mb: Parts of `wire_mb` in a pipeline: activations to the next
-            stage, their gradients back, and the replicas' exchange. Sums over all workers; 0 elsewhere.
-        waiting: Share of the step that a stage of a pipeline waits for others, mean over stages.
-        reach_s: Seconds of training until a test reaches the run's target; nan without one, or if a seed
-            never does.
+        kept_mb, kept_dense_mb: MB that a worker saves for backward at the last test, coded and uncoded; 0
+        unless
+            activations are coded.
+        activations_mb, gradients_mb, replicas_mb: Parts of `wire_mb` in a pipeline: activations, their
+            gradients, and the replicas' exchange. Sums over all workers; 0 elsewhere.
+        waiting: Share of the step that a pipeline's stage waits for others, mean over stages.
+        reach_s: Seconds of training until a test reaches the target; nan without one, or if a seed never
+            does.
     """
 
     spec: str
@@ -81,7 +82,6 @@ class Row:
 
 
 def summarise(run: Run) -> list[Row]:
-    """Return the rows of a run's table, in the order of its methods."""
     rows = [_row(method, run.config) for method in run.methods]
     first = next(
         (row for row in rows if row.spec in run.config.get("against", [])), rows[0] if rows else None
@@ -94,25 +94,21 @@ def summarise(run: Run) -> list[Row]:
 
 
 def counted(rows: list[Row]) -> str:
-    """Return one sentence about what interfaces counted in a lab; "" elsewhere."""
     sent = [f"{row.counted_mb:.4g} MB with {row.spec}" for row in rows if row.counted_mb]
     return f"Bytes that a host's interface sent, including tests: {', '.join(sent)}." if sent else ""
 
 
 def residuals(rows: list[Row]) -> str:
-    """Return a sentence about the distance of low-bit trainings from few bits; "" if there are none."""
     apart = [f"{row.residual:.4f} with {row.spec}" for row in rows if row.residual]
     return f"Primal residual at the last test: {', '.join(apart)}." if apart else ""
 
 
 def flips(rows: list[Row]) -> str:
-    """Return one sentence about the signs that changed at the end; "" without weights in few bits."""
     found = [f"{100 * row.flips:.2f} % with {row.spec}" for row in rows if row.flips]
     return f"Signs that changed between the last two tests: {', '.join(found)}." if found else ""
 
 
 def in_use(rows: list[Row]) -> str:
-    """Return one sentence about masks at the end; "" without masks."""
     found = [
         f"{100 * row.density:.2f} %, of these {100 * row.changed:.2f} % by the last update, with {row.spec}"
         for row in rows
@@ -122,7 +118,6 @@ def in_use(rows: list[Row]) -> str:
 
 
 def between(rows: list[Row]) -> str:
-    """Return one sentence about what stages of a pipeline send; "" without stages."""
     sent = [
         f"{row.activations_mb:.4g} + {row.gradients_mb:.4g} + {row.replicas_mb:.4g} MB with {row.spec}"
         for row in rows
@@ -134,7 +129,6 @@ def between(rows: list[Row]) -> str:
 
 
 def kept_bytes(rows: list[Row]) -> str:
-    """Return a sentence about the bytes that compressed layers store for backward; "" if there are none."""
     kept = [
         f"{row.kept_mb:.4g} of {row.kept_dense_mb:.4g} MB with {row.spec}"
         f" ({row.kept_dense_mb / row.kept_mb:.1f} times smaller)"
@@ -145,7 +139,7 @@ def kept_bytes(rows: list[Row]) -> str:
 
 
 def write_summary(folder: Path, run: Run, rows: list[Row], interrupted: str | None) -> None:
-    """Write `summary.json`: settings, rows, and why the run ended early, if it did."""
+    """Write settings, rows, and the reason for an early end to `summary.json`."""
     content = {
         "config": run.config,
         "complete": run.complete,
@@ -202,7 +196,6 @@ def last_tests(method: MethodSeries) -> list[tuple[SeedSeries, int]]:
 
 
 def _pipelined(config: dict[str, Any], late_mean: Callable[[str], float]) -> dict[str, float]:
-    """Return the figures of a pipeline, in a run of one."""
     if config.get("pipeline") is None:
         return {}
     parts = {name.replace("_sent", "_mb"): config["workers"] * late_mean(name) / MB for name in WIRE}
@@ -210,12 +203,12 @@ def _pipelined(config: dict[str, Any], late_mean: Callable[[str], float]) -> dic
 
 
 def last_mean(series: Iterable[Array]) -> float:
-    """Mean of the last values; an empty series counts as 0."""
+    """Return the mean of the last values; an empty series counts as 0."""
     return float(np.mean([values[-1] if len(values) else 0.0 for values in series]))
 
 
 def plain(value: object) -> object:
-    """Return the same value with None for nan and infinity, which JSON lacks."""
+    """Replace nan and infinity, which JSON lacks, by None."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The section of a report on how replicas stay together, for strategies whose ranks differ."""
+"""Report section on the agreement of replicas, for strategies whose ranks differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ averaging</p><div class="plot" id="consensus_by_step"></div></figure>"""
 
 
 def together(run: Run) -> str:
-    """Return the section as HTML; "" if every method keeps its replicas equal and gives no notes."""
     parts = [CONSENSUS] if any(consensus_by_step(method) is not None for method in run.methods) else []
     parts += [_talk(number, method) for number, method in enumerate(run.methods)]
     notes = [(method.spec, method.seeds[0].notes.words()) for method in run.methods]
@@ -30,7 +29,7 @@ def together(run: Run) -> str:
 
 
 def _talk(number: int, method: MethodSeries) -> str:
-    """Return a placeholder for the matrix that the page's script draws."""
+    """Return a placeholder for a matrix that the page's script draws."""
     if method.seeds[0].notes.talk is None:
         return ""
     return (

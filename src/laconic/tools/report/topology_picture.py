@@ -9,17 +9,17 @@ from xml.sax.saxutils import escape
 from laconic.strategies.gossip.topologies import Topology
 from laconic.tools.report.arrows import CENTRE, MIDDLE, RADIUS, Arc, arrowhead, bezier, place, toward, xy
 
-WIDTH, LEGEND, LINE = 640, 656, 22  # of the picture; top of the legend, height of its lines
-MAX_STEPS, FEW = 12, 4  # in one picture, so that colours differ visibly; FEW if it never repeats
-MANY = 80  # above this many arcs, only those of rank 0 stand out
-PER_LINE = 6  # steps per line of the legend
+WIDTH, LEGEND, LINE = 640, 656, 22  # of the picture; top and line height of the legend
+MAX_STEPS, FEW = 12, 4  # in one picture, so that colours differ visibly; FEW if the topology never repeats
+MANY = 80  # with more arcs, only those of rank 0 stand out
+PER_LINE = 6
 Shades = tuple[tuple[int, int, int], ...]
 LIGHT: Shades = ((36, 71, 155), (14, 138, 138), (186, 140, 8), (205, 84, 22), (140, 44, 122))
 DARK: Shades = ((118, 156, 255), (72, 208, 188), (236, 204, 92), (250, 146, 92), (226, 132, 208))
 
 
 def picture(topology: Topology, size: int, step: int | None = None) -> str:
-    """Return the SVG document of all steps of a period, at most MAX_STEPS; or of one step."""
+    """Return the SVG document of one step, or of a period's steps, at most MAX_STEPS."""
     period = topology.period(size)
     steps = list(topology.span(size)[: MAX_STEPS if period else FEW]) if step is None else [step]
     seen: Counter[tuple[int, int]] = Counter()
@@ -46,7 +46,7 @@ def picture(topology: Topology, size: int, step: int | None = None) -> str:
 
 
 def arcs_of(topology: Topology, size: int, step: int, seen: Counter[tuple[int, int]]) -> list[Arc]:
-    """Return the arcs of a step: an edge that goes both ways is one arc. Counts the arcs in `seen`."""
+    """Return the arcs of a step, one for an edge in both directions; counts them in `seen`."""
     found = []
     for rank in range(size):
         out, into = topology.peers(rank, size, step)
@@ -60,12 +60,11 @@ def arcs_of(topology: Topology, size: int, step: int, seen: Counter[tuple[int, i
 
 
 def near(arcs: list[Arc]) -> list[Arc]:
-    """Return the arcs that start at rank 0."""
     return [arc for arc in arcs if arc.source == 0]
 
 
 def drawn(arcs: list[Arc], size: int, look: str) -> str:
-    """Return all arcs of a step as one path, and their heads as another."""
+    """Return a step's arcs as one path, and their heads as another."""
     curves = [(arc, *bezier(arc, size, disc(size))) for arc in arcs]
     line = "".join(f"M{xy(start)}Q{xy(bend)} {xy(end)}" for _, start, bend, end in curves)
     length = max(5.5, 0.55 * disc(size))
@@ -76,7 +75,6 @@ def drawn(arcs: list[Arc], size: int, look: str) -> str:
 
 
 def disc(size: int) -> float:
-    """Radius of a rank's disc."""
     return min(19.0, 0.76 * RADIUS * sin(pi / size))
 
 
@@ -111,7 +109,7 @@ def which(period: int | None, steps: list[int]) -> str:
 
 
 def legend(steps: list[int], heads: set[bool], crowded: bool) -> list[str]:
-    """Lines below the circle: a swatch per step if there are several, and how to read the arcs."""
+    """Return lines below the circle: a swatch per step if there are several, and how to read the arcs."""
     lines: list[str] = []
     for first in range(0, len(steps) if len(steps) > 1 else 0, PER_LINE):
         row, y = steps[first : first + PER_LINE], LEGEND + LINE * len(lines)
@@ -131,7 +129,6 @@ def legend(steps: list[int], heads: set[bool], crowded: bool) -> list[str]:
 
 
 def short(text: str) -> str:
-    """Return the text, cut to fit in the heading."""
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -148,7 +145,7 @@ def colour(shades: Shades, at: float) -> str:
 
 
 def style(count: int, faint: float) -> str:
-    """The style sheet: `count` colours s0, s1, ... in light and dark mode; `faint`: opacity of a crowd."""
+    """Return the style sheet: `count` colours in light and dark mode; `faint`: opacity of a crowd."""
 
     def colours(shades: Shades) -> str:
         every = [colour(shades, i / max(count - 1, 1)) for i in range(count)]

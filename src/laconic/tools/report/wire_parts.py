@@ -1,4 +1,4 @@
-"""A picture of a pipeline's traffic per step: a bar per method, of activations, gradients and replicas."""
+"""Picture of a pipeline's traffic per step: a bar per method, of activations, gradients and replicas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH, LEFT, RIGHT, TOP, ROW, BAR = 1100, 12, 90, 34, 46, 16
 
 
 def wire_parts(bars: Sequence[tuple[str, tuple[float, float, float]]]) -> str:
-    """Return the picture as SVG, in light and dark mode, of each method's MB.
+    """Return each method's MB as SVG.
 
     >>> wire_parts([("dense()", (1.0, 1.0, 2.0))]).count("<rect")
     6

@@ -23,7 +23,6 @@ PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(keeper: str, number: int, command: list[str]) -> NoReturn:
-    """Enter, run, wait."""
     folder = os.getcwd()  # noqa: PTH109
     step_in(keeper, number)
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)  # until the command has started
@@ -43,7 +42,7 @@ def main(keeper: str, number: int, command: list[str]) -> NoReturn:
 
 
 def step_in(keeper: str, number: int) -> None:
-    """Enter the keeper's namespaces; that of processes holds for children."""
+    """Enter the keeper's namespaces; the process namespace holds for children."""
     home = f"/proc/{keeper}"
     if not os.path.samefile(f"{home}/ns/user", "/proc/self/ns/user"):  # noqa: PTH121
         linux.enter(f"{home}/ns/user", linux.NEWUSER)
@@ -60,7 +59,7 @@ def become(number: int, folder: str, command: list[str]) -> NoReturn:
     os.chdir(folder)
     linux.unshare(linux.NEWNS | linux.NEWUTS)
     socket.sethostname(f"host{number}")
-    with suppress(OSError):  # a container may forbid it: /sys then shows the container's interfaces
+    with suppress(OSError):  # a container may forbid it; /sys then shows the container's interfaces
         linux.mount("sysfs", "/sys")
     try:
         os.execvp(command[0], command)

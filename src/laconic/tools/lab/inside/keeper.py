@@ -1,10 +1,9 @@
-"""The process that holds a lab's namespaces.
+"""Process that holds a lab's namespaces.
 
     keeper COUNT OWNER      COUNT network namespaces, until process OWNER or standard input ends
 
-Namespaces have no names: they are open files of one process, which is process 1 of its own process namespace.
-When that process ends for any reason, the kernel kills everything that runs in the lab and removes the
-namespaces, interfaces and mounts, so no cleanup is needed.
+Namespaces are open files of one process, which is process 1 of its own process namespace. When it ends for
+any reason, the kernel kills everything that runs in the lab and removes namespaces, interfaces and mounts.
 
 Without root's rights it becomes root in a new user namespace, if the kernel allows that. It reads requests,
 one JSON list per line, and answers each with a list: see `answer`.
@@ -24,7 +23,7 @@ from typing import Any, NoReturn
 
 from laconic.tools.lab import linux
 
-FIRST = 10  # namespace k is file FIRST + k of the keeper, which is process 1 inside
+FIRST = 10  # namespace k is file FIRST + k of the keeper
 IN_SERVICE_S = 10.0
 BURY_S = 0.5  # between checks for orphans that have ended
 
@@ -47,7 +46,6 @@ def main(count: int, owner: int) -> None:
 
 
 def gain_rights() -> None:
-    """Become root, at least of a user namespace."""
     user, group = os.geteuid(), os.getegid()
     try:
         linux.unshare(linux.NEWNET)
@@ -88,7 +86,7 @@ def answer(request: dict[str, Any]) -> Any:
 
     "run": a command with "input"; answers [return code, output, errors]. "write": writes "text" to a file.
     "counts": answers the bytes sent and received by an interface. "bare": turns an interface's offloads off.
-    "names": sets the text of /etc/hosts. "running": answers whether an interface came into service in time.
+    "names": sets the text of /etc/hosts. "running": answers whether an interface came up in time.
     """
     linux.enter(f"/proc/self/fd/{FIRST + request['in']}", linux.NEWNET)
     if "run" in request:
@@ -108,7 +106,6 @@ def answer(request: dict[str, Any]) -> Any:
 
 
 def bury() -> None:
-    """Reap the lab's orphans, whose parent is process 1."""
     while True:
         try:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
@@ -118,14 +115,13 @@ def bury() -> None:
 
 
 def write(path: str, text: str) -> None:
-    """Write a setting of the kernel, if the kernel has it."""
+    """Write a setting of the kernel, if it exists."""
     if os.path.exists(path):  # noqa: PTH110  # pathlib takes 10 ms to import
         with open(path, "w") as file:  # noqa: PTH123
             file.write(text)
 
 
 def in_service(interface: str) -> bool:
-    """Wait until a new interface can send; the kernel takes a while."""
     deadline = time.monotonic() + IN_SERVICE_S
     while not linux.running(interface):
         if time.monotonic() > deadline:
@@ -135,7 +131,7 @@ def in_service(interface: str) -> bool:
 
 
 def show(path: str, text: str) -> None:
-    """Replace a file's text inside the lab alone, by mounting an unnamed file over it."""
+    """Replace a file's text inside the lab only, by mounting an unnamed file over it."""
     handle, beside = tempfile.mkstemp(prefix="laconic-lab-")
     os.write(handle, text.encode())
     os.fchmod(handle, 0o644)
@@ -147,7 +143,6 @@ def show(path: str, text: str) -> None:
 
 
 def say(message: Any) -> None:
-    """Write one line for the owner."""
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 

@@ -1,11 +1,11 @@
-"""A switch that delays and loses packets, for a lab on a kernel without netem.
+"""Switch that delays and loses packets, for a lab on a kernel without netem.
 
     relay SEED      reads {"ports": ["v0", ...], "delay": [[...]], "jitter": [...], "loss": [...]} from stdin
 
-Host k has the address 02:00:00:00:00:k+1 and is behind port k; a packet for any other address goes to all.
-A packet from i to j arrives `delay[j][i]` seconds later, plus or minus up to `jitter[j]`, uniformly drawn,
-but not before the one ahead of it: packets from i to j stay in order. A share `loss[j]` is lost, and so are
-packets that a port's queue refuses. A later line of the same form changes the links from then on.
+Host k has the address 02:00:00:00:00:k+1 and is behind port k; a packet for any other address goes to all. A
+packet from i to j arrives `delay[j][i]` seconds later, plus or minus up to `jitter[j]`, uniformly drawn, but
+in order. A share `loss[j]` is lost, and so are packets that a port's queue refuses. A later line of the same
+form changes the links.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ class Relay:
     def __init__(self, shape: dict[str, Any], rng: random.Random) -> None:
         self.ports = [port(name) for name in shape["ports"]]
         self.last = [[0.0] * len(self.ports) for _ in self.ports]  # the latest arrival, [to][from]
-        self.waiting: list[tuple[float, int, int, bytes]] = []  # when, a count, to whom, what
+        self.waiting: list[tuple[float, int, int, bytes]] = []  # time, count, destination, packet
         self.count = 0
         self.rng = rng
         self.shape = shape
 
     def receive(self, at: int) -> None:
-        """Read the packets that have arrived at a port."""
         recv, to_all = self.ports[at].recv, [port for port in range(len(self.ports)) if port != at]
         for _ in range(BATCH):
             try:
@@ -56,7 +55,6 @@ class Relay:
                 self.post(at, goal, frame)
 
     def post(self, at: int, to: int, frame: bytes) -> None:
-        """Send a packet on its way, or lose it."""
         shape, random = self.shape, self.rng.random
         if shape["loss"][to] and random() < shape["loss"][to]:
             return
@@ -76,13 +74,13 @@ class Relay:
                 if waiting[0][0] > now:
                     return waiting[0][0] - now
             _, _, to, frame = heapq.heappop(waiting)
-            with suppress(OSError):  # a full queue: as at any switch, the packet is lost
+            with suppress(OSError):  # a full queue loses the packet, as at any switch
                 ports[to].send(frame)
         return None
 
 
 def port(name: str) -> socket.socket:
-    """Return a socket for the packets that an interface receives and sends."""
+    """Return a socket for all packets of an interface."""
     opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     opened.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
     for option, forced in FORCED.items():

@@ -1,1 +1,1 @@
-"""The report of a federated run: accuracy over bytes and rounds, bytes by round, who took part."""
+"""Report of a federated run: accuracy over bytes and rounds, bytes by round, participation."""

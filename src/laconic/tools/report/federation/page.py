@@ -37,7 +37,7 @@ HEADS = (
 
 
 def publish_federation(folder: Path, interrupted: str | None = None) -> tuple[list[Row], Path]:
-    """Write `summary.json` and `report.html` of a run, finished or not; its rows, and the page's path."""
+    """Write `summary.json` and `report.html` of a run, finished or not; returns rows and the path."""
     run = read_federated_run(folder)
     rows = run.rows()
     content = {
@@ -62,7 +62,6 @@ def publish_federation(folder: Path, interrupted: str | None = None) -> tuple[li
 
 
 def lede(run: FederatedRun) -> str:
-    """Return one sentence about the run."""
     config = run.config
     seeds = f"{config['seeds']} seeds" if config["seeds"] > 1 else "one seed"
     return (
@@ -72,7 +71,6 @@ def lede(run: FederatedRun) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """Return the summary as an HTML table."""
     head = "".join(
         f'<th scope="col" title="{html.escape(note)}">{html.escape(name)}</th>' for name, note in HEADS
     )
@@ -112,7 +110,7 @@ def _curves(scheme: Trainings, clients: int) -> dict[str, Any]:
 
 
 def _banded(x: Array, values: Array) -> dict[str, list[float | None]]:
-    """Return a curve of `values` (seeds, n) over x (n,): mean, and one standard error below and above."""
+    """Return a curve over x (n,) of `values` (seeds, n): mean, and one standard error below and above."""
     mean = values.mean(axis=0)
     error = values.std(axis=0, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else np.zeros_like(mean)
     named = {"x": x, "y": mean, "low": mean - error, "high": mean + error}

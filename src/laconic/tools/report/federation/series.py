@@ -1,4 +1,4 @@
-"""A federated run's rounds as series: one a seed, and their means."""
+"""Rounds of a federated run as series: one per seed, and their means."""
 
 from __future__ import annotations
 
@@ -28,28 +28,30 @@ class Seed:
     tested: Array
     accuracy: Array
     test_loss: Array
-    turns: Counter[int]  # how often each client took part
+    turns: Counter[int]
 
 
 @dataclass(frozen=True)
 class Trainings:
-    """One scheme's trainings."""
+    """Trainings of one scheme."""
 
     spec: str
     seeds: tuple[Seed, ...]
 
     @property
     def rounds(self) -> int:
-        """Rounds that every seed has done."""
         return min(len(seed.up) for seed in self.seeds)
 
     def mean_mb(self, way: str) -> Array:
-        """MB "up" or "down" by round, the mean over seeds."""
+        """Return MB "up" or "down" by round, mean over seeds."""
         mean: Array = np.stack([getattr(seed, way)[: self.rounds] for seed in self.seeds]).mean(axis=0) / MB
         return mean
 
     def tests(self) -> tuple[Array, Array]:
-        """Return the rounds of the tests that all seeds have done, and their accuracies (seeds, tests)."""
+        """Return the rounds of tests that all seeds have done, and their accuracies (seeds, tests).
+
+        `smaller`: bytes up and down of the first baseline divided by this scheme's; NaN without a baseline.
+        """
         common = min(len(seed.tested) for seed in self.seeds)
         return self.seeds[0].tested[:common], np.stack([seed.accuracy[:common] for seed in self.seeds])
 
@@ -83,13 +85,11 @@ class FederatedRun:
 
     @property
     def complete(self) -> bool:
-        """Whether every scheme and seed has done its last round."""
         found = [seed for scheme in self.schemes for seed in scheme.seeds]
         due = len(self.config["schemes"]) * self.config["seeds"]
         return len(found) == due and all(len(seed.up) == self.config["rounds"] for seed in found)
 
     def rows(self) -> list[Row]:
-        """Return the table, in the order of the run."""
         rows = [_row(scheme) for scheme in self.schemes]
         first = next((row for row in rows if row.spec in self.config["against"]), None)
         total = math.nan if first is None else first.up_mb + first.down_mb
