@@ -1,4 +1,4 @@
-"""Data sets: partitions among clients, sample ids, batch augmentation, and per-sample memory."""
+"""Data sets: partitions among clients, sample ids, batch augmentation, and memory by sample."""
 
 from laconic.data.batch_augmentation import batch_augmentation as batch_augmentation
 from laconic.data.copied_dataset import CopiedDataset as CopiedDataset

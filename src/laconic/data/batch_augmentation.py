@@ -1,8 +1,8 @@
 """Batch augmentation: several independent augmentations of each example in one step.
 
-Hoffer et al. 2020, arXiv:1901.09335: a batch of B examples with M copies each takes as many steps as a batch
-of B, at the same learning rate (copies are correlated, so it is not scaled by M), and generalises better.
-Across ranks, groups of M ranks use the same examples, so that a step reads 1/M of the distinct examples.
+Hoffer et al. 2020, arXiv:1901.09335: a batch of B examples with M copies takes as many steps as a batch of B,
+at the same learning rate (copies are correlated), and generalises better. Across ranks, groups of M ranks use
+the same examples, so that a step reads 1/M of the distinct examples.
 """
 
 from __future__ import annotations
@@ -78,16 +78,16 @@ def batch_augmentation(
         source: A DataLoader with a `batch_size`, which remains the number of distinct examples per rank and
             step; or a sampler of the examples, which returns a `CopiesSampler` for your own DataLoader of a
             `CopiedDataset`.
-        copies: Augmented copies of each example, 1 or more; default: 4.
-        across: "ranks" (default): groups of `copies` ranks load the same examples, with other augmentations.
-            "batch": a batch holds all copies of its examples, `copies` times as many inputs, all of copy 0
-            first: `laconic.recipes.Copies` splits it.
-        augment: Function augment(example, generator) that returns an augmented example. With it, an example
-            is read only once per batch. Default: None, the data set's own random transforms are seeded.
+        copies: Augmented copies of each example, 1 or more.
+        across: "ranks": groups of `copies` ranks load the same examples, with other augmentations. "batch": a
+            batch holds all copies of its examples, all of copy 0 first: `laconic.recipes.Copies` splits it.
+        augment: Function augment(example, generator) that returns an augmented example; an example is then
+            read only once per batch. None: the data set's own random transforms are seeded.
         batch: Distinct examples per rank and step; only with a sampler.
-        seed: Equal on all ranks; default: 0.
-        rank: This rank; default: that of the default process group, or 0.
-        size: Number of ranks; default: that of the default process group, or 1.
+        seed: Equal on all ranks.
+        rank: This rank. None: that of the default process group, or 0.
+        size: Number of ranks. None: that of the default process group, or 1.
+
     Raises:
         SpecError: The data set is an IterableDataset, the loader has a DistributedSampler, a sampler with its
             own generator or no batch size, or `copies` does not divide the number of ranks.

@@ -1,4 +1,4 @@
-"""Data set indexed by draws: each item is an example, augmented by the draw's key."""
+"""Data set whose items are augmented examples, indexed by draws."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class CopiedDataset(Dataset[Any]):
     Args:
         dataset: Data set with items by index. Without `augment` its own random transforms run for each copy,
             with torch's, Python's and NumPy's generators seeded by the key and restored afterwards.
-        augment: Function augment(example, generator) that returns an augmented example. With it, each example
-            of a batch is read once for all its copies. Default: None.
+        augment: Function augment(example, generator) that returns an augmented example. Each example of a
+            batch is then read once for all its copies.
 
     >>> dataset = CopiedDataset([10.0, 20.0], lambda x, rng: x + torch.rand(1, generator=rng).item())
     >>> one, again, other = dataset.__getitems__([Draw(0, 0, 7), Draw(0, 0, 7), Draw(0, 1, 8)])

@@ -1,9 +1,9 @@
-"""Sampler of examples and copies: pure functions of (seed, epoch, index, copy), and of the visit, if a
-sampler repeats an example within an epoch.
+"""Sampler of examples and copies.
 
-Across ranks, ranks g * copies to (g + 1) * copies - 1 are group g: its members use the same examples, each a
-different copy. Inside a batch, a rank's batch holds every copy of its examples, all examples of copy 0 first,
-then all of copy 1: so each chunk of `batch` inputs has distinct examples, as ghost BatchNorm requires.
+Draws are pure functions of (seed, epoch, index, copy), and of the visit if a sampler repeats an example
+within an epoch. Across ranks, ranks g * copies to (g + 1) * copies - 1 use the same examples, each a
+different copy. Inside a batch, all examples of copy 0 come first, then all of copy 1: so each chunk of
+`batch` inputs has distinct examples, as ghost BatchNorm requires.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """Reads of a step, over all ranks: `inputs` to the model, made of `distinct` examples of the data."""
+    """Reads of a step, over all ranks: `inputs` to the model, made of `distinct` examples."""
 
     inputs: int
     distinct: int
@@ -51,8 +51,8 @@ class Reading:
 class CopiesSampler(Sampler[list[Draw]]):
     """Batches of draws for one rank; each iteration is the next epoch.
 
-    No state needs saving: `set_epoch(epoch, start)` continues at any step, with the same draws. Examples that
-    do not fill a step on all ranks are dropped, different ones in each epoch.
+    `set_epoch(epoch, start)` continues at any step with the same draws, without saved state. Examples that do
+    not fill a step on all ranks are dropped, different ones in each epoch.
 
     Args:
         source: Number of examples, which are shuffled; or a sampler of them, equal on all ranks.
@@ -62,8 +62,8 @@ class CopiesSampler(Sampler[list[Draw]]):
         across: "ranks", where groups of ranks share examples, or "batch".
         rank: This rank.
         size: Number of ranks; a multiple of `copies` if across="ranks".
-        seed: Equal on all ranks; default: 0.
-        shuffle: Whether to shuffle, if `source` is a number; default: True.
+        seed: Equal on all ranks.
+        shuffle: Whether to shuffle, if `source` is a number.
 
     Raises:
         SpecError: The copies do not divide the ranks, the data have fewer examples than a step, or an
@@ -116,11 +116,8 @@ class CopiesSampler(Sampler[list[Draw]]):
     def batch_size(self) -> int:
         """Inputs in a batch of this rank.
 
-        Trainers read it before they distribute batches to ranks, as Accelerate's `prepare` does. This sampler
-        has already done so; after a second distribution, ranks would not share examples.
-
-        Raises:
-            SpecError: There are several ranks.
+        Trainers such as Accelerate read it before they distribute batches to ranks. With several ranks it
+        raises `SpecError`, because after a second distribution they would not share examples.
         """
         if self._size > 1:
             raise SpecError(
@@ -132,13 +129,11 @@ class CopiesSampler(Sampler[list[Draw]]):
 
     @property
     def reading(self) -> Reading:
-        """Reads of one step."""
         each = self.batch * len(self._own)
         return Reading(inputs=each * self._size, distinct=self.batch * self._groups)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of full steps in an epoch."""
         return self._n // (self.batch * self._groups)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:

@@ -14,7 +14,7 @@ STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def bits(key: int, n: int) -> NDArray[np.uint64]:
-    """Return `n` numbers of 64 random bits.
+    """Return `n` random 64-bit numbers.
 
     >>> [hex(number) for number in bits(0, 2).tolist()]
     ['0xe220a8397b1dcdaf', '0x6e789e6aa1b965f4']

@@ -40,11 +40,10 @@ class Memory(ABC):
         return
 
     def close(self) -> None:
-        """Free the memory and its rows."""
         return
 
     def digest(self, seen: Tensor) -> str:
-        """Return a hash of the seen samples' rows, in order."""
+        """Return a hash of the seen samples' rows."""
         hashed = hashlib.blake2b(digest_size=16)
         for sample in seen.nonzero().flatten().tolist():
             hashed.update(sample.to_bytes(8, "little"))
@@ -60,7 +59,6 @@ class Memory(ABC):
         return out
 
     def load(self, seen: Tensor, rows: Tensor) -> None:
-        """Write `rows` to the seen samples."""
         for sample, row in zip(seen.nonzero().flatten().tolist(), rows, strict=True):
             self.write(sample, row)
         self.flush()
@@ -83,7 +81,7 @@ class InRam(Memory):
 
 
 def free_ram() -> int:
-    """Return the available memory of this machine in bytes."""
+    """Return this machine's available memory in bytes."""
     try:
         with open("/proc/meminfo") as lines:  # noqa: PTH123 - a pseudo-file
             known = dict(line.split(":") for line in lines)
@@ -98,8 +96,8 @@ def check_size(what: str, samples: int, nbytes: int, taken: int, most: int, plac
     >>> check_size("0>1:0", 1000, 4096, taken=0, most=1_000_000, place="most_bytes")
     Traceback (most recent call last):
     laconic.core.errors.StateError: the buffer of 0>1:0 needs 4,096,000 bytes (1,000 samples of 4,096), 0 \
-are in use, and most_bytes allows 1,000,000: keep="cast('fp16')" halves it, keep="minmax(bits=8)" \
-quarters it, folder=... puts it on a disk
+    are in use, and most_bytes allows 1,000,000: keep="cast('fp16')" halves it, keep="minmax(bits=8)" \
+    quarters it, folder=... puts it on a disk
     """
     needed = samples * nbytes
     if taken + needed > most:

@@ -1,4 +1,4 @@
-"""Memory in a file: rows of samples on disk, prefetched and written by a separate thread."""
+"""Memory in a file, prefetched and written by a separate thread."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from laconic.data.memory import Memory
 class OnDisk(Memory):
     """File of `samples * nbytes` bytes, allocated at once and deleted when closed.
 
-    The file is `path`, or `path.1`, `path.2`, ... if another process holds a lock on that. The system
-    releases a lock when its process ends, so the file of a killed run is reused, and no two runs share one.
+    The file is `path`, or `path.1`, `path.2`, ... if another process holds its lock. The system releases a
+    lock when its process ends, so the file of a killed run is reused, and no two runs share one.
 
     Rows of the current and the next mini-batch are in RAM. One thread reads ahead and writes, in the order of
-    the calls, so a row that is not written yet is read from RAM. It uses read and write calls, not a memory
-    mapping: a full disk then raises `OSError`, while a mapped file would kill the process with SIGBUS.
+    the calls. It uses no memory mapping: a full disk raises `OSError`, while a mapped file would kill the
+    process with SIGBUS.
 
     Raises:
         OSError, StateError: The disk is too small.
@@ -133,7 +133,7 @@ def _own(path: Path) -> tuple[int, Path]:
 
 
 def _reserve(file: int, path: Path, samples: int, nbytes: int) -> None:
-    """Allocate an empty file's full size. Raises `OSError` or `StateError` if the disk is too small."""
+    """Allocate a file's full size. Raises `OSError` or `StateError` if the disk is too small."""
     free, needed = shutil.disk_usage(path.parent).free, samples * nbytes
     if needed > free:
         raise StateError(

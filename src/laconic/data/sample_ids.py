@@ -1,4 +1,4 @@
-"""Checks of a batch's sample ids: memory by sample needs each id once, and in its range."""
+"""Checks of a batch's sample ids."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from laconic.core.errors import StateError
 
 
 def sample_ids(ids: Tensor | Sequence[int] | None, samples: int, *, missing: str, call: str) -> Tensor:
-    """Return the ids of a batch, int64 (batch,) on the CPU.
+    """Return the ids of a batch, each once, int64 (batch,) on the CPU.
 
     Args:
         ids: The caller's value.
         samples: Number of samples: ids are 0..samples - 1.
         missing: Error message if there are no ids.
-        call: Function that got the number of samples, for the error message.
+        call: Function that got `samples`, for the error message.
 
     Raises:
         StateError: There are no ids, they are not integers, one is out of range or repeated.

@@ -1,4 +1,4 @@
-"""Sample ids: each item of a dataset with its index, also under a shuffling loader."""
+"""Data set whose items include their index."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def with_ids(dataset: MapStyle) -> WithIds:
     A `DataLoader` returns a batch's ids as int64 (batch,), for any sampler.
 
     Raises:
-        TypeError: The dataset has no length, as an iterable one: its items have no fixed index.
+        TypeError: The dataset has no length or no items by index.
 
     >>> with_ids([("a", 0), ("b", 1)])[1]
     (1, 'b', 1)

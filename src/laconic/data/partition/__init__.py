@@ -1,7 +1,6 @@
 """Partition: assignment of a data set's examples to clients, a pure function of (seed, client).
 
-Every process computes the whole assignment, so nothing is sent or stored. Assigning 60,000 examples to 100
-clients takes less than a second.
+Every process computes the whole assignment, so nothing is sent or stored.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Kinds = Tensor | Sequence[int]
 
 
 class Partition(Spec):
-    """Rule that assigns examples to clients by their kinds; a kind is a label or a speaker.
+    """Rule that assigns examples to clients by their kinds: labels or speakers.
 
     >>> from laconic.core.spec import parse
     >>> shares = parse("label_shards(per_client=1)").deal([0, 1, 0, 1, 1, 0], clients=2, seed=0)
@@ -39,15 +38,12 @@ class Partition(Spec):
     deals_by: ClassVar[Literal["labels", "speakers"]] = "labels"
 
     def deal(self, kinds: Kinds, clients: int | None = None, seed: int = 0) -> list[Tensor]:
-        """Return each client's examples, in the order of clients.
+        """Return each client's examples: ascending indices, int64, disjoint.
 
         Args:
             kinds: The kind of each example, integers (n,): a tensor, an array or a list.
-            clients: Number of clients, at most n. Default: the number that the kinds imply, if any.
+            clients: Number of clients, at most n. None: the number that the kinds imply, if any.
             seed: Seed, 0 or more.
-
-        Returns:
-            One tensor per client: indices of its examples, int64, ascending. No example is in two of them.
 
         Raises:
             SpecError: The kinds are not integers (n,), or cannot be assigned to this many clients.
@@ -63,7 +59,7 @@ class Partition(Spec):
         return Deal(self, checked, found, seed)
 
     def number(self, kinds: Tensor, clients: int | None) -> int:
-        """Return the number of clients: as requested, between 1 and the number of examples."""
+        """Return the number of clients, between 1 and the number of examples."""
         if clients is None:
             raise SpecError(f"{self!r} works for any number of clients: pass one, as in clients=100")
         hint = "each needs an example: use fewer clients, or more data"
@@ -78,7 +74,6 @@ class Partition(Spec):
         """Return `deal` of kinds int64 (n,), after all checks."""
 
     def key(self, seed: int, *parts: int) -> int:
-        """Return a random key for this rule."""
         return mix(seed, name_key(self.name), *parts)
 
 
@@ -118,15 +113,15 @@ class Deal:
         """Count the examples of each kind and client, int64 (clients, number of kinds).
 
         Args:
-            kinds: Other kinds of the same examples; default: those of the partition. Columns are the kinds
-                that occur, ascending.
+            kinds: Other kinds of the same examples. None: those of the partition. Columns are the kinds that
+                occur, ascending.
         """
         found, column = classes(self.kinds if kinds is None else integers(kinds))
         return torch.stack([torch.bincount(column[share], minlength=len(found)) for share in self.shares])
 
 
 def integers(kinds: Kinds) -> Tensor:
-    """Return the kinds as int64 (n,) on the CPU. Raises `SpecError` unless they are integers (n,)."""
+    """Return the kinds as int64 (n,) on the CPU. Raises `SpecError` for other types."""
     try:
         given: Any = torch.as_tensor(
             np.asarray(kinds) if not isinstance(kinds, Tensor) else kinds, dtype=None, device="cpu"
@@ -159,7 +154,7 @@ def classes(kinds: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def even_cuts(n: int, parts: int) -> list[int]:
-    """Return cuts of n into parts whose sizes differ by at most one, the larger first.
+    """Return cuts of n into parts whose sizes differ by at most one, larger ones first.
 
     >>> even_cuts(8, 3)
     [3, 6]
@@ -169,5 +164,4 @@ def even_cuts(n: int, parts: int) -> list[int]:
 
 
 def ascending(parts: Sequence[Tensor]) -> Tensor:
-    """Return all of these indices in ascending order."""
     return torch.cat([*parts, torch.empty(0, dtype=torch.int64, device="cpu")]).sort().values

@@ -1,7 +1,6 @@
 """Partition by speaker: each speaker of a text is a client and has their own lines.
 
-McMahan et al. 2017, arXiv:1602.05629: the roles of Shakespeare's plays as clients, each with two
-lines or more.
+McMahan et al. 2017, arXiv:1602.05629: the roles of Shakespeare's plays are clients, with two lines or more.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ FEW = ("leave", "join")
 class BySpeaker(Partition):
     """Every speaker with at least `least` examples is a client, in the order of their numbers.
 
-    The kinds of this rule are speakers, not labels. If fewer clients are requested, they are drawn at random
-    and remain in order. Nothing else is random.
+    The kinds of this rule are speakers. If fewer clients are requested, they are drawn at random and remain
+    in order; nothing else is random.
 
     Args:
-        least: Minimum number of a client's examples, 1 or more; default: 2.
+        least: Minimum number of a client's examples, 1 or more.
         few: Treatment of speakers with fewer. 'leave': their examples are not assigned. 'join': consecutive
-            ones form clients, after the others, with at least `least` examples each; if all together have
-            fewer, they join the last client. Default: 'leave'.
+            ones form clients, after the others, with at least `least` examples each; a rest joins the last
+            client.
 
     >>> from laconic.core.spec import parse
     >>> speakers = [0, 0, 0, 1, 2, 2, 3]
@@ -97,6 +96,6 @@ class BySpeaker(Partition):
 
 
 def lengths(kinds: Tensor) -> list[int]:
-    """Return each speaker's number of examples, in the order of their numbers."""
+    """Return each speaker's number of examples."""
     counts: list[int] = np.unique(kinds.numpy(), return_counts=True)[1].tolist()
     return counts

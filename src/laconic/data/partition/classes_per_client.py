@@ -2,8 +2,7 @@
 
     size_i = floor(n * (0.1 / N + 0.9 * gamma^(N-1-i) / sum_j gamma^j))   for client i of N
 
-The sizes are floor(n / N) if gamma is 1. This is the setting of Sattler et al. 2019, arXiv:1903.02891 (STC),
-as in their code.
+The sizes are floor(n / N) if gamma is 1. Sattler et al. 2019, arXiv:1903.02891 (STC), as in their code.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class ClassesPerClient(Partition):
     whose size is not a multiple of `classes`. Rounding down leaves fewer than N examples unassigned.
 
     Args:
-        classes: Labels per client, 1 up to the number of labels; default: 2.
-        gamma: Ratio of the sizes of consecutive clients, about, in (0, 1]; default: 1.0, equal sizes.
+        classes: Labels per client, 1 up to the number of labels.
+        gamma: Approximate ratio of the sizes of consecutive clients, in (0, 1].
 
     >>> from laconic.core.spec import parse
     >>> deal = parse("classes_per_client(2, gamma=0.5)").over([0, 1, 2, 3] * 250, clients=4)
@@ -86,7 +85,7 @@ class ClassesPerClient(Partition):
 def sizes(n: int, clients: int, gamma: float) -> list[int]:
     """Return the number of each client's examples, ascending; the sum is at most n.
 
-    Computed exactly, in integers: gamma is a / b, and a^i b^(N-1-i) stands for gamma^i.
+    Computed in integers: gamma is a / b, and a^i b^(N-1-i) stands for gamma^i.
 
     >>> sizes(100, 3, 1.0), sizes(1500, 4, 0.5)
     ([33, 33, 33], [127, 217, 397, 757])

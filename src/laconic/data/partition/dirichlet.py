@@ -3,7 +3,7 @@
     p_c ~ Dirichlet(alpha, ..., alpha)      the share of kind c that each client gets, drawn per kind
 
 Yurochkin et al. 2019, arXiv:1905.12022. With alpha 0.1 one or two clients have most of a kind; with 100 it is
-nearly even. `lda` draws per client instead, and assigns equal sizes.
+nearly even. `lda` draws per client instead, with equal sizes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ HINT = "0.1 is strongly skewed, 100 nearly even"
 class Dirichlet(Partition):
     """Each kind is cut into shares drawn from Dirichlet(alpha); all examples are assigned.
 
-    A client gets consecutive examples of each kind, so passages of a text. A client with fewer than `least`
-    gets the missing ones from the client with the most.
+    A client gets consecutive examples of each kind, such as passages of a text. A client with fewer than
+    `least` gets the missing ones from the client with the most.
 
     Args:
-        alpha: Concentration, above 0; default: 0.5. A smaller value gives fewer kinds per client.
-        least: Minimum number of a client's examples; default: 1. `least` times clients is at most n.
+        alpha: Concentration, above 0. A smaller value gives fewer kinds per client.
+        least: Minimum number of a client's examples. `least` times clients is at most n.
 
     >>> from laconic.core.spec import parse
     >>> shares = parse("dirichlet(alpha=0.1, least=2)").deal([0, 1] * 50, clients=8, seed=1)

@@ -14,7 +14,7 @@ from laconic.data.partition import Partition, ascending, even_cuts
 
 @dataclass(frozen=True, repr=False)
 class IID(Partition):
-    """Examples are shuffled and cut into equal parts; sizes differ by at most one, and all are assigned.
+    """Examples are shuffled and cut into equal parts; sizes differ by at most one.
 
     >>> from laconic.core.spec import parse
     >>> [len(share) for share in parse("iid()").deal([0] * 7, clients=3)]

@@ -1,7 +1,7 @@
 """Label shards: examples sorted by label and cut into shards, a few for each client.
 
-McMahan et al. 2017, arXiv:1602.05629: MNIST in 200 shards of 300 for 100 clients, two per client, so that
-most clients see only two digits.
+McMahan et al. 2017, arXiv:1602.05629: MNIST in 200 shards of 300 for 100 clients, so that most clients see
+only two digits.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from laconic.data.partition import Partition, ascending, even_cuts
 class LabelShards(Partition):
     """clients * `per_client` shards of consecutive examples, sorted by label and index, assigned at random.
 
-    Shard sizes differ by at most one, and all examples are assigned. A shard that starts in one label and
-    ends in the next holds both.
+    Shard sizes differ by at most one. A shard may start in one label and end in the next.
 
     Args:
-        per_client: Shards per client, 1 or more; default: 2.
+        per_client: Shards per client, 1 or more.
 
     >>> from laconic.core.spec import parse
     >>> labels = [0] * 6 + [1] * 6

@@ -3,7 +3,7 @@
     q_i ~ Dirichlet(alpha, ..., alpha)      the mix of kinds of client i, drawn per client
 
 Hsu et al. 2019, arXiv:1909.06335; in ZeroFL (Qiu et al. 2022, arXiv:2208.02507) alpha is 1000 for IID and 1
-for non-IID. `dirichlet` draws per kind instead, and assigns unequal sizes.
+for non-IID. `dirichlet` draws per kind instead, with unequal sizes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ HINT = "0.1 is strongly skewed, 1000 nearly even"
 class LDA(Partition):
     """Clients draw kinds from their mixes in order, without replacement; sizes differ by at most one.
 
-    An exhausted kind leaves the mix, which is then rescaled to sum to 1. So all examples are assigned, and
-    the last clients take the rest. If a whole mix is exhausted, the remaining kinds are drawn evenly:
-    Flower's code, otherwise the same, adds 1e-5 to each kind.
+    An exhausted kind leaves the mix, which is then rescaled, so the last clients take the rest. If a whole
+    mix is exhausted, the remaining kinds are drawn evenly: Flower's code, otherwise the same, adds 1e-5 to
+    each kind.
 
     Args:
-        alpha: Concentration, above 0; default: 1.0. A smaller value gives fewer kinds per client.
+        alpha: Concentration, above 0. A smaller value gives fewer kinds per client.
 
     >>> from laconic.core.spec import parse
     >>> [len(share) for share in parse("lda(alpha=0.1)").deal([0, 1, 2] * 10, clients=4)]
@@ -69,9 +69,9 @@ class LDA(Partition):
 def _drawn(
     rng: np.random.Generator, mixture: NDArray[np.float64], left: NDArray[np.int64], size: int
 ) -> NDArray[np.int64]:
-    """Return the count per kind of `size` draws from the mixture, at most `left` (k,) of each kind.
+    """Return the counts per kind of `size` draws from the mixture, at most `left` (k,).
 
-    Draws of an exhausted kind are drawn again from the others: the same as drawing one by one.
+    Draws of an exhausted kind are repeated from the others, which equals drawing one by one.
     """
     taken = np.zeros_like(left)
     while missing := size - int(taken.sum()):
