@@ -1,4 +1,4 @@
-"""Integrations: compression for the trainers of Lightning, Accelerate, torchft and transformers.
+"""Compression for the trainers of Lightning, Accelerate, torchft and transformers.
 
     trainer = lightning.Trainer(devices=2, strategy="ddp", callbacks=[LightningCompression("auto()")])
 

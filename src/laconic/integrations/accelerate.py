@@ -1,4 +1,4 @@
-"""Accelerate (huggingface.co/docs/accelerate): residuals of a compressed model in its checkpoints.
+"""Residuals of a compressed model in checkpoints of Accelerate (huggingface.co/docs/accelerate).
 
 `laconic.compress` accepts the result of `accelerator.prepare`; only checkpoints need an extra call.
 """
@@ -31,8 +31,7 @@ def keep_with(accelerator: Accelerator, handle: Handle | ShardedHandle, *, name:
         accelerator: The Accelerator that prepared the model.
         handle: The result of `laconic.compress`.
         name: Name of the file in the checkpoint's folder, or prefix if each rank writes one, without suffix.
-            Must be unique for each handle. Default: "laconic".
-            its ending. One for each handle. Default: "laconic".
+            Must be unique for each handle.
 
     Raises:
         AttachError: This Accelerator saves another handle with that name.

@@ -4,7 +4,7 @@
     checkpoint-500/laconic-rank3.pt    one file per rank, for error feedback on a sharded model
 
 From the single file, rank 0 sends each rank its part, so only its machine needs the file. Of several files,
-each rank needs its own where it resumes. Files are replaced atomically.
+each rank needs its own. Files are replaced atomically.
 """
 
 from __future__ import annotations
@@ -40,10 +40,7 @@ def save(handle: Handle | ShardedHandle, folder: Path | str, name: str = NAME) -
 
 
 def load(handle: Handle | ShardedHandle, folder: Path | str, name: str = NAME) -> bool:
-    """Restore the state that `save` wrote. Called by all ranks.
-
-    Returns:
-        Whether a file exists; if not, nothing is changed.
+    """Restore the state that `save` wrote, and return whether a file exists. Called by all ranks.
 
     Raises:
         StateError: On every rank: a file cannot be read, some ranks have none, or it belongs to another

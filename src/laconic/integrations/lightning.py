@@ -1,6 +1,6 @@
-"""Lightning's Trainer: a callback that compresses the gradients its ranks exchange (lightning.ai).
+"""Callback for Lightning's Trainer that compresses the gradients its ranks exchange (lightning.ai).
 
-Lightning registers communication hooks only on CUDA, and wraps the model in `fit`: so the callback attaches
+Lightning registers communication hooks only on CUDA, and wraps the model in `fit`, so the callback attaches
 to the wrapped model when training starts.
 """
 
@@ -32,17 +32,16 @@ class LightningCompression(Callback):
 
     Supports `strategy="ddp"`, whose ranks each run the whole script, and ModelParallelStrategy with methods
     that can be sharded. Accumulation, precision plugins and manual optimisation work unchanged, and so does
-    clipping, except with momentum correction (`dgc`), which has its own `clip=`. Checkpoints of the Trainer
-    hold the state of all ranks, gathered by rank 0; `fit(ckpt_path=...)` resumes with the same bits, on as
-    many ranks.
+    clipping, except with momentum correction (`dgc`), which has its own `clip=`. Checkpoints hold the state
+    of all ranks, gathered by rank 0; `fit(ckpt_path=...)` resumes with the same bits, on as many ranks.
 
     Args:
-            spec: Spec, as for `laconic.compress`.
-            seed: Seed of sampling and stochastic rounding; equal on all ranks. Default: 0.
+        spec: Spec, as for `laconic.compress`.
+        seed: Seed of sampling and stochastic rounding; equal on all ranks.
 
-        Attributes:
-            handle: The result of `laconic.compress`, once training has started; its statistics remain after
-                `fit`.
+    Attributes:
+        handle: The result of `laconic.compress`, once training has started; its statistics remain after
+            `fit`.
     """
 
     def __init__(self, spec: Any, *, seed: int = 0) -> None:
@@ -58,7 +57,7 @@ class LightningCompression(Callback):
             AttachError: The strategy is FSDP1's or DeepSpeed's, already has a communication hook, or starts
                 its ranks from within the script, where they end with `fit`.
         """
-        self._saved = None  # from a checkpoint used for testing only
+        self._saved = None  # from a checkpoint used only for testing
         strategy = trainer.strategy
         for kind in type(strategy).__mro__:
             if kind.__name__ in STRATEGIES:
@@ -77,8 +76,8 @@ class LightningCompression(Callback):
         """Attach to the wrapped model, and restore the state from the Trainer's checkpoint.
 
         Raises:
-            AttachError: The model does not support the method, or the method has residuals for shards and the
-                Trainer writes checkpoints: rank 0, which writes these, cannot gather the residuals.
+            AttachError: The model does not support the method, or the method has residuals for shards, which
+                rank 0 cannot gather, and the Trainer writes checkpoints.
         """
         saved, self._saved, self._left = self._saved, None, None
         model = trainer.strategy.model

@@ -32,14 +32,14 @@ _tied: WeakKeyDictionary[LightningModule, DistributedOptimizer] = WeakKeyDiction
 class LightningStrategy(DDPStrategy):
     """Strategy for `laconic.distribute`, as `Trainer(strategy=LightningStrategy("diloco(every=100)"))`.
 
-    The LightningModule must have one optimiser. Accumulation, precision plugins, schedules and clipping work
-    unchanged; the optimiser steps with this rank's gradients. Validation and the model in a checkpoint use
-    the group's average, and `fit(ckpt_path=...)` restores every rank's replica, on as many ranks.
+    The LightningModule must have one optimiser, which steps with this rank's gradients. Accumulation,
+    precision plugins, schedules and clipping work unchanged. Validation and the model in a checkpoint use the
+    group's average, and `fit(ckpt_path=...)` restores every rank's replica, on as many ranks.
 
     Args:
         spec: A strategy whose ranks exchange parameters, such as "local_sgd(every=8)".
-        seed: Seed of sampling and rounding; a random topology has its own. Default: 0.
-        statistics: BatchNorm's statistics: "average" (default) or "keep", as for `laconic.distribute`.
+        seed: Seed of sampling and rounding; a random topology has its own.
+        statistics: BatchNorm's statistics: "average" or "keep", as for `laconic.distribute`.
         options: Options of Lightning's DDPStrategy that are not DDP's, such as `timeout`.
 
     Attributes:
@@ -141,7 +141,7 @@ class LightningStrategy(DDPStrategy):
         """Load the average if no epoch was left to train, or this rank's replica if validation failed."""
         self._averaged.close()
         if self.optimizer is not None and self._fitting and not self._finished and self._running:
-            self.on_train_end()  # the Trainer does not call it for a checkpoint whose training is complete
+            self.on_train_end()  # the Trainer does not call it for a completed checkpoint
         super().teardown()
 
     @property
@@ -152,7 +152,6 @@ class LightningStrategy(DDPStrategy):
 
     @property
     def _running(self) -> bool:
-        """Whether no error occurred in the Trainer."""
         module = self.lightning_module
         return module is not None and module.trainer.state.status == TrainerStatus.RUNNING
 

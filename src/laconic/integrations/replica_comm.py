@@ -1,4 +1,4 @@
-"""ReplicaComm: communication among the current replicas of a torchft process group."""
+"""Communication among the current replicas of a torchft process group."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """torchft (github.com/meta-pytorch/torchft): its DistributedDataParallel with compressed gradients.
 
     zero_grad() -> the manager starts a quorum; replicas that fell behind load another's model
-    backward    -> a bucket: the communication thread waits for the quorum, then
-    TransactionalExchange.mean_(bucket) step()      -> should_commit: if a replica failed, the step is
-    discarded
+    backward    -> the communication thread waits for the quorum, then TransactionalExchange.mean_(bucket)
+    step()      -> should_commit: if a replica failed, the step is discarded
 
 Errors in an exchange are reported to the manager and not raised, as in torchft's all-reduce.
 """
@@ -38,10 +37,9 @@ log = logging.getLogger("laconic")
 
 
 class Every:
-    """Stand-in for the optimiser, which is not known here: it trains all parameters."""
+    """Optimiser that trains all parameters, as the actual one is not known here."""
 
     def trains(self, name: str) -> bool:
-        """Return True."""
         return True
 
 
@@ -122,7 +120,7 @@ class ReplicaHandle:
     def _finish_backward(self, last: Answer) -> None:
         self._thread.wait(last)
         means = self._means if self._manager.errored() is None else {}
-        # after DDP's own callback, which writes gradients, but none for unused parameters
+        # after DDP's own callback, which writes no gradients for unused parameters
         Variable._execution_engine.queue_callback(partial(self._unused_parameters.note, means, EVERY))
 
     def end(self) -> None:
@@ -135,7 +133,7 @@ class ReplicaHandle:
         takes_part = manager.is_participating()
         if first:
             same, self._quorum = manager._quorum_id == self._quorum, manager._quorum_id
-            if not same:  # the number of current replicas; logged, as a thread's warning has no line
+            if not same:  # another number of replicas; logged, as a thread's warning has no line
                 for text in expensive_gathers(exchange.method, exchange.layout, self._group.size()):
                     log.warning("%s", text)
             group = None if same else ReplicaComm(self._group)

@@ -1,6 +1,6 @@
-"""Trainer of transformers: a callback that compresses the gradients its ranks exchange.
+"""Callback for transformers' Trainer that compresses the gradients its ranks exchange.
 
-The Trainer wraps the model inside `train`, but passes the bare one to its callbacks: so this callback is
+The Trainer wraps the model inside `train`, but passes the bare one to its callbacks, so this callback is
 created with the Trainer and uses its `model_wrapped` when training starts.
 """
 
@@ -32,9 +32,9 @@ class TrainerCompression(TrainerCallback):
     Trials of a hyperparameter search, and checkpoints with `save_only_model`, get no such file.
 
     Args:
-        trainer: The Trainer to which it is added.
+        trainer: The Trainer that gets the callback.
         spec: Spec, as for `laconic.compress`.
-        seed: Seed of sampling and stochastic rounding; equal on all ranks. Default: 0.
+        seed: Seed of sampling and stochastic rounding; equal on all ranks.
 
     Attributes:
         handle: The result of `laconic.compress`, once training has started; its statistics remain.
@@ -97,13 +97,12 @@ class TrainerCompression(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Write the state of all ranks next to the model that the Trainer has just saved."""
+        """Write the state of all ranks next to the saved model."""
         if self.handle is None or args.save_only_model or state.is_hyper_param_search:
             return
         folder.save(self.handle, Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
 
     def _detach(self) -> None:
-        """Detach from model and optimiser."""
         if self._attached and self.handle is not None:
             self._attached = False
             self.handle.remove()

@@ -1,4 +1,4 @@
-"""Versions of the libraries with which the integrations are tested: those of the extras."""
+"""Versions of the libraries with which the integrations are tested."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def check(library: str, use: str) -> None:
     """Warn if the installed library is outside the tested range.
 
     Args:
-        library: Its name in `import`, in pip and as our extra.
-        use: Name of the caller, the subject of the warning.
+        library: Its name in `import`, in pip and as an extra.
+        use: Name of the caller, for the message.
 
     Raises:
         ExtraError: It is not installed.
