@@ -27,7 +27,7 @@ def plain_type(layer: nn.Module) -> type:
 
 
 def refuse_parametrised(name: str, layer: nn.Module) -> None:
-    """Raise `AttachError` if this layer's weights or biases are computed by a parametrization."""
+    """Raise `AttachError` if a parametrization computes this layer's weights or biases."""
     if parametrize.is_parametrized(layer):
         raise AttachError(
             f"{name!r} has parametrizations, so its weights are computed: torch.nn.utils.parametrize."
@@ -36,7 +36,7 @@ def refuse_parametrised(name: str, layer: nn.Module) -> None:
 
 
 def refuse_computed(name: str, layer: nn.Module) -> None:
-    """Raise `AttachError` if this layer's weights or biases are computed, and no parameters."""
+    """Raise `AttachError` if a hook computes this layer's weights or biases."""
     for key, part in vars(layer).items():
         if isinstance(part, Tensor) and key.startswith(("weight", "bias")):
             raise AttachError(

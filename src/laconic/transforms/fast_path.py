@@ -1,9 +1,8 @@
-"""The fast path of torch's transformers, which reads the weights of layers instead of calling them.
+"""Fast path of torch's transformers, which reads the weights of layers instead of calling them.
 
-In evaluation without gradients `nn.TransformerEncoderLayer` passes the weights of its layers to one kernel
-and does not call the layers; `nn.TransformerEncoder` packs padded inputs in a nested tensor for that kernel.
-A replaced layer would be ignored there, or lacks the weight. `nn.MultiheadAttention` always reads its
-`out_proj`.
+In evaluation without gradients `nn.TransformerEncoderLayer` passes the weights of its layers to one kernel;
+`nn.TransformerEncoder` packs padded inputs in a nested tensor for it. A replaced layer would be ignored
+there, or lacks the weight. `nn.MultiheadAttention` always reads its `out_proj`.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from laconic.core.errors import AttachError
 
 
 class FastPathOff:
-    """Encoders that call these layers of a model until `remove`.
+    """Switch that makes encoders call these layers of a model, until `remove`.
 
-    A hook on an encoder layer turns its fast path off, in torch's own code, and in copies of the model. The
-    results are equal up to the order of sums, except at padded positions, which nested tensors set to zero.
+    A hook on an encoder layer turns its fast path off, in torch's own code, and in copies of the model.
+    Results are equal up to the order of sums, except at padded positions, which nested tensors set to zero.
     """
 
     def __init__(self, model: nn.Module, layers: Collection[nn.Module]) -> None:
@@ -50,7 +49,7 @@ class FastPathOff:
 
 
 def uncalled(modules: Mapping[str, nn.Module]) -> set[nn.Module]:
-    """Return the layers among these modules that are always read, and never called."""
+    """Return the layers that are always read, and never called."""
     return {module.out_proj for module in modules.values() if isinstance(module, nn.MultiheadAttention)}
 
 

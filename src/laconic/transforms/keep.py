@@ -1,4 +1,4 @@
-"""The argument `keep=`: names of modules that a transform leaves unchanged, with everything inside."""
+"""Argument `keep=`: names of modules that a transform leaves unchanged, with everything inside."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from laconic.core.errors import AttachError
 
 
 def check_keep(modules: Mapping[str, nn.Module], keep: Collection[str]) -> None:
-    """Raise `AttachError` if `keep` is a single string, or has a name that none of these modules has."""
+    """Raise `AttachError` if `keep` is a single string, or has an unknown name."""
     if isinstance(keep, str):
         raise AttachError(f"keep takes a collection of names, and got {keep!r} alone: keep=({keep!r},)")
     for name in keep:
@@ -22,7 +22,7 @@ def check_keep(modules: Mapping[str, nn.Module], keep: Collection[str]) -> None:
 
 
 def is_kept(name: str, keep: Collection[str]) -> bool:
-    """Return whether `keep` has this module's name, or that of a module around it.
+    """Return whether `keep` has the name of this module or of one around it.
 
     >>> is_kept("head.0", ("head",)), is_kept("header", ("head",))
     (True, False)

@@ -1,4 +1,4 @@
-"""Selection of the layers that a transform changes, and replacement of layers.
+"""Selection and replacement of the layers that a transform changes.
 
     layers = Layers.of(named_modules(model), KINDS, keep)      refuses a wrong `keep=` and transformed layers
     layers.refuse_shared(selected, ...)                        refuses layers that cannot be changed
@@ -28,7 +28,7 @@ class Layers:
 
     Attributes:
         modules: All modules by name; a shared one under each of its names.
-        found: The layers of these kinds by name, in the model's order, those inside `keep` included.
+        found: The layers of these kinds by name, in the model's order, also inside `keep`.
         keep: Names of modules that do not change, with everything inside.
     """
 
@@ -45,7 +45,7 @@ class Layers:
         *,
         replaced: bool = False,
     ) -> Layers:
-        """Find the layers of these kinds among all modules. `replaced`: whether others take their places."""
+        """Find the layers of these kinds. `replaced`: whether others take their places."""
         check_keep(modules, keep)
         refuse_transformed(modules, keep)
         found = {name: module for name, module in modules.items() if plain_type(module) in kinds}
@@ -56,11 +56,11 @@ class Layers:
         return cls(modules, found, keep)
 
     def outside_keep(self, names: Collection[str]) -> dict[str, Any]:
-        """Return the layers of these names that are outside `keep`."""
+        """Return the named layers outside `keep`."""
         return {name: self.found[name] for name in names if not is_kept(name, self.keep)}
 
     def refuse_parametrised(self, names: Collection[str]) -> None:
-        """Refuse layers whose weights a parametrization computes, unless they are inside `keep`."""
+        """Refuse layers outside `keep` whose weights a parametrization computes."""
         for name, layer in self.outside_keep(names).items():
             refuse_parametrised(name, layer)
 

@@ -16,14 +16,14 @@ from laconic.optim.unwrapping import after_steps, before_steps
 
 
 class StepCallbacks:
-    """Calls of `before` and `after` around each step, without gradients, from now on.
+    """Hooks that call `before` and `after` around each step, without gradients.
 
-    A closure is evaluated first, so `before` sees the gradients. A step that a GradScaler skips calls
-    `skipped` alone, afterwards. A warning follows if there are many backward passes and no step.
+    A closure is evaluated first, so `before` sees the gradients. A step that a GradScaler skips calls only
+    `skipped`, afterwards. Many backward passes without a step raise a warning.
 
     Args:
         feature: Name for the warning.
-        optimizer: The optimiser, as `require_plain` returns it.
+        optimizer: Result of `require_plain`.
         parameters: The trained parameters.
         before, after, skipped: The callbacks.
         first: Whether `before` runs ahead of earlier hooks, so that these see its changes.
@@ -48,7 +48,6 @@ class StepCallbacks:
         )
 
     def remove(self) -> None:
-        """Remove the hooks. A second call does nothing."""
         for hook in self._hooks:
             hook.remove()
         self._watch.remove()

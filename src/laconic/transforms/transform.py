@@ -34,7 +34,7 @@ Option = Literal["lowbit", "sparsity", "activations"]
 
 @dataclass(frozen=True)
 class Run:
-    """Facts about a training that its transforms depend on.
+    """Facts about a training.
 
     Attributes:
         steps: Steps of the whole training.
@@ -59,13 +59,13 @@ class StoredInputs:
 
 
 class TransformHandle(ABC):
-    """A transform attached to one model. `model`: the transformed model."""
+    """Transform attached to one model. `model`: the transformed model."""
 
     model: nn.Module
 
     @abstractmethod
     def stats(self) -> Any:
-        """Return figures of this rank, as a frozen dataclass."""
+        """Return statistics of this rank, as a frozen dataclass."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class TransformHandle(ABC):
         return nullcontext()
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures to log with an evaluation. Called once after each, on every rank."""
+        """Return the numbers to log with an evaluation. Called once after each, on every rank."""
         return {}
 
 
@@ -124,7 +124,7 @@ class Transform(Spec):
     def attach(
         self, model: nn.Module, optimizer: Optimizer | None = None, run: Run = DEFAULT_RUN
     ) -> TransformHandle:
-        """Start on a model and the optimiser that trains it. Some transforms need neither optimiser nor run.
+        """Attach to a model and its optimiser; some transforms need neither optimiser nor run.
 
         Raises `AttachError`, with nothing changed, if the model or the optimiser does not fit.
         """

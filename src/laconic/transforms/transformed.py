@@ -25,12 +25,10 @@ class TransformedLayer(nn.Module):
 
 
 def mark_table_layers(layers: Iterable[nn.Module]) -> None:
-    """Mark layers that are trained towards a table."""
     _table_layers.update(layers)
 
 
 def unmark_table_layers(layers: Iterable[nn.Module]) -> None:
-    """Remove the marks of these layers."""
     _table_layers.difference_update([*layers])
 
 
