@@ -1,10 +1,8 @@
 """Gradient accumulation: a global batch as the mean over micro-batches that fit in memory.
 
-A step's gradient is the sum of (size of the part / size of the whole) * its mean gradient, equal to that of
-the whole batch except for BatchNorm. Ranks exchange once per step.
-
-On one rank the gradient noise scale is measured from the first part and the whole; on several ranks the
-exchange measures it, see `laconic.exchange.noise_scale`.
+A step's gradient equals that of the whole batch except for BatchNorm. Ranks exchange once per step. One rank
+measures the gradient noise scale from the first part and the whole; on several ranks the exchange measures
+it, see `laconic.exchange.noise_scale`.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ class Accumulation:
     Args:
         batch: Examples per step over all ranks.
         most: Maximum number of examples in one forward pass.
-        ranks: Number of ranks, which must divide `batch`; default: the size of the default process group, or
-            1.
+        ranks: Number of ranks, which must divide `batch`. None: the size of the default process group, or 1.
 
     Raises:
         SpecError: The batch does not divide, or a number is out of range.
@@ -76,8 +73,7 @@ class Accumulation:
     def parts(
         self, model: nn.Module, *tensors: Tensor, scaler: torch.amp.GradScaler | None = None
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield micro-batches of this rank's tensors, with `per_rank` rows each; all but the last under
-        no_sync.
+        """Yield micro-batches of this rank's tensors, which have `per_rank` rows.
 
         Run a backward pass for every part:
 
@@ -87,10 +83,11 @@ class Accumulation:
         Args:
             model: Under DistributedDataParallel or plain; compressed or not.
             tensors: Inputs and labels, with examples as rows.
-            scaler: GradScaler of the losses, to measure `noise` without its scale; default: none.
+            scaler: GradScaler of the losses, to measure `noise` without its scale.
 
         Returns:
-            An iterator of (share, *rows), where share is the part's weight in the mean; they sum to 1.
+            An iterator of (share, *rows), where share is the part's weight in the mean; they sum to 1. All
+            parts but the last run under no_sync.
 
         Raises:
             SpecError: A tensor has another number of rows.

@@ -1,4 +1,4 @@
-"""Copies: training step on a batch with several augmentations of each example.
+"""Training step on a batch with several augmentations of each example.
 
 Hoffer et al. 2020, arXiv:1901.09335, with the options of its code: sequential chunks, averaged outputs over
 an example's copies, and a correction of the gradient's norm. Gradients of copies partly cancel; the
@@ -29,11 +29,11 @@ class Copies:
 
     Args:
         copies: Copies of each example in a batch.
-        outputs: "each" (default): the mean loss over all inputs, computed one copy after the other, with the
-            memory of one copy and distinct examples for BatchNorm (ghost BatchNorm). "averaged": the loss of
-            the mean output over an example's copies, in one pass.
+        outputs: "each": the mean loss over all inputs, one copy after the other, with the memory of one copy
+            and distinct examples for BatchNorm (ghost BatchNorm). "averaged": the loss of the mean output
+            over an example's copies, in one pass.
         correct_every: Steps between measurements of the norm's factor, with an extra forward and backward
-            pass; 0 (default): no correction. Only with "each".
+            pass; 0: no correction. Only with "each".
 
     Raises:
         SpecError: An argument is out of range.
@@ -73,8 +73,7 @@ class Copies:
             The mean loss, detached, without the correction's factor.
 
         Raises:
-            SpecError: `copies` does not divide the number of rows, or the lengths of inputs and labels are
-                unequal.
+            SpecError: `copies` does not divide the number of rows, or inputs and labels have unequal lengths.
             AttachError: With `correct_every`, the model has no trainable parameter.
         """
         if len(x) != len(y):
@@ -135,7 +134,6 @@ class Copies:
         return float(factor)
 
     def state_dict(self) -> dict[str, float]:
-        """Return the step and the factor."""
         return {"step": self._step, "factor": self.factor}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:

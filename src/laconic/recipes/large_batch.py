@@ -1,7 +1,6 @@
 """`large_batch`: optimiser and schedule for a batch much larger than the one a model was tuned with.
 
-Scales the rate with the batch, with warm-up, layer-wise trust ratios, polynomial decay, and no weight decay
-on vectors. Goyal et al. 2017, arXiv:1706.02677; You et al. 2017, arXiv:1708.03888 (LARS); You et al. 2020,
+Goyal et al. 2017, arXiv:1706.02677; You et al. 2017, arXiv:1708.03888 (LARS); You et al. 2020,
 arXiv:1904.00962 (LAMB).
 """
 
@@ -26,7 +25,7 @@ TRUST = 0.02  # LARS's eta, for which the rates of SGD, also used for vectors, a
 
 @dataclass(frozen=True)
 class Defaults:
-    """Defaults of an optimiser: rate at the base batch, weight decay and schedule."""
+    """Rate at the base batch, weight decay and schedule of an optimiser."""
 
     lr: float
     weight_decay: float
@@ -57,23 +56,23 @@ def large_batch(
 ) -> tuple[Optimizer, LambdaLR]:
     """Return optimiser and schedule to train `model` with `batch` examples per step, over all ranks.
 
-    Call `schedule.step()` after each `optimizer.step()`. Both are ordinary objects that work with
-    `laconic.compress` and `laconic.distribute`; each `state_dict` resumes exactly.
+    Scales the rate with the batch, with warm-up, layer-wise trust ratios, polynomial decay, and no weight
+    decay on vectors. Call `schedule.step()` after each `optimizer.step()`. Both are ordinary objects that
+    work with `laconic.compress` and `laconic.distribute`; each `state_dict` resumes exactly.
 
     Args:
         model: The model to optimise.
         batch: Examples per step, over all ranks and micro-batches; see `Accumulation`.
         base_batch: Examples per step for which `lr` was tuned.
         steps: Steps of the whole training, after which the rate is 0.
-        optimizer: "lamb" (default), "lars", or "sgd": momentum SGD without weight decay on vectors.
-        lr: Rate at `base_batch`; default: 0.004 for LAMB, 0.05 for LARS and SGD. LARS uses the trust
-            coefficient 0.02, for which the rates of SGD are suitable.
-        scaling: "linear", "sqrt" or "none"; default: "sqrt" for LAMB, "linear" otherwise.
-        warmup_steps: Steps in which the rate rises from `lr` to the scaled one; default: a tenth of `steps`,
-            0 if `batch` is at most `base_batch`.
-        power: Power of the polynomial decay; default: 1 for LAMB, 2 otherwise.
-        weight_decay: Weight decay of matrices; default: 0.01 for LAMB, 1e-4 otherwise.
-        momentum: Momentum of LARS and SGD, in [0, 1); default: 0.9.
+        optimizer: "lamb", "lars", or "sgd": momentum SGD without weight decay on vectors.
+        lr: Rate at `base_batch`. None: 0.004 for LAMB; 0.05 for LARS, with trust coefficient 0.02, and SGD.
+        scaling: "linear", "sqrt" or "none". None: "sqrt" for LAMB, "linear" otherwise.
+        warmup_steps: Steps in which the rate rises from `lr` to the scaled one. None: a tenth of `steps`, 0
+            if `batch` is at most `base_batch`.
+        power: Power of the polynomial decay. None: 1 for LAMB, 2 otherwise.
+        weight_decay: Weight decay of matrices. None: 0.01 for LAMB, 1e-4 otherwise.
+        momentum: Momentum of LARS and SGD, in [0, 1).
 
     Raises:
         SpecError: A number is out of range.
