@@ -83,8 +83,8 @@ class Link:
 
         Returns:
             A scalar zero, which requires a gradient if x does. Its `backward()` waits for the gradient of x
-                and continues from there. It raises `PeerError` if the receiver has disabled gradients, and
-                waits until the group's time-out if the receiver does not use the tensor.
+            and continues from there. It raises `PeerError` if the receiver has disabled gradients, and
+            waits until the group's time-out if the receiver does not use the tensor.
 
         Raises:
             NonFiniteError, AttachError: x holds NaN or Inf, or integers; the receiver raises `PeerError`.

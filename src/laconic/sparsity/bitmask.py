@@ -33,7 +33,7 @@ def pack(x: Tensor, least: float) -> tuple[Tensor, Tensor]:
 
     Returns:
         Bits uint8 (ceil(n / 8),), first entry lowest, and k values in the dtype of x: ceil(n / 8) + k *
-            itemsize bytes.
+        itemsize bytes.
 
     >>> bits, values = pack(torch.tensor([0.1, -3.0, 2.0]), 2.0)
     >>> bits.tolist(), values.tolist()
