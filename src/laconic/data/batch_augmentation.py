@@ -138,7 +138,6 @@ def batch_augmentation(
 
 
 def _dealt(loader: DataLoader[Any]) -> tuple[int | Sampler[Any], bool]:
-    """Return the source of a loader's examples, and whether they are shuffled."""
     data = loader.dataset
     if isinstance(data, IterableDataset):
         raise SpecError(

@@ -179,7 +179,6 @@ def _visits(drawn: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _length(sampler: Sampler[Any]) -> int:
-    """Return the sampler's length. Raises `SpecError` if it has its own generator."""
     drawing = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
     if isinstance(sampler, drawing) and sampler.generator is not None:
         raise SpecError(

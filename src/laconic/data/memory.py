@@ -81,7 +81,6 @@ class InRam(Memory):
 
 
 def free_ram() -> int:
-    """Return this machine's available memory in bytes."""
     try:
         with open("/proc/meminfo") as lines:  # noqa: PTH123 - a pseudo-file
             known = dict(line.split(":") for line in lines)

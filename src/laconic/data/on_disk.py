@@ -133,7 +133,6 @@ def _own(path: Path) -> tuple[int, Path]:
 
 
 def _reserve(file: int, path: Path, samples: int, nbytes: int) -> None:
-    """Allocate a file's full size. Raises `OSError` or `StateError` if the disk is too small."""
     free, needed = shutil.disk_usage(path.parent).free, samples * nbytes
     if needed > free:
         raise StateError(
@@ -155,6 +154,5 @@ def _write_all(file: int, row: Tensor, offset: int) -> None:
 
 
 def _told(error: OSError, path: Path, needed: int) -> OSError:
-    """Return the error with the file and the size that is needed."""
     reason = "the disk is full" if error.errno == errno.ENOSPC else os.strerror(error.errno or 0)
     return OSError(error.errno, f"{reason}: buffers of {needed:,} bytes do not fit", str(path))

@@ -40,7 +40,6 @@ def attach(
     scaler: torch.amp.GradScaler | None = None,
     seed: int = 0,
 ) -> Handle:
-    """Compress a DistributedDataParallel, as `laconic.compress`."""
     optimizers, scaler = unwrap_all(optimizer, scaler)
     with contextlib.ExitStack() as opened:  # closed in reverse order if anything raises
         group = TorchComm.own(model.process_group)
@@ -159,7 +158,6 @@ def trained(module: torch.nn.Module) -> dict[Tensor, str]:
 
 
 def sparse_names(model: DistributedDataParallel) -> set[str]:
-    """Return the names of embeddings with sparse gradients, which have no feedback."""
     found = {each.weight for each in sparse_embeddings(model.module)}
     return {name for parameter, name in parameter_names(model).items() if parameter in found}
 

@@ -74,11 +74,9 @@ class Buckets:
 
     @property
     def failure(self) -> BaseException | None:
-        """Error after which no bucket can be exchanged."""
         return self._thread.error
 
     def submit(self, bucket: Bucket) -> Answer:
-        """Queue one bucket, and return a Future of its mean."""
         buffer, first, last = bucket.buffer(), bucket.index() == 0, bucket.is_last()
         self.per_step = bucket.index() + 1
         if first and self._zeroed is not None and self._zeroed.take_unstepped():
@@ -135,7 +133,6 @@ class Buckets:
         self._keep_means = always or self.unused_parameters is not None
 
     def discard(self) -> None:
-        """Drop the means of backward passes without a step."""
         self.means.clear()
         if self.unused_parameters is not None:
             self.unused_parameters.discard()
@@ -172,7 +169,6 @@ class Buckets:
         self._thread.end(last)
 
     def close(self) -> None:
-        """Finish the queued buckets and end the thread."""
         self._thread.close()
         self._unwatch()
 

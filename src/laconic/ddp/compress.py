@@ -160,7 +160,6 @@ def inside(model: Any) -> DistributedDataParallel | None:
 
 
 def is_sharded(model: Any) -> bool:
-    """Return whether `fully_shard` was called on this model or on a part of it."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported if nothing is sharded
     parts = model.modules() if isinstance(model, nn.Module) else ()
     return any(isinstance(part, getattr(fsdp, "FSDPModule", ())) for part in parts)

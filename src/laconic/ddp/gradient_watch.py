@@ -77,7 +77,6 @@ class GradientWatch:
         return known[1]
 
     def noted(self) -> tuple[str, ...]:
-        """Return the tensors to compare before the step."""
         return tuple(self._seen)
 
     def compare(self, name: str, grad: Tensor, scale: float) -> None:

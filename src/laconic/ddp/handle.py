@@ -187,7 +187,6 @@ class Handle(Joinable):
             callback()
 
     def detach(self) -> None:
-        """Remove the hooks from the optimiser."""
         self._optimisers.remove()
         self.exchange.observers.clear()  # no cycle is left: the thread's last job frees the exchange
         self.exchange.checks.clear()

@@ -86,7 +86,6 @@ class OptimiserHooks:
         return parameter if self.masters is None else self.masters.now(parameter)
 
     def settings(self, name: str) -> Mapping[str, Any]:
-        """Return the current settings of this tensor's group, or the defaults if it is in none."""
         group = self._group(name)
         return self.optimiser.defaults if group is None else group
 
@@ -94,7 +93,6 @@ class OptimiserHooks:
         return self._group(name) is not None
 
     def trains(self, name: str) -> bool:
-        """Return whether this optimiser holds the tensor, and the tensor is not frozen."""
         return self.holds(name) and self._parameters[name].requires_grad
 
     @property
@@ -161,7 +159,6 @@ class OptimiserHooks:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of `step`, with a closure replaced by its result."""
         self.masters = masters_of(self.optimiser)  # before a closure runs backward
         args, kwargs = evaluated(optimiser, args, kwargs)
         if is_skipped(optimiser):
@@ -221,7 +218,6 @@ class Optimisers:
             yield hooks, layout.named([name for name in layout.names if name in free or hooks.holds(name)])
 
     def before_steps(self, act: Callable[[OptimiserHooks], Iterable[str]]) -> None:
-        """Call `act` before each step, which then skips the tensors that `act` returns."""
         for each in self.hooks:
             each.install(act)
 
@@ -238,7 +234,6 @@ class Optimisers:
 
     @contextmanager
     def on_masters(self) -> Iterator[None]:
-        """Replace parameters by their masters for the duration of a context."""
         with ExitStack() as stack:
             for each in self.hooks:
                 each.masters = masters_of(each.optimiser)
@@ -264,7 +259,6 @@ def held_by(optimiser: Optimizer) -> set[Tensor]:
 
 
 def refuse_complex(method: Method, layout: Layout, parameters: Mapping[str, Tensor]) -> None:
-    """Raise `AttachError` if the method would step a complex parameter itself."""
     for _, part in method.governed(layout):
         for name in part.names:
             if parameters[name].is_complex():

@@ -59,7 +59,6 @@ class UnevenInputs(JoinHook):
         self._together: tuple[Any, Any] = (None, None)  # the configs of handle and model in the same Join
 
     def begin(self, joinable: Joinable) -> None:
-        """Start a `Join` that contains the handle, or this joinable in its place."""
         if self._model.leaves_out:
             raise AttachError(
                 f"{self._method} exchanges inside optimizer.step(), and a rank without further inputs cannot"

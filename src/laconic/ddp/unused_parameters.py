@@ -30,7 +30,6 @@ class Mean:
     scale: float
 
     def as_gradient_of(self, parameter: Tensor, *, scaled: bool = False) -> Tensor:
-        """Return the mean in the parameter's shape."""
         grad = (self.view.detach() / (1.0 if scaled else self.scale)).to(parameter.dtype.to_real())
         if parameter.is_complex():
             return shaped(torch.view_as_complex(grad.view(-1, 2)), parameter)
@@ -107,7 +106,6 @@ class UnusedParameters:
         return {name: mean.clone() for name, mean in self._means.items()}
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Raise `StateError` unless these are means of these parameters."""
         for name, mean in state.items():
             known = self._parameters.get(name)
             if known is None or known.shape != mean.shape:

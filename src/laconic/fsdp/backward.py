@@ -46,7 +46,6 @@ class OverlappedExchanges:
             self._thread.wait(self._under_way.popleft())
 
     def finish(self, job: Callable[[], object]) -> None:
-        """Run `job` after all others, and wait for it."""
         self._thread.wait(self._submit(job))
 
     def close(self) -> None:
@@ -76,7 +75,6 @@ def may_wait(output: Tensor, group: Any) -> bool:
 
 
 def reads_immediately(parameter: Any, dtype: torch.dtype) -> bool:
-    """Return whether FSDP2 reads this parameter's gradient immediately."""
     shard = parameter.sharded_param
     if (
         getattr(parameter, "sharded_grad_dtype", parameter.orig_dtype) != dtype

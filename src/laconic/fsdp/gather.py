@@ -96,7 +96,6 @@ def codec_of(spec: Any) -> Codec | None:
 
 
 def default_gather(name: str, module: FSDPModule) -> Any:
-    """Return FSDP's own all-gather of a module. Raises `AttachError` for a custom one."""
     return default_collective(name, gather_of(module), CodedAllGather, "all-gather")
 
 

@@ -159,7 +159,6 @@ class ShardedHandle:
         }
 
     def attach(self, groups: Sequence[TorchComm]) -> None:
-        """Replace FSDP's collectives. `remove` closes the groups."""
         model = self._model()
         assert model is not None
         self._detach.append(partial(close, groups))
@@ -273,7 +272,6 @@ def close(groups: Sequence[TorchComm]) -> None:
 
 
 def sharded(method: Method) -> tuple[ScatterReduce, ErrorFeedback | None]:
-    """Return the reducer of a method and its error feedback, if any. Raises `AttachError` otherwise."""
     routes = [route for route in method.routes if not isinstance(route.reducer, Sum)]
     reducers, feedbacks = ({getattr(route, key) for route in routes} for key in ("reducer", "feedback"))
     reducer, feedback = next(iter(reducers), None), next(iter(feedbacks), None)

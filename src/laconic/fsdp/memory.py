@@ -60,7 +60,6 @@ class ShardMemory:
         return STORE.encode(sent.add_to_(x, -1.0), 0)
 
     def keep(self, wire: Tensor, n: int, name: str) -> None:
-        """Store the encoded residual of a module."""
         self._old.setdefault(key(name, n), self._wires.get(key(name, n)))
         self._wires[key(name, n)] = wire
 
@@ -72,7 +71,6 @@ class ShardMemory:
         return dict(self._wires)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the residuals. Raises `StateError`, with nothing changed, if they are damaged."""
         for name, wire in state.items():
             n = name.rpartition("/")[2]
             if not n.isdecimal():

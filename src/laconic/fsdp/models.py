@@ -26,12 +26,10 @@ def sharded_modules(model: nn.Module) -> list[tuple[str, FSDPModule]]:
 
 
 def scatter_of(module: FSDPModule) -> Any:
-    """Return a module's reduce-scatter, None without parameters."""
     return getattr(param_group_of(module), "_reduce_scatter_comm", None)
 
 
 def gather_of(module: FSDPModule) -> Any:
-    """Return a module's all-gather, None without parameters."""
     return getattr(param_group_of(module), "_all_gather_comm", None)
 
 

@@ -103,7 +103,6 @@ class Scatter:
         return {} if self.memory is None else self.memory.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:
-        """Restore it. Raises `StateError`, with nothing changed, if it is damaged."""
         if self.memory is not None:
             self.memory.load_state_dict(state)
 
@@ -130,7 +129,6 @@ class Scatter:
             self._overflows = not bool(output.isfinite().all())
 
     def skip(self) -> None:
-        """Skip the current backward pass and restore the memory from before it."""
         self.skipped = True
         if self.memory is not None:
             self.memory.put_back()

@@ -98,7 +98,6 @@ class Replicas:
         return self.exchange.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:
-        """Restore it. Raises `StateError`, with nothing changed, if a tensor or the count differs."""
         if "exchanges" not in counts:
             raise StateError("the saved state has no number of exchanges: it is not of replicas of shards")
         self.exchange.load_state_dict(state, step=int(counts["exchanges"]))
@@ -154,7 +153,6 @@ class Replicas:
         self._beside.fill(mean, job, group)
 
     def _end(self) -> None:
-        """Agree with all ranks whether to skip this backward pass, after all its modules."""
         assert self._beside is not None
         exchange, verdict = self.exchange, self._verdict
         waiting = self._waiting.take()
@@ -217,7 +215,6 @@ def layout_of(model: nn.Module, module: FSDPModule) -> Layout:
 
 
 def own_mesh(name: str, module: FSDPModule) -> Any:
-    """Return FSDP2's description of a module's mesh. Raises `AttachError` if it cannot be replaced."""
     group = param_group_of(module)
     if isinstance(group._all_reduce_hook, ReplicaMean):  # left by a handle that was freed without remove()
         return group._all_reduce_hook.before

@@ -25,12 +25,10 @@ class Verdict:
         self._groups.clear()
 
     def add(self, group: Any) -> None:
-        """Add the param group of a module that has a gradient in this pass."""
         self._groups[id(group)] = group
 
     @property
     def device(self) -> torch.device:
-        """Device of the shards; the CPU without modules."""
         parts = (part for group in self._groups.values() for part in group.fsdp_params)
         part = next(parts, None)
         return torch.device("cpu") if part is None else part.sharded_param.device

@@ -33,7 +33,6 @@ class Waiting:
     mean: Tensor
 
     def add_mean(self, layout: Layout) -> None:
-        """Add the mean to the sharded gradients."""
         trained = (each for each in self.group.fsdp_params if each.sharded_param.requires_grad)
         for parameter, entry in zip(trained, layout, strict=True):
             size, stride = parameter.sharded_size, parameter.contiguous_sharded_stride
@@ -95,7 +94,6 @@ class WaitingGradients:
         reduced.zero_()
 
     def take(self) -> list[Waiting]:
-        """Return the waiting gradients, at the end of the pass."""
         taken = [*self._sums.values()]
         self._sums.clear()
         for each in taken:

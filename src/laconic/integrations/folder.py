@@ -108,7 +108,6 @@ def _read(path: Path) -> Any:
 
 
 def _parts(path: Path, size: int) -> list[Any]:
-    """Return each rank's state; for all ranks None if there is no file, or the error as text."""
     if not path.exists():
         return [None] * size
     state = _read(path)

@@ -146,7 +146,6 @@ class LightningStrategy(DDPStrategy):
 
     @property
     def _fitting(self) -> bool:
-        """Whether the current or last task is `fit`."""
         module = self.lightning_module
         return module is not None and module.trainer.state.fn == TrainerFn.FITTING
 

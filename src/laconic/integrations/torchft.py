@@ -124,7 +124,6 @@ class ReplicaHandle:
         Variable._execution_engine.queue_callback(partial(self._unused_parameters.note, means, EVERY))
 
     def end(self) -> None:
-        """End the thread after the queued buckets."""
         self._unused_parameters.remove()
         self._thread.end()
 
@@ -187,7 +186,6 @@ class TorchftDDP(torchft.DistributedDataParallel):
 
 
 def gloo_of(manager: torchft.Manager) -> torchft.ProcessGroupGloo:
-    """Return the manager's process group. Raises `AttachError` unless it supports send and receive."""
     group = manager._pg
     if not isinstance(group, torchft.ProcessGroupGloo):
         raise AttachError(

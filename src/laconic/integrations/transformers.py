@@ -109,5 +109,4 @@ class TrainerCompression(TrainerCallback):
 
 
 def parallel_otherwise(trainer: Trainer) -> bool:
-    """Return whether DeepSpeed, FSDP or another wrapper trains the model on several ranks."""
     return bool(trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled)

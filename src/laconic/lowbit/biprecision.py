@@ -39,7 +39,6 @@ def conv2d(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, bits: int, key: int) -> Tensor:
-    """`F.linear` of float32 x (..., c); `bits` and `key` round dy for dx."""
     out: Tensor = _Linear.apply(x, weight, bias, (bits, key))  # type: ignore[no-untyped-call]
     return out
 

@@ -17,9 +17,7 @@ from laconic.optim.step_watch import StepWatch
 class Clipped(Protocol):
     """Layer with master weights."""
 
-    def masters(self) -> Iterable[nn.Parameter]:
-        """Return the weights to clip."""
-        ...
+    def masters(self) -> Iterable[nn.Parameter]: ...
 
 
 _watched: weakref.WeakKeyDictionary[Any, StepWatch] = weakref.WeakKeyDictionary()

@@ -104,7 +104,6 @@ class Rounding:
         return {"turns": self.turns, "bits": repr(self.bits)}
 
     def check(self, state: Any) -> None:
-        """Raise `StateError` unless the state belongs to a layer with these bits and this seed."""
         shown = arguments.shown(state)
         if not isinstance(state, dict) or {*state} - {"bits"} != {"turns"}:
             raise StateError(f"a layer's state must be {{'turns': int, 'bits': str}}, got {shown}")

@@ -50,5 +50,4 @@ def _scale_(x: Tensor, exponent: int) -> Tensor:
 
 
 def round_gradient(x: Tensor, bits: int, key: int) -> Tensor:
-    """Return x; its gradient is Q(gradient)."""
     return with_gradient(x, lambda gradient: quantise_gradient(gradient, bits, key))

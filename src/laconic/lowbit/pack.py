@@ -161,7 +161,6 @@ def _read_parts(found: Any) -> tuple[dict[str, FewBits], list[str] | None, dict[
 
 
 def _empty_layer(model: nn.Module, name: Any, bits: FewBits) -> Packed:
-    """Return a packed layer without values, with the shape of the plain layer of this name."""
     here = dict(model.named_modules()).get(name) if name else None
     form = FORMS_BY_LAYER.get(type(here))
     if here is None or form is None:

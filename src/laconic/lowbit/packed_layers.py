@@ -61,7 +61,6 @@ class Packed(nn.Module):
 
     @torch.no_grad()
     def pack_weight(self, name: str, weight: Tensor) -> None:
-        """Write the bits of a weight, whose last dimension is a row."""
         at = level_indices(weight.detach().float(), self.levels.weights).to(torch.int32)
         for plane, bits in enumerate(getattr(self, name)):
             signs = ((at >> plane & 1).float() - 0.5).reshape(-1, weight.shape[-1]).contiguous()
@@ -178,7 +177,6 @@ class PackedConv2d(Packed):
 
 
 def linear(layer: Packed, name: str, x: Tensor) -> Tensor:
-    """Return the product of x (..., c) with a dense weight."""
     flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     y = layer.product(name, flat, kernels.xnor_matmul, F.linear)
     return y.view(*x.shape[:-1], y.shape[-1])

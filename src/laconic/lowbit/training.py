@@ -47,7 +47,6 @@ class LowBitHandle(TransformHandle):
         return {"residual": self.residual()}
 
     def save_packed(self, path: Path) -> Mapping[str, Tensor]:
-        """Write `pack()`, and return its tensors."""
         packed = self.pack()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._write_packed(packed, path)

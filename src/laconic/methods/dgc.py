@@ -153,7 +153,6 @@ def by_epoch(density: float = 0.001, *, epochs: int = 4, steps_per_epoch: int) -
 
 
 def _stages(density: float, steps: int, given: Sequence[float] | None) -> tuple[float, ...]:
-    """Return the density of each stage of the warm-up."""
     arguments.whole("dgc: warmup_steps", steps)
     if given is not None:
         if not isinstance(given, (tuple, list)) or not given:

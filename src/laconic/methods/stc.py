@@ -68,5 +68,4 @@ def stc(
 
 
 def ternary_of(density: float, indices: IndexCoding) -> Codec:
-    """Return top-k with one sign per entry and one magnitude per tensor."""
     return Sparse(TopK(density), values=SignMean(), indices=indices)

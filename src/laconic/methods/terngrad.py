@@ -89,5 +89,4 @@ def terngrad(
 
 
 def last_matrix(model: Layout) -> Entry | None:
-    """Return the weight of a model's last layer."""
     return next((entry for entry in reversed(model.entries) if matrices(entry, model)), None)

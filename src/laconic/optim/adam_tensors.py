@@ -24,7 +24,6 @@ ADAM = "torch.optim.Adam or AdamW"
 
 
 def check_adam(optimiser: Optimizer, missing: Collection[str]) -> None:
-    """Raise `AttachError` unless a rule can replace this optimiser's step."""
     if not isinstance(optimiser, (Adam, AdamW)):
         raise AttachError(
             f"this method needs torch.optim.Adam or AdamW, got {type(optimiser).__name__}: use one of these,"
@@ -238,7 +237,6 @@ class AdamTensors:
             state["step"].fill_(float(steps))
 
     def weights(self, name: str) -> Tensor:
-        """Return a float32 copy."""
         return self._view.parameter(name).detach().to(torch.float32, copy=True).flatten()
 
 
@@ -256,7 +254,6 @@ def _scale(v: Tensor, settings: Mapping[str, Any], updates: float) -> Tensor:
 
 
 def _grouped(names: Iterable[str], key: Callable[[str], Any]) -> list[tuple[Any, list[str]]]:
-    """Group names by key, in their order."""
     groups: dict[Any, list[str]] = {}
     for name in names:
         groups.setdefault(key(name), []).append(name)

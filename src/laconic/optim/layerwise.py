@@ -38,7 +38,6 @@ class Layerwise(CheckedOptimizer):
         """
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters. Raises `SpecError` for settings out of range."""
         least_dim = param_group.get("least_dim", self.defaults["least_dim"])
         arguments.whole("least_dim", least_dim, hint="2 leaves vectors out, 0 leaves none out")
         super().add_param_group(param_group)
@@ -80,5 +79,4 @@ def norms(tensors: Tensors) -> Tensors:
 
 
 def real(x: Tensor) -> Tensor:
-    """Return the tensor, or a view of a complex one as pairs of reals."""
     return torch.view_as_real(x) if x.is_complex() else x

@@ -137,7 +137,6 @@ class Masters:
                 other.grad.div_(scale)
 
     def _evaluated(self, closure: Callable[[], Any]) -> Any:
-        """Return the closure's result at the current masters, and copy its gradients to them."""
         held, behind = self._inside, self._behind
         with torch.no_grad():
             for parameter, master in held.items():
@@ -170,7 +169,6 @@ class Masters:
         return [each for group in self._optimizer.param_groups for each in group["params"]]
 
     def added_to(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return the state with masters and roundings."""
         state = dict(state_dict["state"])
         for number, parameter in enumerate(self._in_order()):
             if (master := self._masters.get(parameter)) is not None:

@@ -46,7 +46,6 @@ class MuonAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient. A closure is called once, before."""
         loss = evaluate(closure)
         for part in self._parts:
             own = isinstance(part, Muon)

@@ -32,8 +32,6 @@ class RegularisedAdaGrad(PerTensor):
 
     @classmethod
     def requirement(cls) -> Requires:
-        """Return the rule that requires this optimiser, built with l1 instead of weight decay."""
-
         def usual(parameters: list[Tensor], lr: float | None, weight_decay: float) -> Optimizer:
             return cls(regularised(parameters, l1=1e-5), lr=0.01 if lr is None else lr)
 

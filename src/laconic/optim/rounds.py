@@ -56,12 +56,10 @@ class Rounds:
         return at == step
 
     def apart(self, step: int) -> int:
-        """Return the steps from the round at this step to the next."""
         if step < self.freeze_steps:
             return 1
         doublings = (step - self.freeze_steps) // self.double_every
         return min(self.longest, 1 << min(doublings, 30))
 
     def _into(self, step: int) -> int:
-        """Return the steps since the last doubling."""
         return (step - self.freeze_steps) % self.double_every

@@ -24,13 +24,11 @@ def at_least_zero(**given: Any) -> None:
 
 
 def above_zero(**given: Any) -> None:
-    """Raise `SpecError` unless all values are finite and above 0."""
     for name, value in given.items():
         arguments.number(name, real_number(value), above=0)
 
 
 def two_shares(name: str, given: Any) -> None:
-    """Raise `SpecError` unless these are two numbers in [0, 1), such as Adam's betas."""
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise SpecError(f"{name} must be two numbers, such as (0.9, 0.999), got {arguments.shown(given)}")
     for place, value in enumerate(given):

@@ -19,7 +19,6 @@ OURS = __name__.partition(".")[0]
 def between_hooks(
     optimizer: Optimizer, step: Callable[[Callable[[], Any] | None], Any], closure: Callable[[], Any] | None
 ) -> Any:
-    """Return `step(closure)`, with third-party hooks before and after it."""
     args: tuple[Any, ...] = (optimizer,) if closure is None else (optimizer, closure)
     kwargs: dict[str, Any] = {}
     for hook in _of_others(optimizer._optimizer_step_pre_hooks).values():

@@ -139,7 +139,6 @@ def before_steps(optimizer: Optimizer, hook: Hook, *, first: bool = False) -> Re
 
 
 def after_steps(optimizer: Optimizer, hook: Hook) -> RemovableHandle:
-    """Call this hook once after each step."""
     return optimizer.register_step_post_hook(outermost(hook))
 
 
@@ -163,7 +162,6 @@ def _as_list(given: object) -> list[object]:
 
 
 def _opened(given: object) -> tuple[Optimizer, Scaler]:
-    """Return the innermost optimiser and its scaler."""
     scaler: Any = None
     while (wrapper := _known(given, WRAPPERS)) is not None:
         found: Any = given
@@ -199,7 +197,6 @@ def _instead_of(given: object) -> str:
 
 
 def refuse_wrapper(optimizer: Optimizer, feature: str) -> None:
-    """Raise `AttachError` for a wrapper around other optimisers."""
     inner = _inner(optimizer)
     if not inner:
         return

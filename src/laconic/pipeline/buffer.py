@@ -75,7 +75,6 @@ class Buffer:
 
     @property
     def untouched(self) -> int:
-        """Bytes reserved but not yet written."""
         return self.nbytes - int(self.seen.sum()) * self.memory.nbytes if self.opened else 0
 
     def check(self) -> None:

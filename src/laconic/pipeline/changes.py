@@ -112,7 +112,6 @@ class Changes(Channel):
         return row if visit.ids is None or not visit.training else int(visit.ids[row])
 
     def _along(self, row: Tensor) -> Tensor:
-        """Return a view of a sample with its elements in encoding order."""
         return row.movedim(-1, 0) if self.change.along == "channels" and row.dim() > 1 else row
 
     def _vector(self, row: Tensor) -> Tensor:

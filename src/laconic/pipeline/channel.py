@@ -64,7 +64,6 @@ class Channel(ABC):
         return self.name, repr((tuple(self.shape), self.dtype, visit.step, visit.micro, visit.training))
 
     def key(self, visit: Visit, sample: int = 0) -> int:
-        """Return a key for random codecs."""
         return mix(self._seed, visit.step, visit.micro, sample)
 
 

@@ -130,7 +130,6 @@ def is_schedule(given: Any) -> bool:
 
 
 def stages_of(given: Any) -> list[Any]:
-    """Return this rank's stages. Raises `AttachError` unless given a schedule or stages."""
     from torch.distributed.pipelining import PipelineStage
 
     from laconic.pipeline.stage import CompressedStage

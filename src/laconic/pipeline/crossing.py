@@ -67,7 +67,6 @@ def crossing(text: str) -> Crossing:
 
 
 def for_stages(text: str) -> bool:
-    """Return whether a spec is valid only between stages."""
     try:
         return isinstance(parse(text), PipelineCoding)
     except SpecError:

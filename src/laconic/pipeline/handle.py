@@ -201,7 +201,6 @@ class Handle:
         self._removers += removers
 
     def warn_of_one_epoch(self) -> None:
-        """Warn if samples were sent, but none a second time."""
         stats = self.stats()
         if stats.first_visits and not stats.changes:
             warn(
@@ -233,7 +232,6 @@ class Handle:
         self._step.begin_first(self._comm, error)
 
     def end(self, stage: Any = None) -> None:
-        """Finish a step; called by the schedule, or by each stage if no schedule is known."""
         self._ended += 1
         if stage is None or self._ended == len(self._stages):
             self._step.end(self._comm)

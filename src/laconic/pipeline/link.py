@@ -129,7 +129,6 @@ class Link:
         return Stats.of(self._traffic, steps=sum(self._turns.values()))
 
     def begin(self, source: int, to: int) -> int:
-        """Return the turn of the next tensor between two ranks."""
         turn = self._turns.get((source, to), 0)
         self._turns[source, to] = turn + 1
         return turn
@@ -231,7 +230,6 @@ class Link:
     def _channel(
         self, direction: Direction, shape: torch.Size, dtype: torch.dtype, source: int, to: int, turn: int
     ) -> tuple[Channel, Visit, int]:
-        """Return the channel of a tensor or its gradient, and the digest both ends must share."""
         name, codec, visit = f"{source}>{to}:{direction}", self._codecs[direction], Visit(turn, 0, None)
         channel: Channel = Coded(name, shape, dtype, self._seed, codec)
         if isinstance(codec, Dense):

@@ -60,7 +60,6 @@ class StageLinks:
         self.void.clear()
 
     def send(self, direction: Direction, micro: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
-        """Return the same sends with coded bytes."""
         for slot, op in enumerate(ops):
             x: Tensor = op.tensor
             channel, visit = self._channel(direction, "send", slot, x), self._visit(micro)
@@ -128,7 +127,6 @@ class StageLinks:
             return 0, None
 
     def _check(self, channel: Channel, x: Tensor, visit: Visit) -> None:
-        """Raise an error with the remedy unless this tensor fits its channel."""
         if not (x.is_floating_point() or isinstance(channel, Plain)):
             raise AttachError(
                 f"a tensor of {x.dtype} crosses this boundary, but codecs are for floating-point numbers:"

@@ -78,6 +78,5 @@ def opened(message: Tensor, agreed: int) -> Tensor:
 
 
 def length(message: Tensor) -> int:
-    """Return the length in bytes of a message in a longer buffer."""
     size: int = HEADER.unpack(bytes(message[: HEADER.size].tolist()))[2]
     return HEADER.size + size

@@ -38,7 +38,6 @@ class Offer:
     agreed: int = 0
 
     def message(self, device: torch.device) -> Tensor:
-        """Encode to uint8 (24,)."""
         head = HEADER.pack(MAGIC, self.state, self.gradient, self.nbytes, self.agreed)
         return torch.frombuffer(bytearray(head), dtype=torch.uint8).to(device)
 

@@ -72,7 +72,6 @@ def too_short(samples: int, parts: int) -> StateError:
 
 
 def _repeated(given: Any, rows: int) -> Any:
-    """Repeat a tensor to `rows` rows; return other objects unchanged."""
     if not isinstance(given, Tensor) or not given.dim() or len(given) == rows:
         return given
     if not len(given):

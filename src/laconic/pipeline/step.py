@@ -42,7 +42,6 @@ class Step:
         return self.failure is not None or self.heard
 
     def foresee(self, error: Exception) -> None:
-        """Record an error of the coming step; only the first is reported."""
         self.foreseen = self.foreseen or error
 
     def begin(self) -> None:
@@ -53,7 +52,6 @@ class Step:
             self.fail(foreseen, "")
 
     def fail(self, error: Exception, where: str) -> None:
-        """Record the first failure."""
         if self.failure is None:
             self.failure = error, f"{where}: {error}" if where else str(error)
 
@@ -97,7 +95,6 @@ def checked_ids(ids: Tensor | Sequence[int] | None, samples: int) -> Tensor:
 
 
 def _class(name: str) -> type[Exception]:
-    """Return the error class of this name: one of Laconic's or `OSError`, otherwise `PeerError`."""
     found = getattr(errors, name, None)
     if isinstance(found, type) and issubclass(found, LaconicError):
         return found

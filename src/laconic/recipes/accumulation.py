@@ -120,6 +120,5 @@ class Accumulation:
 
 
 def squared_norm(parameters: list[nn.Parameter]) -> float:
-    """Return the squared norm of all gradients together."""
     grads = [each.grad for each in parameters if each.grad is not None and not each.grad.is_sparse]
     return float(torch.nn.utils.get_total_norm(grads)) ** 2 if grads else 0.0

@@ -105,7 +105,6 @@ class Copies:
     def _measure_factor(
         self, model: nn.Module, loss: Loss, xs: tuple[Tensor, ...], ys: tuple[Tensor, ...]
     ) -> float:
-        """Return the factor for these copies, averaged over the ranks of a DistributedDataParallel."""
         replicated = inside(model)
         trained = [each for each in model.parameters() if each.requires_grad]
         if not trained:
@@ -148,5 +147,4 @@ class Copies:
 
 
 def norm(grads: list[Tensor]) -> Tensor:
-    """Return the norm of all gradients together, float32 on the CPU."""
     return torch.nn.utils.get_total_norm(grads).detach().float().cpu()

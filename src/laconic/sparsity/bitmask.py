@@ -45,7 +45,6 @@ def pack(x: Tensor, least: float) -> tuple[Tensor, Tensor]:
 
 
 def unpack(bits: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
-    """Return the dense tensor from the result of `pack`."""
     kept = kernels.unpack_bits(bits, 1, shape.numel()).bool()
     return values.new_zeros(shape.numel()).masked_scatter_(kept, values).view(shape)
 

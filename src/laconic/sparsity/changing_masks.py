@@ -34,6 +34,5 @@ class ChangingMasks(Sparsifier):
         return schedule.due(turn, steps, self.every, self.until)
 
     def changed(self, weight: Tensor, used: Tensor, score: Tensor, at: Moment) -> Tensor:
-        """Return the next mask: the smallest weights drop, and the entries of the highest score grow."""
         count = int(schedule.fraction(at.turn, at.steps, self.drop, self.until) * int(used.sum()))
         return drop_and_grow(weight.abs(), used, score, count, at.key, self.layout)

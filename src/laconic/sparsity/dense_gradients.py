@@ -47,8 +47,6 @@ class DenseGradients:
         self._pending[name] = PendingGradient(first, dense, total)
 
     def accumulate_hook(self, name: str) -> Callable[[Tensor], None]:
-        """Return a hook that counts the recorded gradient."""
-
         def added(weight: Tensor) -> None:
             if coming := self._pending.pop(name, None):
                 before = None if coming.first else self._passes.get(name)

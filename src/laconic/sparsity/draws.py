@@ -1,4 +1,4 @@
-"""Random draws from a key, equal in every process."""
+"""Random draws from a key, on the host, equal in every process."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from torch import Tensor
 
 
 def random_mask(n: int, count: int, key: int) -> Tensor:
-    """Return a random mask bool (n,) with `count` entries, on the host."""
     used = torch.zeros(n, dtype=torch.bool, device="cpu")
     used[permutation(n, key)[:count]] = True
     return used
 
 
 def permutation(n: int, key: int) -> Tensor:
-    """Return a random permutation of 0..n-1, int64, on the host."""
     return torch.randperm(n, generator=generator(key), dtype=torch.int64, device="cpu")
 
 

@@ -39,7 +39,6 @@ def complete_fours(kept: Tensor, score: Tensor, key: int) -> Tensor:
 
 
 def random_mask(n: int, key: int) -> Tensor:
-    """Return a random 2:4 mask, bool (n,), on the host."""
     return complete_fours(
         torch.zeros(n, dtype=torch.bool, device="cpu"), torch.zeros(n, dtype=torch.float32, device="cpu"), key
     )

@@ -75,7 +75,6 @@ def masked_weights(model: nn.Module, keep: Collection[str], layout: DensityLayou
 
 
 def weights_of(layer: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield a layer's nonempty weights, with their attribute names."""
     if isinstance(layer, nn.RNNBase):
         keys = [key for key in layer._flat_weights_names if key.startswith("weight")]
     elif isinstance(layer, nn.RNNCellBase):

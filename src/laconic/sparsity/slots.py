@@ -53,7 +53,6 @@ def _named(optimizer: Optimizer, parameter: Tensor) -> Iterator[tuple[str, Tenso
 
 
 def _tensors(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """Yield nested tensors with the name of the outermost entry."""
     if depth > MAX_DEPTH:
         return
     if isinstance(value, Tensor):

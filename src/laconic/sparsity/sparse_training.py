@@ -106,7 +106,6 @@ class SparseTraining(TransformHandle):
         return Flops.of(*forward_flops(self.model, *inputs), counted / self.steps)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return density and change after an update of the masks."""
         if self.updates == self._logged:
             return []
         self._logged, figures = self.updates, self.stats()
@@ -114,7 +113,6 @@ class SparseTraining(TransformHandle):
         return [{"kind": "masks", **densities, "changed": figures.changed}]
 
     def start(self) -> None:
-        """Draw the first masks and attach the hooks."""
         for name, weight in self.weights.items():
             used = self.sparsifier.first_mask(weight.numel(), self._shares[name], self._key(name, START))
             self._set_mask(name, used.view(weight.shape).to(weight.device))
@@ -247,7 +245,6 @@ class SparseTraining(TransformHandle):
         return self.sparsifier.due(self.turn, self.steps)
 
     def _counts_later(self, turn: int) -> bool:
-        """Return whether this turn's dense gradients count for a later update."""
         return self.sparsifier.counts(turn, self.steps) and not self.sparsifier.due(turn, self.steps)
 
     def _update(self) -> bool:

@@ -54,7 +54,6 @@ class SparseWeight(nn.Module):
             )
 
     def dense(self) -> Tensor:
-        """Return the dense matrix (n, m)."""
         if self.form == "csr":
             return self.csr().to_dense()
         n, m = self.shape

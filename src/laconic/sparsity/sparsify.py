@@ -119,7 +119,6 @@ def sparsify(
 
 
 def _comm(group: dist.ProcessGroup | None) -> TorchComm | None:
-    """Return a new process group of these ranks; None for a single process."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
         return None
     return TorchComm.own(group)

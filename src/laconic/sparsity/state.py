@@ -65,7 +65,6 @@ def read_state(
 def limits(
     weights: Mapping[str, Tensor], last: Mapping[str, float], first: Mapping[str, float]
 ) -> dict[str, tuple[int, int]]:
-    """Return the minimum and maximum number of entries in use, by name."""
     sizes = {name: weights[name].numel() for name in last}
     return {name: (entries(last[name], n), entries(first[name], n)) for name, n in sizes.items()}
 

@@ -65,7 +65,6 @@ class Thresholds:
         }
 
     def check(self, state: Any) -> None:
-        """Raise `StateError` unless a saved state has the same density and refresh."""
         if not isinstance(state, dict) or state.keys() != self.state_dict().keys():
             held = ", ".join(map(str, state)) if isinstance(state, dict) else repr(state)
             raise StateError(f"not saved by a sparse layer: it has {held or 'nothing'}")

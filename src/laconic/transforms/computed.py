@@ -27,7 +27,6 @@ def plain_type(layer: nn.Module) -> type:
 
 
 def refuse_parametrised(name: str, layer: nn.Module) -> None:
-    """Raise `AttachError` if a parametrization computes this layer's weights or biases."""
     if parametrize.is_parametrized(layer):
         raise AttachError(
             f"{name!r} has parametrizations, so its weights are computed: torch.nn.utils.parametrize."

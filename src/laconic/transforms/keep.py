@@ -11,7 +11,6 @@ from laconic.core.errors import AttachError
 
 
 def check_keep(modules: Mapping[str, nn.Module], keep: Collection[str]) -> None:
-    """Raise `AttachError` if `keep` is a single string, or has an unknown name."""
     if isinstance(keep, str):
         raise AttachError(f"keep takes a collection of names, and got {keep!r} alone: keep=({keep!r},)")
     for name in keep:

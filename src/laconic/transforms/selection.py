@@ -56,7 +56,6 @@ class Layers:
         return cls(modules, found, keep)
 
     def outside_keep(self, names: Collection[str]) -> dict[str, Any]:
-        """Return the named layers outside `keep`."""
         return {name: self.found[name] for name in names if not is_kept(name, self.keep)}
 
     def refuse_parametrised(self, names: Collection[str]) -> None:

@@ -33,7 +33,6 @@ def unmark_table_layers(layers: Iterable[nn.Module]) -> None:
 
 
 def refuse_transformed(modules: Mapping[str, nn.Module], keep: Collection[str] = ()) -> None:
-    """Raise `AttachError` if one of these modules outside `keep` is transformed already."""
     for name, module in modules.items():
         if is_kept(name, keep):
             continue

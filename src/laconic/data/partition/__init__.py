@@ -59,7 +59,6 @@ class Partition(Spec):
         return Deal(self, checked, found, seed)
 
     def number(self, kinds: Tensor, clients: int | None) -> int:
-        """Return the number of clients, between 1 and the number of examples."""
         if clients is None:
             raise SpecError(f"{self!r} works for any number of clients: pass one, as in clients=100")
         hint = "each needs an example: use fewer clients, or more data"
@@ -121,7 +120,6 @@ class Deal:
 
 
 def integers(kinds: Kinds) -> Tensor:
-    """Return the kinds as int64 (n,) on the CPU. Raises `SpecError` for other types."""
     try:
         given: Any = torch.as_tensor(
             np.asarray(kinds) if not isinstance(kinds, Tensor) else kinds, dtype=None, device="cpu"

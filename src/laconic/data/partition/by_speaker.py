@@ -96,6 +96,5 @@ class BySpeaker(Partition):
 
 
 def lengths(kinds: Tensor) -> list[int]:
-    """Return each speaker's number of examples."""
     counts: list[int] = np.unique(kinds.numpy(), return_counts=True)[1].tolist()
     return counts

@@ -72,7 +72,6 @@ class Dirichlet(Partition):
 
 
 def _topped_up(shares: list[Tensor], least: int) -> list[Tensor]:
-    """Move examples between shares so that each has at least `least`."""
     while min(map(len, shares)) < least:
         poor, rich = (pick(range(len(shares)), key=lambda client: len(shares[client])) for pick in (min, max))
         given = min(least - len(shares[poor]), len(shares[rich]) - least)

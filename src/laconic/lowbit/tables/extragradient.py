@@ -54,7 +54,6 @@ class Prediction:
         self._before = []
 
     def after_step(self) -> bool:
-        """Return whether this was the second call."""
         self.ahead = not self.ahead
         return not self.ahead
 

@@ -117,7 +117,6 @@ def load_tables(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _replace_layers(model: nn.Module, matrices: Mapping[str, dict[str, PackedMatrix]]) -> nn.Module:
-    """Replace these layers of a model in place."""
     made = []
     for name, found in matrices.items():
         layer: Any = model.get_submodule(name)
@@ -132,7 +131,6 @@ def _replace_layers(model: nn.Module, matrices: Mapping[str, dict[str, PackedMat
 
 
 def _read_matrix(name: str, shape: tuple[int, ...], state: Mapping[str, Tensor]) -> PackedMatrix:
-    """Return a matrix of a state. Raise `StateError` if it cannot be unpacked."""
     try:
         codes, alpha, values = (state[f"{name}.{part}"] for part in PARTS)
     except KeyError as error:

@@ -43,7 +43,6 @@ class TableTraining(LowBitHandle):
         self._last: Quantised | None = None  # the solution written by `finish`
 
     def begin(self) -> None:
-        """Attach to the optimiser, after all checks."""
         weights = self.weights.values()
         self._callbacks = StepCallbacks(FEATURE, self.optimizer, weights, self.before, self.after)
         mark_table_layers(self._layers.values())

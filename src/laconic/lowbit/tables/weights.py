@@ -41,7 +41,6 @@ def select_layers(model: nn.Module, keep: Collection[str] = ()) -> dict[str, nn.
 
 
 def select_weights(layers: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """Return the layers' matrices, by their names in `model.named_parameters()`."""
     return {
         f"{name}.{key}" if name else key: layer.get_parameter(key)
         for name, layer in layers.items()
@@ -50,7 +49,6 @@ def select_weights(layers: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
 
 
 def check_optimizer(optimizer: Optimizer, weights: Mapping[str, nn.Parameter]) -> None:
-    """Raise `AttachError` unless this optimiser trains all of these weights."""
     held = {each for group in optimizer.param_groups for each in group["params"]}
     missing = [name for name, each in weights.items() if each not in held or not each.requires_grad]
     if len(missing) == len(weights):
@@ -68,7 +66,6 @@ def check_optimizer(optimizer: Optimizer, weights: Mapping[str, nn.Parameter]) -
 
 @torch.no_grad()
 def project_all(values: Mapping[str, Tensor], table: Table, tie: Tie, rounds: int) -> Quantised:
-    """Return the projections of matrices (rows, columns), with scales shared according to `tie`."""
     for name, value in values.items():
         if not value.isfinite().all():
             raise NonFiniteError(f"{name} is not finite: training has diverged; lower the learning rate")
