@@ -45,10 +45,9 @@ def binarise(
     """Train a model with the signs of its weights and of the inputs of its layers.
 
     Changes the model in place. Its parameters remain the same float32 objects with the same names, so
-    optimisers, DistributedDataParallel, `laconic.compress` and `state_dict` work as before. Each optimiser
-    step clips the weights to [-1, 1]. The inputs of a layer should have both signs: end a block with a
-    BatchNorm, not with a ReLU. Training computes in float32 and saves neither time nor memory. `pack`
-    converts the model for inference.
+    optimisers, DistributedDataParallel, `laconic.compress` and `state_dict` work as before. Each step clips
+    the weights to [-1, 1]. The inputs of a layer should have both signs: end a block with a BatchNorm, not
+    with a ReLU. Training saves neither time nor memory; convert the model with `pack` for inference.
 
     Args:
         model: Its Linear, Conv2d, LSTM, GRU, LSTMCell and GRUCell layers are replaced.
@@ -66,9 +65,9 @@ def binarise(
 
     Raises:
         SpecError: An argument is out of range.
-        AttachError: The model has no such layers or is binarised; a layer is not float32, shares a weight, or
-            has hooks, projections or padding that is not a number of zeros; `keep` names no module. The model
-            is unchanged.
+        AttachError: The model has no such layers, or one with hooks, projections, shared weights, another
+            dtype than float32 or padding that is not a number of zeros; it is binarised; `keep` names no
+            module. The model is unchanged.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Linear(8, 2))
     >>> handle = binarise(net)

@@ -5,7 +5,7 @@
 
 var: variance of x per example and group of channels; scale: `range_scale` instead of 1 / sqrt(var). Liu et
 al. 2020, arXiv:2004.02967, and the low-bit form of Aketi et al. 2021, arXiv:2111.09389, from their code. It
-does not depend on the labels in a rank's shard. One EvoNorm replaces a BatchNorm2d and its ReLU.
+does not depend on a rank's labels. One EvoNorm replaces a BatchNorm2d and its ReLU.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     y = Q(w) Q(x) + b;  dx = Q(w)^T Q(dy) where |x| <= 1;  dw = Q(dy) Q(x)^T where |w| <= 1
 
 Hubara et al. 2016, arXiv:1609.07061; with one bit, Courbariaux et al. 2016, arXiv:1602.02830. Q is defined in
-`levels`. Products of levels are integers, exact in float32 below 2^24 in any order, and the bias is added
-after them, so a packed layer has the same bits. Padding counts as 0, which is not a level. Layers compute in
-the dtype of their weight, also under autocast.
+`levels`. Products of levels are exact integers below 2^24 in any order, and the bias is added after them, so
+a packed layer has the same bits. Padding counts as 0, which is not a level. Layers compute in the dtype of
+their weight, also under autocast.
 """
 
 from __future__ import annotations

@@ -55,10 +55,9 @@ class FewBits:
 
 
 class Rounding:
-    """Rounding of one layer.
+    """Rounding of one layer. Its random bits depend on the seed and `turns`.
 
-    The random bits depend on the seed and on `turns`, the number of training calls without those repeated by
-    activation checkpointing.
+    `turns`: training calls, without those repeated by activation checkpointing.
     """
 
     def __init__(self, bits: FewBits) -> None:

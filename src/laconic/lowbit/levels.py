@@ -6,9 +6,8 @@
 
 One bit is the sign in both, with sign(0) = 1. Random rounding of the linear form replaces 1/2 by a number in
 [0, 1), so that Q(x) is x on average; for one bit P(Q = 1) = clip((x + 1) / 2, 0, 1). Hubara et al. 2016,
-arXiv:1609.07061 (levels), and Courbariaux et al. 2016, arXiv:1602.02830 (signs). Difference from the paper:
-the linear levels include both -1 and 1, instead of clip(round(x / s) s, min, max), so that a level is a sum
-of signs and zero padding is exact.
+arXiv:1609.07061, and for signs Courbariaux et al. 2016, arXiv:1602.02830. Ours: the linear levels include
+both -1 and 1, so that a level is a sum of signs and zero padding is exact.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     t = 2^ceil(log2 max |g|);   levels 0 and t 2^-i, i = 0 .. 2^(bits - 1) - 2, signed;   E[Q(g)] = g
 
-Hubara et al. 2016, arXiv:1609.07061, train with 6-bit logarithmic gradients, rounded at random. The end t,
-the level 0 and the probabilities are our reading.
+Hubara et al. 2016, arXiv:1609.07061, train with 6-bit logarithmic gradients. The end t, the level 0 and the
+probabilities are our reading.
 """
 
 from __future__ import annotations

@@ -38,14 +38,14 @@ FORMS_BY_LAYER = {plain: FORMS[few] for plain, few in KINDS.items()} | FORMS
 def pack(model: nn.Module) -> nn.Module:
     """Return an inference copy of a model trained by `binarise` or `quantise`, with packed weights.
 
-    For finite inputs the outputs equal those of the model in evaluation bit for bit. In memory and in a file
-    a weight has `weights` bits, with rows padded to whole bytes: 32 times smaller with one bit. Other layers
-    and biases stay float32. The copy runs XNOR kernels, one thread per product. Training, tracing or
-    differentiating it raises `StateError`.
+    For finite inputs the outputs equal those of the model in evaluation bit for bit. A weight has `weights`
+    bits, with rows padded to whole bytes: 32 times smaller with one bit. Other layers and biases stay
+    float32. The copy runs XNOR kernels, one thread per product; training, tracing or differentiating it
+    raises `StateError`.
 
     Raises:
         AttachError: The model has no few-bit layers, or one that is logarithmic, not float32, not finite, has
-            hooks or has products beyond 2^24; a hook computes weights of another layer.
+            hooks or has products beyond 2^24; a hook computes another weight.
 
     >>> from laconic.lowbit import binarise
     >>> net = nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, 2)).eval()

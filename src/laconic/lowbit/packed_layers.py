@@ -3,9 +3,8 @@
     u(x) = sum_i 2^i u_i,  u_i in {0, 1};  L Q(x) = sum_i 2^i s_i,  s_i = 2 u_i - 1
     (L Q(w)) (L Q(x)) = sum_i sum_j 2^(i + j) (signs w_i) (signs x_j)
 
-Products of levels are sums of products of signs, each an XNOR and a popcount (`kernels.xnor`), in integers
-below 2^24, exact in float32. BatchNorm stays float32: folding it and the next sign into a threshold would
-round differently.
+The products of signs are XNORs and popcounts (`kernels.xnor`), in integers below 2^24, exact in float32.
+BatchNorm stays float32: folding it and the next sign into a threshold would round differently.
 """
 
 from __future__ import annotations

@@ -65,20 +65,13 @@ def quantise(
         gradients: Bits of the gradients of outputs, 3 to 8, or None for float32: powers of two, rounded at
             random.
         scale: "linear", evenly spaced levels from -1 to 1, or "log", powers of two, which cannot be packed.
-        first: As for `binarise`: "binary" treats the layer like the others.
-        last: As for `binarise`.
         stochastic: Round inputs at random in training. Activation checkpointing repeats the bits of a layer's
             last 512 calls.
-        norm: As for `binarise`.
-        keep: As for `binarise`.
         seed: Seed of random rounding; use a different one on each rank.
+        first, last, norm, keep: As for `binarise`.
 
     Returns:
-        The handle, as for `binarise`.
-
-    Raises:
-        SpecError: As for `binarise`.
-        AttachError: As for `binarise`.
+        The handle, as for `binarise`, with the same errors.
     """
     spec = QuantiseTraining(weights, activations, gradients, scale, first, last, stochastic, norm, seed=seed)
     return spec.attach_layers(model, keep)

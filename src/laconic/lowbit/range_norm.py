@@ -109,9 +109,7 @@ class RangeGroupNorm(_LowBitNorm):
     Args:
         groups: Groups of channels.
         channels: c, a multiple of `groups`.
-        affine: Whether there are gamma and beta.
-        precision: Bits, rounding and seed.
-        device: Device of parameters and running values.
+        affine, precision, device: As for `RangeNorm`.
 
     >>> RangeGroupNorm(2, 4)(torch.randn(3, 4, 8, 8)).shape
     torch.Size([3, 4, 8, 8])

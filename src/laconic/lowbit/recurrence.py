@@ -29,16 +29,10 @@ class Recurrent(Protocol):
     states: int  # 2 for an LSTM, 1 for a GRU
 
     def direction(self, place: str, x: Tensor, state: State, active: Tensor | None) -> tuple[Tensor, State]:
-        """Run one direction of one layer over time.
+        """Run one direction of one layer, such as "l0_reverse", over time. Return outputs (t, b, n) and last
+        state.
 
-        Args:
-            place: End of the names of its weights, such as "l0_reverse".
-            x: (t, b, c).
-            state: First h and c, (b, n) each.
-            active: Steps inside the sequences, bool (t, b, 1). None: all.
-
-        Returns:
-            Outputs (t, b, n), and the last state.
+        x: (t, b, c). `state`: h and c, (b, n). `active`: steps inside the sequences, bool (t, b, 1), or None.
         """
         ...
 

@@ -1,7 +1,6 @@
 """Tensors of a `torch.optim.Adam` or `AdamW`, for rules that replace its steps.
 
-Moments and step counts stay in the optimiser's state, so its `state_dict` saves them, and it can continue
-without the rule.
+Moments and step counts stay in the optimiser's state, which saves them and continues without the rule.
 """
 
 from __future__ import annotations
@@ -178,8 +177,8 @@ class AdamTensors:
         """Return m / (sqrt(v / (1 - b2^updates)) + eps), clamped; zero where v is zero.
 
         If v is learnt at every step, no entry exceeds (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)), by Cauchy
-        and Schwarz. A v that missed an entry's large gradients gives no bound, and training would diverge:
-        hence the clamp.
+        and Schwarz. A v that missed an entry's large gradients gives no bound: without the clamp training
+        diverges.
         """
         v = self.second(name).to(torch.float32).flatten()
         return _direction(v, m, self.settings(name), updates)

@@ -26,8 +26,7 @@ def evaluated(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a hook of `step`, with the closure replaced by its result.
 
-    Later hooks before the step then see the gradients. Raises `AttachError` for LBFGS, which evaluates its
-    closure many times.
+    Later hooks then see the gradients. Raises `AttachError` for LBFGS, which needs the closure many times.
     """
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:

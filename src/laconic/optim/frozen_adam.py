@@ -1,7 +1,7 @@
 """Adam whose second moment is learnt in a warm-up and then frozen, so that its momentum can be compressed.
 
 Tang et al. 2021, arXiv:2102.02888 (1-bit Adam) [recalled]. Adam's update is not linear in the gradients, so
-error feedback on them fails. With v frozen it is linear in the momentum, and feedback is exact again.
+error feedback fails. With v frozen it is linear in the momentum, and feedback is exact again.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ class FrozenAdam(AdamRule):
     """Exchange of the momentum by `inner` inside `optimizer.step()`, from step `warmup_steps` on.
 
     Args:
-        warmup_steps: Steps whose gradients the route's reducer averages. None: until v has settled, with
-            gradients averaged inside `optimizer.step()`.
+        warmup_steps: Steps of the warm-up. None: until v has settled, with gradients averaged inside
+            `optimizer.step()`.
         inner: The exchange after the warm-up.
-        scaled: Whether `inner` sends m / D, with D = sqrt(vhat) + eps, and so selects the entries that move
-            the weights most.
+        scaled: Send m / D, with D = sqrt(vhat) + eps: it selects the entries that move the weights most.
     """
 
     warmup_steps: int | None

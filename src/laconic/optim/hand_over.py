@@ -1,17 +1,16 @@
 """Gradients with which SGD's own momentum step makes a given update.
 
-If a method applies momentum before the exchange, the gradient holds x, the mean of the sent velocities. With
-SGD's momentum m, its buffer b, and the momentum d of the weight decay, which is not compressed:
+With x, the mean of the velocities that a method sent, SGD's momentum m, its buffer b, and the momentum d of
+the weight decay, which is not compressed:
 
     heavy ball   h = (x - m * (b - d)) / (1 - dampening)      step: x + d'
     Nesterov     h = (x - m^2 * (b - d)) / (1 + m)            step: x + weight_decay * w + m * d'
     afterwards   d' = m * d + (1 - dampening) * weight_decay * w,    b = 0
 
-x is minus the gradient with `maximize`. SGD still runs its own step, for fused kernels, schedules and torch's
+x is minus the gradient with `maximize`. SGD runs its own step, for fused kernels, schedules and torch's
 checkpoint functions. Its buffer is zero between steps: a checkpoint has the momentum only in the velocity,
-and a script without Laconic does not repeat the last update.
-
-LARS scales the step by the norm of the gradient, so no gradient gives a chosen update: its step is made here.
+and a script without Laconic does not repeat the last update. LARS scales the step by the norm of the
+gradient, so its step is made here.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ FOR_ADAM = "; 'sparse_adam()' and 'onebit_adam()' are made for Adam and exchange
 
 
 def why_in_optimizer(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> str | None:
-    """Return why the momentum of this tensor stays in its optimiser; None if it can be applied elsewhere.
-
-    The answer is "" without momentum.
+    """Return why the momentum of this tensor stays in its optimiser, "" without momentum; None if it need
+    not.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2, 2))
     >>> sgd = SGD([weight], lr=0.1, momentum=0.9, dampening=0.5)
@@ -75,10 +73,8 @@ class HandOver:
     ) -> tuple[dict[Tensor, Tensor], list[str]]:
         """Return the gradients that differ from x, and the names of the tensors stepped here.
 
-        Args:
-            tensors: Each parameter with a gradient x, and its group, by name.
-            decay: Momentum of the weight decay by name; updated.
-            scale: Factor of x; the step divides by it.
+        `tensors`: parameter with gradient x, and group, by name. `decay`: momentum of the weight decay;
+        updated. `scale`: factor of x; the step divides by it.
         """
         self._parameters = []
         changed: dict[Tensor, Tensor] = {}

@@ -24,9 +24,9 @@ class LARS(Layerwise):
         w = w - lr * v                                        Nesterov: lr * (r * (g + ...) + mu * v)
 
     Other tensors (biases and norms) have r = 1 and no weight decay. The rate multiplies the whole velocity,
-    as in `torch.optim.SGD`; the paper has it inside the sum, which is the same at a constant rate. Under
-    `laconic.compress` g is the method's mean; where the method applies the momentum, as dgc does, r is that
-    of (1 - mu) times the mean velocity. State: one tensor like the parameter.
+    as in `torch.optim.SGD`; in the paper it is inside the sum. Under `laconic.compress` g is the method's
+    mean; where the method applies the momentum, as dgc does, r is that of (1 - mu) times the mean velocity.
+    State: one tensor like the parameter.
 
     Args:
         params: Parameters or parameter groups.

@@ -1,8 +1,7 @@
 """Base of LARS and LAMB: trust ratios that scale each tensor's step with the norm of its weights.
 
-Tensors of at least `least_dim` dimensions, 2 by default, have a ratio and weight decay. Biases, norms and
-other vectors have neither, as in the published recipes of both papers. A tensor whose weights or update have
-norm 0 takes the ratio 1, so that weights that start at zero move.
+Tensors of fewer than `least_dim` dimensions (biases and norms) have neither ratio nor weight decay, as in the
+published recipes. A tensor whose weights or update have norm 0 takes the ratio 1, so that zeros can move.
 """
 
 from __future__ import annotations

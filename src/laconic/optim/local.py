@@ -1,7 +1,6 @@
 """Local: ranks keep their own gradients, and agree only on whether all are finite.
 
-For methods that communicate inside the optimiser's step. A flag per bucket makes a GradScaler skip the same
-steps on every rank.
+A flag per bucket makes a GradScaler skip the same steps on every rank.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """0/1 Adam: Adam that learns its variance, and communicates, at growing intervals.
 
-Lu et al. 2022, arXiv:2202.06009 [recalled]. Until v is frozen, every step is a round. Then ranks do local
-steps and, at a round, agree on the mean momentum of the steps since the last one.
+Lu et al. 2022, arXiv:2202.06009 [recalled]. Once v is frozen, ranks do local steps and, at a round, agree on
+the mean momentum since the last one.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class LocalAdam(AdamRule):
 
         m = mean of u_i / C by `codec`         w = w_0 - C * m / D             u_i = 0
 
-    The paper sends u. u / C is the same at a constant rate; when the rate has fallen, it keeps the residual
-    from outweighing the momentum. m / D stays within Adam's own bound. A step that learns v uses the exact
-    mean of the gradients, as in Adam.
+    The paper sends u. u / C is the same at a constant rate; when the rate has fallen, the residual does not
+    outweigh the momentum. m / D stays within Adam's own bound. A step that learns v uses the exact mean of
+    the gradients.
     """
 
     rounds: Rounds

@@ -1,15 +1,13 @@
 """Float32 master weights for models with bfloat16 or float16 parameters, under any torch optimiser.
 
-An update below |w| / 512 does not change a bfloat16 weight w, so small steps are lost. Here the optimiser
-steps float32 weights, and the model gets them rounded (Micikevicius et al. 2018, arXiv:1710.03740
-[recalled]):
+An update below |w| / 512 does not change a bfloat16 weight w. Here the optimiser steps float32 weights, and
+the model gets them rounded (Micikevicius et al. 2018, arXiv:1710.03740 [recalled]):
 
     m = m - lr * update(float32(grad))        w = round(m)
 
-or, without the copy m, float32(w) is stepped and rounded at random (`stochastic_rounding.py`).
-
-Between steps the optimiser's groups hold the model's parameters, so schedules, clipping, DDP and
-`laconic.compress` see an ordinary optimiser; only inside `step` do they hold float32.
+or, without the copy m, float32(w) is stepped and rounded at random (`stochastic_rounding.py`). Only inside
+`step` do the optimiser's groups hold float32: schedules, clipping, DDP and `laconic.compress` see the model's
+parameters.
 """
 
 from __future__ import annotations
@@ -45,9 +43,8 @@ def master_weights(optimizer: Kind, *, rounding: Rounding = "nearest", seed: int
     float32.
 
     Memory per weight: 4 bytes for masters, and 4 for their gradients inside a step; with "stochastic" 8
-    bytes, only inside. `optimizer.state_dict()` has the masters as "master_weight", or the number of
-    roundings as "roundings", so a resumed run has the same bits. `copy.deepcopy` copies the masters; pickle
-    does not, so save the `state_dict`.
+    bytes, only inside. `optimizer.state_dict()` has the masters or the number of roundings, so a resumed run
+    has the same bits. `copy.deepcopy` copies the masters; pickle does not.
 
     Args:
         optimizer: Any `torch.optim.Optimizer`, before or after `laconic.compress`; before
@@ -60,7 +57,7 @@ def master_weights(optimizer: Kind, *, rounding: Rounding = "nearest", seed: int
         The same optimiser.
 
     Raises:
-        AttachError: It has master weights already, has no trained parameter in half precision, is a result of
+        AttachError: It has masters, has no trained parameter in half precision, is a result of
             `laconic.distribute`, or is a wrapper with its own step, such as Lookahead or SAM; `rounding` is
             unknown, or stochastic for sharded parameters. Nothing is changed.
 

@@ -24,7 +24,7 @@ SCALING = ("grad_scale", "found_inf")  # set by a GradScaler
 class Masters:
     """Master weights of one optimiser. `at_random`: created for each step, and rounded at random after it.
 
-    State such as momentum belongs to the parameter between steps, and to its master inside.
+    Momentum and other state belong to the parameter between steps, and to its master inside.
     """
 
     def __init__(self, optimizer: Optimizer, *, at_random: bool, seed: int) -> None:
@@ -189,7 +189,7 @@ class Masters:
     def load(self, load: Callable[[dict[str, Any]], None], state_dict: dict[str, Any]) -> None:
         """Load a state in float32; without masters, those of the parameters stay.
 
-        Raises `StateError`, with nothing changed, if the shape of a master differs from its parameter.
+        Raises `StateError`, with nothing changed, for a master of another shape.
         """
         parameters = self._in_order()
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]

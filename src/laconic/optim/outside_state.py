@@ -20,8 +20,8 @@ MAX_DEPTH, MAX_OBJECTS = 5, 10_000
 def kept_outside(optimizer: Optimizer) -> str:
     """Return where the optimiser keeps a tensor of a matrix's size outside of `state`, or "".
 
-    Flat tensors for all weights, and attributes of parameters, count; the weights, their gradients, views of
-    either and masks do not.
+    Flat tensors for all weights count, and attributes of parameters; views of weights or gradients and masks
+    do not.
 
     >>> weight = nn.Parameter(torch.zeros(3, 4))
     >>> sgd = torch.optim.SGD([weight])
@@ -37,8 +37,7 @@ def kept_outside(optimizer: Optimizer) -> str:
 def second_weights(optimizer: Optimizer, within: float = 0.0) -> str:
     """Return where an optimiser keeps a second set of weights, as Lookahead does, or "".
 
-    All their values are within a relative distance of the parameters. Optimisers of torch and Laconic have
-    none.
+    All its values are within a relative distance of the parameters. torch and Laconic have none.
 
     >>> weight = nn.Parameter(torch.ones(3, 4))
     >>> optimizer = type("Mine", (torch.optim.SGD,), {"__module__": "mine"})([weight])

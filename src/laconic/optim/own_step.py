@@ -15,8 +15,7 @@ from laconic.core.errors import AttachError
 def steps_as(optimizer: Optimizer, *kinds: type[Optimizer], by: str = "step") -> bool:
     """Return whether the optimiser is of one of these kinds, and its method `by` is that kind's own.
 
-    Subclasses that add settings or logging pass, and so do wrappers around the same step, which torch,
-    schedulers, profilers and Accelerate install.
+    Subclasses with more settings pass, and so do the wrappers of torch, schedulers, profilers and Accelerate.
 
     >>> from torch.optim import SGD
     >>> class Negated(SGD):

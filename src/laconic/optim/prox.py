@@ -27,8 +27,8 @@ def soft(z: Tensor, threshold: Tensor) -> Tensor:
 def block_soft(z: Tensor, h: Tensor, c: float) -> Tensor:
     """Return the l2 step of each row (a vector is one row): rows with |H z| <= c vanish.
 
-    With r the norm of the new row, w_j = z_j H_j r / (H_j r + c), and bisection finds r from sum_j (z_j H_j /
-    (H_j r + c))^2 = 1, which falls in r.
+    w_j = z_j H_j r / (H_j r + c), with r the norm of the new row: bisection solves sum_j (z_j H_j / (H_j r +
+    c))^2 = 1, which falls in r.
 
     >>> block_soft(torch.tensor([[3.0, 4.0], [0.1, 0.0]]), torch.ones(2, 2), 1.0)
     tensor([[2.4000, 3.2000],

@@ -28,11 +28,7 @@ class QRDAAdaGrad(RegularisedAdaGrad):
     gradients were always zero do not change. State: three tensors per parameter.
 
     Args:
-        params: Parameters or parameter groups.
-        lr: Learning rate, 0 or more.
-        l1: Weight of the l1 norm, 0 or more.
-        l2: Weight of the row norms, 0 or more. A group may have l1 or l2, not both.
-        delta: Added to the root in H, above 0.
+        params, lr, l1, l2, delta: As for `QCMDAdaGrad`.
 
     Raises:
         SpecError: A setting is outside its range, or a group has both l1 and l2.

@@ -14,9 +14,9 @@ from laconic.core import arguments
 class Rounds:
     """Two schedules with growing intervals.
 
-    Before step `freeze_steps` every step is a round. v is learnt at every step first, and the interval
-    doubles after every `kappa` updates of v. Then v is frozen; rounds are one step apart first, and their
-    interval doubles after every `double_every` steps, up to `longest`.
+    Before step `freeze_steps` every step is a round; v is learnt at every step first, and the interval
+    doubles after every `kappa` updates of v. Then rounds are one step apart first, and the interval doubles
+    after every `double_every` steps, up to `longest`.
 
     >>> rounds = Rounds(freeze_steps=8, kappa=2, double_every=4, longest=4)
     >>> [step for step in range(8) if rounds.learns(step)]

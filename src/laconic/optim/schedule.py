@@ -1,9 +1,8 @@
 """Learning rates for large batches: scaled with the batch, warmed up, decayed by a polynomial.
 
-Goyal et al. 2017, arXiv:1706.02677: a batch k times as large takes a rate k times as large, reached in a
-warm-up from the small batch's rate. The root of k, for Adam and similar methods, keeps the variance of the
-step (Krizhevsky 2014, arXiv:1404.5997; You et al. 2020, arXiv:1904.00962). The polynomial is that of LARS
-(power 2) and LAMB (power 1).
+Goyal et al. 2017, arXiv:1706.02677: a batch k times as large takes a rate k times as large, after a warm-up
+from the small batch's rate. For Adam, the root of k keeps the variance of the step (Krizhevsky 2014,
+arXiv:1404.5997; You et al. 2020, arXiv:1904.00962). LARS has the power 2, LAMB 1.
 """
 
 from __future__ import annotations

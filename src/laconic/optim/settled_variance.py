@@ -6,7 +6,7 @@ rises and, with Delta = 1 / (1 - b2),
     |v_t|_1 / |v_(t - Delta)|_1 >= 0.96
 
 Three things are ours. v has its bias corrected, as the norm of a young v always rises. A norm that has risen
-by more than 1 / 0.96 has not settled either: a v frozen too low makes all later steps too long. v is checked
+by more than 1 / 0.96 has not settled either: a v frozen too low makes later steps too long. And v is checked
 `CHECKS` times in Delta steps.
 """
 

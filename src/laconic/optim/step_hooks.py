@@ -1,7 +1,6 @@
 """Third-party step hooks around a step on float32 masters, so that they see the model's parameters.
 
-Inside that step the optimiser's groups hold masters. Laconic's own hooks expect this and run there; others
-clip gradients, or clamp or average weights, of the model's parameters.
+Inside that step the optimiser's groups hold masters, which Laconic's own hooks expect.
 """
 
 from __future__ import annotations

@@ -16,10 +16,7 @@ PASSES = 100
 class StepWatch:
     """Counter of backward passes until the first step; warns once if it does not come.
 
-    Args:
-        feature: Name for the message.
-        optimizer: The expected optimiser. None: any one; then it warns only if the parameters change.
-        parameters: Trained parameters; one of them has to get a gradient.
+    `optimizer`: the expected one, or None for any; then it warns only if the parameters change.
     """
 
     def __init__(self, feature: str, optimizer: object, parameters: Iterable[Tensor]) -> None:

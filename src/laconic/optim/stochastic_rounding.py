@@ -1,12 +1,11 @@
 """Stochastic rounding from float32 to 16 bits: up or down at random, so that the mean is exact.
 
-Rounding to nearest loses every update below half a step of the 16-bit grid; at random, an update of a tenth
-of a step moves the weight in one of ten cases (Gupta et al. 2015, arXiv:1502.02551 [recalled]). With x
-between the grid's neighbours t (towards zero) and u:
+Rounding to nearest loses every update below half a step of the 16-bit grid; at random it is kept on average
+(Gupta et al. 2015, arXiv:1502.02551 [recalled]). With x between its neighbours t (towards zero) and u:
 
     P(u) = (|x| - |t|) / (|u| - |t|)        E = x
 
-Bit layout, both formats: [sign | exponent | mantissa]; u is t with its bits, as an integer, plus one.
+Bit layout: [sign | exponent | mantissa]; u is t with its bits, as an integer, plus one.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def unwrap(given: object) -> Optimizer:
 def unwrap_all(given: object, scaler: Scaler = None) -> tuple[list[Optimizer], Scaler]:
     """Return one or several optimisers without trainers' wrappers, and the GradScaler that steps them.
 
-    Raises `AttachError` for an empty list, another type than an optimiser, or a wrong scaler.
+    Raises `AttachError` for anything else, and for a wrong scaler.
     """
     check_is_scaler(scaler)
     opened = [_opened(each) for each in _as_list(given)]
@@ -74,8 +74,8 @@ def unwrap_all(given: object, scaler: Scaler = None) -> tuple[list[Optimizer], S
 def require_plain(given: object, feature: str) -> Optimizer:
     """Return an optimiser that steps its weights itself and stores all momentum in its `state`.
 
-    For a `feature` that changes weights or state. Raises `AttachError` for a wrapper that overrides `step`
-    (Lookahead, SAM, ZeRO), for LBFGS, and if weights or momentum are kept outside of `state`.
+    Raises `AttachError`, for a `feature` that changes weights or state: for a wrapper that overrides `step`
+    (Lookahead, SAM, ZeRO), for LBFGS, and for state elsewhere.
     """
     optimizer = unwrap(given)
     if _known(optimizer, OURS) is not None:
@@ -114,8 +114,8 @@ def require_single_weights(optimizer: Optimizer, feature: str) -> None:
 def stepping(optimizer: Optimizer) -> Optimizer:
     """Return the optimiser whose hooks run whenever these parameters are updated.
 
-    If an inner optimiser has all parameters of its wrapper, it is that one: SAM, for example, steps only
-    that. Raises `AttachError` if it runs no hooks.
+    It is the innermost one that has all of them: SAM, for example, steps only that. Raises `AttachError` if
+    it runs no hooks.
     """
     seen: list[Optimizer] = []
     while True:

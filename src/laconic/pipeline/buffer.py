@@ -46,10 +46,8 @@ class Saved:
 class Buffer:
     """Row of bytes for each sample, in a memory that is opened on first use.
 
-    Attributes:
-        seen: bool (samples,): whether the sample has a row.
-        version: equal on both sides as long as their rows are.
-        first_visits, changes: number of samples settled for the first time, and again.
+    `seen`: bool (samples,), samples with a row. `version`: equal on both sides as long as their rows are.
+    `first_visits`, `changes`: samples settled for the first time, and again.
     """
 
     def __init__(self, samples: int, open_memory: Callable[[], Memory]) -> None:

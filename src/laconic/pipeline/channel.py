@@ -18,9 +18,8 @@ from laconic.core.turn import mix, name_key
 class Visit:
     """Transfer of a micro-batch.
 
-    Attributes:
-        ids: int64 (rows,) ids of its samples, or None.
-        may_fail: whether other ranks can still void its step; changes then wait for its end.
+    `ids`: of its samples, int64 (rows,), or None. `may_fail`: whether other ranks can still void its step;
+    changes then wait for its end.
     """
 
     step: int
@@ -33,9 +32,7 @@ class Visit:
 class Channel(ABC):
     """Encoder on the sender's side, decoder on the receiver's, with a memory if the coding has one.
 
-    Attributes:
-        name: boundary and tensor, such as "0>1:0"; equal on both sides.
-        shape, dtype: of the tensor.
+    `name`: boundary and tensor, such as "0>1:0"; equal on both sides.
     """
 
     def __init__(self, name: str, shape: torch.Size, dtype: torch.dtype, seed: int) -> None:

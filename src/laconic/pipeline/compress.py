@@ -55,10 +55,6 @@ def compress(
         handle.step(x, samples=ids)        # in place of schedule.step(x), with the same ids on every rank
 
     Supports GPipe, 1F1B, interleaved and V schedules of `torch.distributed.pipelining`, and stages made with
-    `PipelineStage`. The coded bytes use the stages' own process group. `schedule.eval` sends `change(...)`
-    activations as first visits, and does not touch the buffers.
-
-    Supports GPipe, 1F1B, interleaved and V schedules of `torch.distributed.pipelining`, and stages made with
     `PipelineStage`. `schedule.eval` sends `change(...)` activations as first visits, and does not touch the
     buffers. A stage may be wrapped in `DistributedDataParallel`, with gradients compressed by
     `laconic.compress`: pass the ranks of all replicas as `group`, so that all of them raise if one fails.

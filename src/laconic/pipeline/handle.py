@@ -31,8 +31,8 @@ class Handle:
     """Compressed pipeline on one rank: steps with sample ids, statistics, state, and removal.
 
     An error inside a step, such as a NaN or a duplicate id, is raised on every rank at the end of that step.
-    Buffers store nothing of a failed step, so a script that catches the error may continue with the next
-    batch. After `remove`, only `stats` and `remove` can be called.
+    Buffers store nothing of a failed step, so a script may catch it and continue with the next batch. After
+    `remove`, only `stats` and `remove` can be called.
     """
 
     def __init__(self, plan: Plan, schedule: Any, stages: Sequence[Any], comm: Comm, exact: bool) -> None:

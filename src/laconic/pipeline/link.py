@@ -37,9 +37,8 @@ def link(
         loss_fn(second_half(link.receive((32, 256), source=0)), y).backward()         # rank 1
 
     Calls block and match in order; autograd may compute gradients in any order. A sender waits until its
-    tensor is received: call `backward` only after all tensors of a step were sent, because two ends that both
-    send wait for each other until the group's time-out. Links have no memory; for changes by sample see
-    `laconic.pipeline.compress`.
+    tensor is received: call `backward` only after all tensors of a step were sent, as two ends that both send
+    wait for each other. For changes by sample see `laconic.pipeline.compress`.
 
     Costs a round trip per tensor: a 24-byte offer, with the length and a digest of shape, dtype, codec and
     turn, precedes it, and a 24-byte answer follows, so that both ends report a disagreement. A gradient has

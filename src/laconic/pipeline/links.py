@@ -29,13 +29,12 @@ class StageLinks:
     """Channels of one stage, created when a tensor is first sent; neighbours on one rank need none.
 
     Torch's 1F1B and looped schedules start sends before receives. On gloo the notice that a receive is ready
-    then queues behind this rank's own payload, so neighbours send in one direction at a time: 1.57 MB each
-    way over 100 Mbit/s took 0.26 s, and 0.14 s with receives first. On gloo each receive is therefore posted
-    when the schedule asks for its op; the schedule gets no op, and `arrived` waits.
+    then queues behind this rank's own payload: 1.57 MB each way over 100 Mbit/s took 0.26 s, and 0.14 s with
+    receives first. On gloo each receive is therefore posted when the schedule asks for its op; the schedule
+    gets no op, and `arrived` waits.
 
-    Attributes:
-        exact: Whether both sides must name one length, as on NCCL. On gloo a receiver offers room for the
-            longest message instead; a longer one ends the process there.
+    `exact`: whether both sides must name one length, as on NCCL. A gloo receiver offers room for the longest
+    message instead; a longer one ends the process there.
     """
 
     stage: Any

@@ -3,8 +3,8 @@
     [magic u32 | state u32 | body bytes u64 | digest u64]   24 bytes, then the body
 
 The digest covers everything needed to decode the body: step, micro-batch, sample ids, which samples are new,
-the version of the buffer, shapes. A rank that has failed sends only headers, with `FAILED`, until the end of
-the step, so that no rank waits for a message or decodes garbage.
+the version of the buffer, shapes. A rank that has failed sends `FAILED` headers until the end of the step, so
+that no rank waits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Batches that torch cannot split into micro-batches: the step runs, and fails on every rank.
 
-Torch raises only on the ranks that hold the batch, and the ranks in the middle would wait for it.
+Torch raises only on the ranks that hold the batch; those in the middle would wait for it.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from laconic.pipeline.message import PeerFailed
 class CompressedStage(PipelineStage):
     """Class of a stage attached by `compress`; `remove` restores the original class.
 
-    Messages are decoded when torch reads the buffer that it expects to be filled. Waiting for a receive is
-    not guarded: if a rank is gone, it fails as in torch.
+    Messages are decoded when torch reads the buffer to be filled. If a rank is gone, waiting fails as in
+    torch.
     """
 
     _laconic: StageLinks

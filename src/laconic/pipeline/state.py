@@ -96,8 +96,8 @@ def check_fit(buffers: Mapping[str, Saved], channels: Sequence[Changes]) -> None
 def agree_on(comm: Comm, step: Step, channels: Sequence[Changes], pipeline: int) -> None:
     """Raise on every rank unless all ranks of a pipeline have the same step, ids and visited samples.
 
-    This runs before anything is sent, because some backends hang on a message of unexpected length.
-    `pipeline`: its number, which separates replicas.
+    It precedes all messages, as some backends hang on an unexpected length. `pipeline`: its number among
+    replicas.
     """
     step.end(comm)
     ids = b"" if step.ids is None else step.ids.numpy().tobytes()

@@ -22,7 +22,7 @@ class Step:
     Attributes:
         number: training steps before it.
         ids: int64 (batch,) ids of its samples, on the CPU, or None.
-        failure: error that stopped it on this rank, and its message.
+        failure: first error on this rank, and its message.
         heard: whether another rank has reported a failure.
         begun: whether the first step has begun.
         foreseen: error known before the step begins.

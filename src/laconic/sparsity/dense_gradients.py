@@ -1,8 +1,7 @@
 """Dense gradients of masked weights, the score of new entries: summed over passes, turns and ranks.
 
-DistributedDataParallel averages only masked gradients, so dense ones are summed over ranks here, once per
-update of the masks. If several turns count, each is divided by its norm, which removes the changing factor of
-a GradScaler.
+DistributedDataParallel averages only masked gradients, so dense ones are summed over ranks here, at updates
+of the masks. If several turns count, norms remove the changing factor of a GradScaler:
 
     norm = sqrt(sum over ranks and weights of |g|^2),  score = sum over turns and ranks of g / norm
 """

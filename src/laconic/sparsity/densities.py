@@ -25,10 +25,7 @@ def densities(shapes: Shapes, density: float, layout: DensityLayout = "uniform")
     Args:
         shapes: Shapes of the weights by name, with all dimensions of a kernel.
         density: Fraction of all entries to keep, in (0, 1].
-        layout: "uniform", "erk" or "2:4".
-
-    Raises:
-        SpecError: The density or the layout is invalid; "2:4" without density 0.5.
+        layout: "uniform", "erk" or "2:4", which needs density 0.5.
 
     >>> found = densities({"wide": (100, 100), "narrow": (10, 10)}, 0.1, "erk")
     >>> {name: round(share, 3) for name, share in found.items()}

@@ -18,15 +18,10 @@ from laconic.sparsity.draws import permutation
 def drop_and_grow(
     magnitude: Tensor, used: Tensor, score: Tensor, count: int, key: int, layout: DensityLayout = "uniform"
 ) -> Tensor:
-    """Return the next mask, bool (n,): `count` entries drop and `count` grow.
+    """Return the next mask: `count` entries drop and `count` grow.
 
-    Args:
-        magnitude: |w|, (n,).
-        used: Current mask, bool (n,).
-        score: Score of each entry, (n,), finite.
-        count: Number of entries to drop, at most the number in use.
-        key: Decides between equal values.
-        layout: With "2:4", `used` and the result have two of every four consecutive entries.
+    All tensors are (n,): |w|, the current mask, finite scores. `key` decides between equal values. With
+    "2:4", both masks have two of every four consecutive entries.
 
     >>> w, mask = torch.tensor([3.0, 1.0, 0.0, 0.0]), torch.tensor([True, True, False, False])
     >>> drop_and_grow(w.abs(), mask, torch.tensor([0.0, 1.0, 2.0, 5.0]), 1, key=0)

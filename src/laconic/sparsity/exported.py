@@ -75,9 +75,8 @@ def export(model: nn.Module, form: Form = "auto") -> nn.Module:
 
     Linear and Conv2d layers (one group, zero padding) with at most half nonzero weights become `SparseLinear`
     and `SparseConv2d`, which compute in the dtype of their weight, also under autocast. Layers with hooks and
-    subclasses do not change. The `state_dict()` loads, under `torch.load(weights_only=True)`, into an export
-    of the same architecture; other shapes raise `StateError`. Outputs equal those of the model up to the
-    order of additions.
+    subclasses do not change. Outputs are equal up to the order of additions. The `state_dict()` loads, under
+    `torch.load(weights_only=True)`, into an export of the same architecture.
 
     Args:
         model: The model, which is not changed.

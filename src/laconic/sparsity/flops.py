@@ -4,9 +4,9 @@
     training = 3 * forward + (dense forward - forward) * (share of steps with dense gradients of the weights)
 
 An entry is used once per row of a dense layer's input, position of a convolution's output, time step of a
-recurrent layer, and token of a projection of attention. Other layers, embeddings, biases and products of two
-activations are not counted. A step has three such passes: outputs, gradients of inputs, gradients of weights.
-Evci et al. 2020, arXiv:1911.11134, appendix H, with the share 1 / (every + 1); ours is exact.
+recurrent layer, and token of a projection of attention. Other layers, embeddings, biases and products of
+activations are not counted. Evci et al. 2020, arXiv:1911.11134, appendix H, with the share 1 / (every + 1);
+ours is exact.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Flops:
     Attributes:
         forward: A forward pass at the present densities.
         dense_forward: A forward pass without masks.
-        training: A training step at the present densities, averaged over the training.
+        training: A training step, averaged over the training.
         dense_training: A training step without masks.
     """
 

@@ -17,12 +17,9 @@ def divisible(weight: Tensor) -> bool:
 
 
 def complete_fours(kept: Tensor, score: Tensor, key: int) -> Tensor:
-    """Return a 2:4 mask of the kept entries, completed by those with the highest score.
+    """Return a 2:4 mask of the `kept` entries, bool (n,), completed by those with the highest finite score.
 
-    Args:
-        kept: bool (n,), at most two of every four.
-        score: Score of each entry, (n,), finite.
-        key: Decides between equal scores, equal on every rank.
+    `key` decides between equal scores.
 
     >>> complete_fours(torch.tensor([False, True, False, False]), torch.tensor([1.0, 0.0, 3.0, 2.0]), key=0)
     tensor([False,  True,  True, False])

@@ -2,10 +2,10 @@
 
     y = conv(x, w_s) + b;  dx = conv^T(dy, w_s);  dw from dy and x_s;  db = sum of dy
 
-w_s and x_s: the largest entries of w, and of x over the whole batch. Every entry of w gets a gradient. Raihan
-and Aamodt 2020, arXiv:2001.01969, checked against the authors' code. Our reading: evaluation uses the top-k
-of the current weights, and inputs are selected over the whole batch. Layers compute in the dtype of their
-weight, also under autocast.
+w_s and x_s: the largest entries of w, and of x over the whole batch. Raihan and Aamodt 2020,
+arXiv:2001.01969, checked against the authors' code. Our reading: evaluation uses the top-k of the current
+weights, and inputs are selected over the whole batch. Layers compute in the dtype of their weight, also under
+autocast.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
     y = w_s x + b;  dx = w_s^T dy;  dw = dy x_s^T, for every entry of w;  db = sum of dy
 
-w_s and x_s are w and x with zeros below a threshold (SWAT, Raihan and Aamodt 2020, arXiv:2001.01969). x_s is
-packed (`bitmask`); backward recomputes w_s from w.
+w_s and x_s are w and x with zeros below a threshold (SWAT, arXiv:2001.01969). x_s is packed (`bitmask`).
 """
 
 from __future__ import annotations

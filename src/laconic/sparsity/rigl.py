@@ -8,8 +8,8 @@ Evci et al. 2020, arXiv:1911.11134. Every `every` turns, for each weight with z 
 
 This replaces the optimiser's step. Checked against the authors' code (google-research/rigl), including the
 sum over ranks before the magnitude and the first update at turn 0. Ours: a key decides between equal values
-(theirs: noise of 1e-5 on |w|); slots are cleared at the drop (theirs: at the growth); `accumulate` is from
-the port nollied/rigl-torch, but each turn's gradients are divided by their norm.
+(theirs: noise of 1e-5 on |w|); slots are cleared at the drop (theirs: at the growth). `accumulate` is from
+the port nollied/rigl-torch, with normalised gradients.
 """
 
 from __future__ import annotations

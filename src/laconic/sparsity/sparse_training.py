@@ -157,9 +157,8 @@ class SparseTraining(TransformHandle):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, to continue with the same bits.
-
-        Call `sparsify`, which zeroes masked weights, then load the states of model and optimiser, then this.
+        """Restore a state, to continue with the same bits. Load it last, after `sparsify`, model and
+        optimiser.
 
         Raises:
             StateError: The state is damaged or of another sparsifier, length, seed or model; `remove()` was

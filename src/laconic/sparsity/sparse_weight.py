@@ -3,8 +3,7 @@
     CSR    values as float32, columns as int32, and the start of each row: 8 bytes per entry
     2:4    two of every four consecutive entries of a row, with 2-bit positions: 17 bytes instead of 32
 
-Products with CSR use torch (MKL if available). 2:4 (Mishra et al. 2021, arXiv:2104.08378) only saves memory:
-products convert it to dense.
+2:4 (Mishra et al. 2021, arXiv:2104.08378) only saves memory: products convert it to dense.
 """
 
 from __future__ import annotations

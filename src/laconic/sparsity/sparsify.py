@@ -50,8 +50,7 @@ def sparsify(
     """Train a model with few of the weights of its layers.
 
     Masks the weights of Linear, convolution, recurrent, attention and Embedding layers. Parameters remain the
-    same objects, with zeros where masked, also in gradients and optimiser state. Biases and parameters of
-    other modules stay dense; `stats().model_density` includes them.
+    same objects, with zeros where masked, also in gradients and optimiser state.
 
     Under DistributedDataParallel and `laconic.compress` all ranks have the same masks; call this on every
     rank, before or after either. Updates of the masks sum dense gradients over ranks in float32. With
@@ -70,7 +69,7 @@ def sparsify(
             all ranks if torch.distributed is initialised, else only this process.
 
     Returns:
-        The handle: masks, figures, state, and `remove()`.
+        The handle: masks, statistics, state, and `remove()`.
 
     Raises:
         SpecError: The spec or an argument is wrong.

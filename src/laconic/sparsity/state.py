@@ -24,15 +24,8 @@ def read_state(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return masks (bool) and scores (float32) in the shapes and on the devices of the weights.
 
-    Args:
-        state: Untrusted result of `SparseTraining.state_dict`.
-        own: Current state of the training.
-        weights: The masked weights by name.
-        limits: Minimum and maximum number of entries in use by name.
-        layout: Layout of the masks.
-
-    Raises:
-        StateError: The state is damaged or of another training.
+    Raises `StateError` for a state that is damaged or of another training than `own`. `limits`: minimum and
+    maximum number of entries in use by name.
     """
     if isinstance(state, Mapping) and state.get("format") == 1:  # saved by an earlier version
         state, own = {**state, "nonzero": {}, "format": own["format"]}, {**own, "nonzero": {}}

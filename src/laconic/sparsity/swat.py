@@ -1,7 +1,6 @@
 """SWAT: compute with the largest weights, and save the largest inputs for backward.
 
-Raihan and Aamodt 2020, arXiv:2001.01969: each layer uses its largest weights in forward and for the gradient
-of its inputs, and its largest inputs for the gradient of the weights, which is dense. Equations: `layers`.
+Raihan and Aamodt 2020, arXiv:2001.01969. Equations: `layers`.
 """
 
 from __future__ import annotations
@@ -77,12 +76,12 @@ def swat(
     """Train a model's Conv2d and Linear layers with sparse weights and sparse saved inputs.
 
     Changes the model in place. Its parameters remain the same dense objects with the same names, so
-    optimisers, DistributedDataParallel, `laconic.compress` and `state_dict` work as before, and a plain model
-    loads the result. Evaluate with the sparse layers: dense layers give other outputs.
+    optimisers, DistributedDataParallel, `laconic.compress` and `state_dict` work as before. Evaluate with the
+    sparse layers: dense layers give other outputs.
 
     Computes with dense tensors with zeros, so it saves no time, and memory only where no other layer saves
-    the same input: after a ReLU or before a BatchNorm it needs more than a dense layer. Each call of a layer
-    in training counts as a batch, so do not combine it with activation checkpointing.
+    the same input, not after a ReLU or before a BatchNorm. Each call of a layer in training counts as a
+    batch, so do not combine it with activation checkpointing.
 
     Args:
         model: Its Conv2d and Linear layers are replaced.
@@ -97,9 +96,8 @@ def swat(
 
     Raises:
         SpecError: An argument is out of range.
-        AttachError: The model has no such layers, is one, or has SWAT layers; two layers share a weight; a
-            layer has hooks or padding that is not a number of zeros; `keep` names no module. The model is
-            unchanged.
+        AttachError: The model has no such layers, or one with hooks, a shared weight or padding that is not a
+            number of zeros; it has SWAT layers; `keep` names no module. The model is unchanged.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 10))
     >>> handle = swat(net, sparsity=0.9)
@@ -137,10 +135,7 @@ class Swat(TransformHandle):
         return asdict(self.stats())
 
     def kept_bytes(self) -> int:
-        """Return the bytes of inputs that the sparse layers stored in the last batch with a backward pass.
-
-        An input that another layer saves too stays in memory as well.
-        """
+        """Return the bytes of inputs that the sparse layers stored in the last batch with a backward pass."""
         return sum(layer.thresholds.kept_bytes for layer in self.layers.values())
 
     def dense_bytes(self) -> int:

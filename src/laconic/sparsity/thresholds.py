@@ -15,12 +15,8 @@ from laconic.sparsity.bitmask import nbytes, pack, threshold
 class Thresholds:
     """Thresholds of one layer, and the bytes saved by its last batch.
 
-    A refresh keeps the ceil(density * n) largest of n entries, and ties with the last; until the next one the
-    density drifts.
-
-    Args:
-        density: Fraction of entries of the weight and of an input to keep, in (0, 1].
-        refresh: Batches between refreshes.
+    Every `refresh` batches they are set to keep the ceil(density * n) largest of n entries, and ties; in
+    between the density drifts.
     """
 
     def __init__(self, density: float, refresh: int) -> None:

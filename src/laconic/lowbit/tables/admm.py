@@ -5,8 +5,8 @@
     G      <- projection of Theta + lambda      (`projection`)
     lambda <- lambda + Theta - G
 
-A reconstruction from the abstract and the standard method: tables, tied scales and the extra-gradient step
-are the paper's; gamma's schedule, the interval of updates of G and the tie options are ours.
+A reconstruction: tables, tied scales and the extra-gradient step are the paper's; gamma's schedule, the
+interval of updates of G and the tie options are ours.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def admm(
 
     Raises:
         SpecError: An argument is out of range.
-        AttachError: The model has no such layer, or is quantised to a table; matrices are shared, not float32
-            or computed by hooks; the optimiser does not train them; `keep` names no module. The model is
+        AttachError: The model has no such layer, or is quantised to a table; matrices are shared, not
+            float32, computed by hooks, or not trained by the optimiser; `keep` names no module. The model is
             unchanged.
 
     >>> import torch

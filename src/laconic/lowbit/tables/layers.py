@@ -1,7 +1,7 @@
 """Inference layers with weights packed to a table: embedding, LSTM, GRU and linear.
 
-Each call unpacks alpha * q, with memory for one float32 layer, and computes the same outputs as the float32
-layer bit for bit. An embedding unpacks only the rows it looks up.
+Each call unpacks alpha * q, an embedding only the rows it looks up, and computes the same outputs as the
+float32 layer bit for bit.
 """
 
 from __future__ import annotations

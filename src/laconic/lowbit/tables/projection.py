@@ -3,8 +3,8 @@
     alpha <- v.q / (q.q)        best scale for q
     q     <- nearest table entry to v / alpha
 
-Neither half increases |v - alpha q|^2, so the alternation reaches a local optimum, the better one of two
-starting scales. Sums are float64, so that ranks which add in a different order round to the same alpha.
+The alternation reaches a local optimum of |v - alpha q|^2, the better one of two starting scales. Sums are
+float64, so that ranks which add in a different order round to the same alpha.
 """
 
 from __future__ import annotations

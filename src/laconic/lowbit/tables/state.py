@@ -16,13 +16,7 @@ def read_state(
 ) -> tuple[tuple[int, int, float], dict[str, Tensor]]:
     """Return (steps, updates, gamma), and copies of the tensors on the weights' devices.
 
-    Args:
-        state: Untrusted result of `Admm.state_dict`.
-        own: Items that must be equal in the state.
-        weights: float32 (rows, columns) by name.
-
-    Raises:
-        StateError: The state is damaged or differs from `own`.
+    Raises `StateError` unless the untrusted `state` is valid and has the items `own`.
     """
     if not isinstance(state, Mapping):
         raise StateError(f"a state of admm must be a dict, got {type(state).__name__}")

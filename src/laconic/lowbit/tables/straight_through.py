@@ -66,17 +66,14 @@ def straight_through(
     Args:
         model: A float32 model, which has G between steps. Load a checkpoint before this call.
         optimizer: Optimiser of the matrices, with one gradient per step.
-        table: As for `laconic.lowbit.admm`.
-        tie: As for `admm`.
-        rounds: As for `admm`.
-        keep: As for `admm`.
+        table, tie, rounds, keep: As for `laconic.lowbit.admm`.
 
     Returns:
         The handle, with `quantised()`, `finish()` and `pack()` as for `admm`.
 
     Raises:
         SpecError: An argument is out of range.
-        AttachError: As for `admm`. The model is unchanged.
+        AttachError: As for `admm`.
         NonFiniteError: A matrix has NaN or Inf. The model is unchanged.
 
     >>> import torch

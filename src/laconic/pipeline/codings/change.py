@@ -7,8 +7,7 @@ AC-SGD, also AQ-SGD (Wang et al. 2022, arXiv:2206.01299). At each stage boundary
     the next stage continues with m[s], on every visit
 
 Both sides add the *decoded* change, so their buffers stay bit-identical with any lossy codec. As training
-converges, activations change less and the error shrinks; the error of direct quantisation stays a fixed share
-of the activation.
+converges, the error shrinks; that of direct quantisation stays a fixed share of the activation.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ class Change(PipelineCoding):
     """Sends a sample's change by `codec`, and its activation at the first visit by the cast `first`.
 
     Wire per sample: one wire of `codec`; at the first visit 4, 2 or 2 bytes per element ('fp32', 'bf16',
-        'fp16').
+    'fp16').
+
     Memory: one activation per sample on each side of each boundary. Samples have to recur: in training of one
-    epoch, every visit is a first visit. Dropout and augmentation change a sample's activation between epochs
-    and so bound the change, and the error, from below.
+    epoch, every visit is a first visit. Dropout and augmentation bound the change, and the error, from below.
 
     `along` sets the order in which the codec, and so its scales, see a (sequence, hidden) activation. One
-    scale per row: `minmax(bits=4, block=hidden)`. One per channel, as in the release: `minmax(bits=4,
-    block=sequence)` with along='channels', the last dimension first. The paper's theory requires E|x -
-    C(x)|^2 < |x|^2 / 2.
+    scale per row: `minmax(bits=4, block=hidden)`. One per channel, as in the release:
+    `minmax(bits=4, block=sequence)` with along='channels', the last dimension first. The theory requires E|x
+    - C(x)|^2 < |x|^2 / 2.
 
     >>> Change(Cast("fp16"), first="fp32")
     change(cast(dtype='fp16'), first='fp32')
