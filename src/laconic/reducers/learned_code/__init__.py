@@ -26,8 +26,7 @@ We know the paper from its abstract, third-party code and memory; the rest is ou
 Measured with 94,720 entries at density 0.01 on 4 ranks (benchmarks/learned_code.py): codes retain 0.42 of the
 energy that `cltk` would send, and 0.31 (server 0.26) after 400 steps at a fixed model, for 1,232 bytes per
 rank and step (server 511) where `cltk` takes 4,052. The residual is then 72 (server 84) and still rises
-slowly, that of `cltk` is 23. The net takes about 50 ms per step. Do not use `server` if ranks have different
-labels: with two or three of ten labels per rank it retained 0.07 at first and 0.01 after 100 steps.
+slowly, that of `cltk` is 23. The net takes about 50 ms per step.
 
 With a decoder for each rank, over 3 seeds codes retain 0.404 at first (one for all: 0.416) and 0.342 after
 100 steps (0.352): each decoder learns from one rank. If a rank has two or three of the ten labels, one rank's
