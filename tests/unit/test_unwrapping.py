@@ -312,7 +312,7 @@ def test_activations_find_the_momentum_inside_a_wrapper() -> None:
 
 def test_no_other_file_hooks_an_optimiser() -> None:
     """Or unwraps one: every feature uses the entry point."""
-    allowed = {"optim/unwrapping.py", "core/step_listeners.py"}
+    allowed = {"optim/unwrapping.py"}
     for path in SRC.rglob("*.py"):
         if (name := path.relative_to(SRC).as_posix()) in allowed:
             continue

@@ -35,9 +35,9 @@ from laconic.activations.saved import (
 from laconic.activations.torch_call import Call, statistics
 from laconic.core.errors import AttachError, NonFiniteError
 from laconic.core.inference import outside_inference_mode
-from laconic.core.step_listeners import after_each_step
 from laconic.core.warning import warn
 from laconic.optim.unwrapping import stepping, unwrap
+from laconic.transforms.step_callbacks import after_each_step
 from laconic.transforms.transform import StoredInputs, TransformHandle
 
 _sessions: WeakSet[Session] = WeakSet()  # sessions that observe optimiser steps
@@ -213,9 +213,8 @@ class Session(TorchFunctionMode, TransformHandle):
             self._resolve()
         if call is None:
             return self._count(saved, Exact.of(saved), "elsewhere")
-        label = self._label = (
-            call.layer.label if call.layer else f"{self._label.partition(' ')[0]} > {call.op}"
-        )
+        after = f"{self._label.partition(' ')[0]} > {call.op}"
+        label = self._label = call.layer.label if call.layer else after
         if role == "relu":
             self._deferred = DeferredRelu(saved, key, label)
             return self._count(saved, self._deferred, label, again=True)
@@ -236,11 +235,9 @@ class Session(TorchFunctionMode, TransformHandle):
         """Return whether the tensor belongs to the model or is the weight of the current call."""
         place = saved.untyped_storage()._cdata
         weight = self._call.given.get("weight") if self._call is not None else None
-        return place in self._own or (
-            isinstance(weight, Tensor)
-            and weight.layout is torch.strided
-            and weight.untyped_storage()._cdata == place
-        )
+        if not isinstance(weight, Tensor) or weight.layout is not torch.strided:
+            return place in self._own
+        return place in self._own or weight.untyped_storage()._cdata == place
 
     def _input(self, saved: Tensor, call: Call, key: Key) -> SavedTensor:
         """Encode a layer's input within its bound, or reuse the encoding of the same elements."""

@@ -19,14 +19,13 @@ from torch.utils.hooks import RemovableHandle
 from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
 from laconic.core.memory_order import shaped
-from laconic.core.skipped import is_skipped
 from laconic.exchange.method import Method
 from laconic.exchange.rule import Rule
 from laconic.optim.closure import evaluated
 from laconic.optim.hand_over import BUFFER, HandOver, why_in_optimizer
 from laconic.optim.master_weights import masters_of
 from laconic.optim.masters import Masters
-from laconic.optim.unwrapping import after_steps, before_steps, stepping, unwrap_all
+from laconic.optim.unwrapping import after_steps, before_steps, is_skipped, stepping, unwrap_all
 
 
 class OptimiserHooks:

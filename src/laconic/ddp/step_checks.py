@@ -16,10 +16,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from laconic.core.errors import AttachError
-from laconic.core.skipped import is_skipped
 from laconic.optim.master_weights import masters_of
 from laconic.optim.step_watch import StepWatch
-from laconic.optim.unwrapping import after_steps, before_steps, stepping
+from laconic.optim.unwrapping import after_steps, before_steps, is_skipped, stepping
 
 
 class StepChecks:

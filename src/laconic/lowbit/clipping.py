@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from laconic.core.step_listeners import after_each_step
 from laconic.optim.step_watch import StepWatch
+from laconic.transforms.step_callbacks import after_each_step
 
 
 class Clipped(Protocol):

@@ -259,3 +259,11 @@ def _check_hooks(optimizer: Optimizer) -> None:
             " hooks, and Laconic would never see a step: call super().__init__(params, defaults) in it, or"
             " give the optimiser that it steps"
         )
+
+
+def is_skipped(optimizer: Optimizer) -> bool:
+    """Return whether the current step, in whose hook this is called, is skipped for Inf or NaN.
+
+    A GradScaler does not call `step` of most optimisers then, but a fused optimiser skips inside `step`.
+    """
+    return bool(getattr(optimizer, "found_inf", False))

@@ -1,18 +1,24 @@
-"""Callbacks of a transform around the steps of an optimiser."""
+"""Callbacks of a transform around the steps of its optimiser, or after those of any optimiser."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from laconic.core.skipped import is_skipped
 from laconic.optim.closure import evaluated
 from laconic.optim.step_watch import StepWatch
-from laconic.optim.unwrapping import after_steps, before_steps
+from laconic.optim.unwrapping import after_steps, before_steps, is_skipped
+
+Listener = Callable[[frozenset[int]], None]  # takes the ids of the parameters that the optimiser holds
+
+_listeners: list[Listener] = []
+_lock = threading.Lock()  # ranks can be threads
 
 
 class StepCallbacks:
@@ -70,3 +76,18 @@ class StepCallbacks:
         else:
             self._watch.stepped()
             after()
+
+
+def after_each_step(listener: Listener) -> None:
+    """Call `listener` after each `optimizer.step()` from now on. Registering twice has no effect."""
+    with _lock:
+        if not _listeners:
+            register_optimizer_step_post_hook(_after_step)
+        if listener not in _listeners:
+            _listeners.append(listener)
+
+
+def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    held = frozenset(id(each) for group in optimizer.param_groups for each in group["params"])
+    for listener in [*_listeners]:
+        listener(held)
