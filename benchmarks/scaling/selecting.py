@@ -23,12 +23,12 @@ from benchmarks.common.resnet50 import SIZES
 from benchmarks.common.timing import Call, rounds
 from laconic import kernels
 from laconic.codecs.minmax import MinMax
-from laconic.comm.entries import Entries
 from laconic.core.layout import Layout
 from laconic.core.selector import counts_per_segment
 from laconic.reducers.deft import Deft
 from laconic.reducers.deft.bins import Bins, allot
 from laconic.reducers.deft.borders import Borders
+from laconic.reducers.entries import Entries
 
 LAYOUT = Layout.of((f"layer{i}", (1, size)) for i, size in enumerate(SIZES))
 

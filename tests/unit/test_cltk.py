@@ -7,7 +7,6 @@ import torch
 from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one_step
 from tests.unit.shared import for_each, refuses, same
 
-from laconic.comm.entries import Entries, contained, counted
 from laconic.comm.messages import sent_by
 from laconic.comm.metered import Metered
 from laconic.core.errors import SpecError, WireError
@@ -15,6 +14,7 @@ from laconic.core.layout import Layout, Segments
 from laconic.core.selector import kept
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
+from laconic.reducers.entries import Entries, contained, counted
 
 DENSITY = 0.03
 SIZES = (1, 2, 4, 5, 8)

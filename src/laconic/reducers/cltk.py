@@ -20,7 +20,6 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
-from laconic.comm.entries import entries_nbytes, positions_read, positions_wire
 from laconic.comm.messages import Sent, SentEntries, sent_by
 from laconic.comm.skippable import broadcast_or_skip, fits
 from laconic.core import deferred
@@ -29,6 +28,7 @@ from laconic.core.selector import counts_per_segment
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, DensityReducer
+from laconic.reducers.entries import entries_nbytes, positions_read, positions_wire
 
 
 @dataclass(frozen=True, repr=False)

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
-from laconic.comm.entries import Entries, entries_nbytes
 from laconic.comm.messages import Sent, sent_by
 from laconic.comm.skippable import gather_or_skip
 from laconic.core.layout import Layout
@@ -28,6 +27,7 @@ from laconic.core.selector import counts_per_segment
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, DensityReducer
+from laconic.reducers.entries import Entries, entries_nbytes
 
 
 @dataclass(frozen=True, repr=False)

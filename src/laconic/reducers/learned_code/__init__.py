@@ -50,7 +50,6 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
-from laconic.comm.entries import positions_read, positions_wire
 from laconic.comm.messages import Sent, SentEntries, sent_by
 from laconic.comm.skippable import broadcast_or_skip, fits
 from laconic.core import arguments, deferred
@@ -60,6 +59,7 @@ from laconic.core.selector import counts_per_segment, kept
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, DensityReducer
+from laconic.reducers.entries import positions_read, positions_wire
 from laconic.reducers.learned_code.autoencoder import (
     DECODER,
     ENCODER,

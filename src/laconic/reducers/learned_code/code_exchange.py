@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from laconic.comm.comm import Comm
-from laconic.comm.entries import Entries, entries_nbytes
 from laconic.comm.messages import sent_by
 from laconic.core.framing import as_bytes, as_numbers, read_bytes
 from laconic.core.layout import Segments
+from laconic.reducers.entries import Entries, entries_nbytes
 from laconic.reducers.learned_code.autoencoder import CHANNELS, Autoencoder, code_length
 
 LARGEST = torch.finfo(torch.float32).max

@@ -41,7 +41,6 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
-from laconic.comm.entries import Entries
 from laconic.comm.messages import Sent
 from laconic.comm.skippable import all_to_all_or_skip, fits
 from laconic.core import arguments, deferred
@@ -50,6 +49,7 @@ from laconic.core.selector import counts_per_segment, kept
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, DensityReducer
+from laconic.reducers.entries import Entries
 from laconic.reducers.oktopk.global_topk import global_topk
 from laconic.reducers.oktopk.regions import Regions
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
-from laconic.comm.entries import Entries, contained, counted
 from laconic.comm.messages import sent_by
 from laconic.comm.skippable import gather_or_skip
 from laconic.core.framing import read_bytes, sent_to
 from laconic.core.layout import Segments
+from laconic.reducers.entries import Entries, contained, counted
 from laconic.reducers.oktopk.regions import Regions
 
 NOTHING, SMALL, ANY = 0, 1, 2  # held back of a piece: nothing, entries below the threshold, or more

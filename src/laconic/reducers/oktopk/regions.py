@@ -15,9 +15,9 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
-from laconic.comm.entries import Entries
 from laconic.core.framing import sent_to
 from laconic.core.layout import Segments
+from laconic.reducers.entries import Entries
 
 
 @dataclass(frozen=True)
