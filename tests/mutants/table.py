@@ -137,8 +137,16 @@ MUTANTS = (
         ("tests/unit/test_reducers*", "tests/unit/test_scatter_reduce*", "tests/laws/test_variance*"),
     ),
     Mutant(
+        "exchange-put-back",
+        "exchange/attached.py",
+        "            route.put_back(part)",
+        "            assert route",
+        "a skipped step leaves its changes in every memory",
+        ("tests/laws/test_skipped_steps*", "tests/unit/test_exchange*"),
+    ),
+    Mutant(
         "exchange-revoked",
-        "exchange/transactional.py",
+        "integrations/transactional.py",
         "if self._exchange is not None and step == self._began + 1:",
         "if self._exchange is not None and step >= self._began:",
         "a step that is thrown away leaves its memory behind",

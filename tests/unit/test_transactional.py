@@ -13,7 +13,7 @@ from laconic.comm.loopback import Loopback
 from laconic.core.errors import AttachError, PeerError, SpecError, StateError
 from laconic.core.layout import Layout
 from laconic.exchange.method import lift
-from laconic.exchange.transactional import TransactionalExchange
+from laconic.integrations.transactional import TransactionalExchange
 
 SHAPES = {"a.weight": (24, 40), "b.weight": (16, 30), "a.bias": (40,), "c.weight": (12, 20)}
 LAYOUT = Layout.of(SHAPES.items())

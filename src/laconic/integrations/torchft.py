@@ -30,8 +30,8 @@ from laconic.exchange.gathers import expensive_gathers
 from laconic.exchange.method import lift
 from laconic.exchange.state import RankState
 from laconic.exchange.stats import Stats
-from laconic.exchange.transactional import TransactionalExchange
 from laconic.integrations.replica_comm import ReplicaComm
+from laconic.integrations.transactional import TransactionalExchange
 
 log = logging.getLogger("laconic")
 
