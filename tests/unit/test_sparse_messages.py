@@ -10,12 +10,13 @@ from tests.unit.shared import for_each, same
 from torch import Tensor
 
 from laconic import kernels
-from laconic.comm.messages import SentMessage, add_messages_
+from laconic.comm.messages import SentEntries, SentMessage, add_messages_
 from laconic.core.codec import Codec
 from laconic.core.deferred import deferred
 from laconic.core.errors import WireError
-from laconic.core.layout import Segments
+from laconic.core.layout import Entry, Layout, Segments
 from laconic.core.spec import parse
+from laconic.core.turn import Turn
 from laconic.kernels import checks
 
 GOLOMB = ", indices=golomb()"
@@ -70,6 +71,28 @@ def test_together_as_one_by_one(spec: str, size: int) -> None:
         assert same(messages(codec, size), wires)
         assert torch.equal(one_by_one(codec, wires, 1 / 3), expected)
         assert torch.equal(together(codec, wires, 1 / 3), expected)
+
+
+@for_each("live", ["reference", kernels.runnable()[-1]])
+@for_each("spec", [*SPECS, "sparse(randomk(density=0.1), values=signmean())"])
+def test_a_rank_knows_its_entries_as_the_others_decode_them(spec: str, live: str) -> None:
+    names = enumerate(SEGMENTS)
+    layout = Layout(tuple(Entry(f"w{i}", (size,), start) for i, (start, size) in names))
+    with kernels.using(live):
+        wire, carried = parse(spec).encode_carried(START, layout, Turn(3))
+        message, entries = SentMessage(parse(spec), wire, SEGMENTS), SentEntries(SEGMENTS, *carried)
+        for change in ("clear_", "subtract_from_"):
+            assert torch.equal(*(getattr(share, change)(START.clone()) for share in (message, entries)))
+        scaled = (share.scale_chosen_(START.clone(), START.round(), 0.5) for share in (message, entries))
+        assert torch.equal(*scaled)
+
+
+def test_a_schedule_ends_with_one_codec() -> None:
+    select = "density_schedule(topk(density=0.1), densities=(0.5, 0.25), every=10)"
+    codec = parse(f"sparse({select}, indices=golomb())")
+    densities = [codec.at(step).select.density for step in (0, 9, 10, 19, 20, 99)]
+    assert densities == [0.5, 0.5, 0.25, 0.25, 0.1, 0.1]
+    assert codec.at(20) is codec.at(99)
 
 
 @pytest.mark.usefixtures("on_device")
