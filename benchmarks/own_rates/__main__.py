@@ -4,11 +4,11 @@
     python -m benchmarks.own_rates --only "sign()"    those of one method, after its baseline's
     python -m benchmarks.own_rates --quick    a few steps of each; nothing is kept
 
-Four workers train SMALL_NET on CIFAR-10, and SMALL_GPT on Shakespeare (LACONIC_DATA names the
-folder of both). With the first seed, a method tries its family's usual rate, then twice and half of what was
-best, until both neighbours of the best are worse in test loss; the other seeds train at that rate. Dense
-training of each family looks for its rate in the same way. `auto()` is not among them: it chooses by the
-link, and threads have none.
+Four workers train SMALL_NET on CIFAR-10, DIGIT_NET on MNIST, and SMALL_GPT on Shakespeare (LACONIC_DATA names
+the folder of all three). With the first seed, a method tries its family's usual rate, then twice and half of
+what was best, until both neighbours of the best are worse in test loss; the other seeds train at that rate.
+Dense training of each family looks for its rate in the same way. `auto()` is not among them: it chooses by
+the link, and threads have none.
 
 Results by <task>/<method>-<rate>-<seed> are in benchmarks/own_rates/results.jsonl; `make docs` writes
 docs/own_rates.md from them.
@@ -30,6 +30,7 @@ from benchmarks.common.results import Results, Row
 from benchmarks.common.small_net import (
     BY_MUON,
     BY_SIGNS,
+    DIGIT_NET,
     SMALL_GPT,
     SMALL_NET,
     WITHOUT_MOMENTUM,
@@ -39,6 +40,7 @@ from benchmarks.common.workers import Data, Problem, train
 from laconic.core.errors import NonFiniteError
 from laconic.tools.report.ledger import slug
 from laconic.tools.tasks.cifar10 import load
+from laconic.tools.tasks.mnist import load as load_digits
 
 RUNS = Results(Path(__file__).with_name("results.jsonl"))
 SEEDS = (0, 1, 2)
@@ -117,6 +119,35 @@ FAMILIES = (
         why="Methods with error feedback fall short above because their residuals are applied late, and"
         " momentum repeats them. Without momentum they do better than dense training. EF21 follows the"
         " gradients slowly when one entry in a hundred changes per step; with one in ten it keeps up.",
+    ),
+    Family(
+        "LGC, MNIST",
+        0.05,
+        "dense()",
+        (
+            "cltk(density=0.01)",
+            "lgc(density=0.01, dense_steps=40, train_steps=120)",
+            "lgc(density=0.01, dense_steps=40, train_steps=240)",
+            "lgc(density=0.01, dense_steps=40, train_steps=120, instance='per_node')",
+            "lgc(density=0.01, dense_steps=40, train_steps=120, last_layer='topk')",
+        ),
+        DIGIT_NET,
+        400,
+        "mnist",
+        "mnist",
+        "`cltk` sends the same positions with exact values, in the first and last layer too. With codes for"
+        " fewer steps, LGC loses less. A decoder for each rank is not better than one for the average code.",
+    ),
+    Family(
+        "LGC, MNIST",
+        0.05,
+        "dense()",
+        ("cltk(density=0.01)", "lgc(density=0.01, dense_steps=40, train_steps=240)"),
+        DIGIT_NET,
+        1600,
+        "mnist",
+        "mnist-1600",
+        "Longer training leaves less of the loss, which is largely the delay of entries that wait.",
     ),
     Family("Adam", 2e-3, "adam()", ("onebit_adam(warmup_steps=400)",)),
     Family(
@@ -285,7 +316,7 @@ def main() -> None:
     given = options.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    data = {"cifar10": dict(load()), "shakespeare": load_windows()}
+    data = {"cifar10": dict(load()), "mnist": dict(load_digits()), "shakespeare": load_windows()}
     if given.quick:
         for family in FAMILIES:
             for spec in family.specs:

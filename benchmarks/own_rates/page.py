@@ -16,10 +16,10 @@ HEAD = f"""# Each method at its own learning rate
 `make docs` writes this page from the results of `python -m benchmarks.own_rates`.
 
 Noise and delay call for a different learning rate. {WORKERS} workers train a small convolutional net
-on CIFAR-10, {SMALL_NET.batch} images per worker and step, and a small transformer on Shakespeare, letter by
-letter, {SMALL_GPT.batch} windows per worker and step, in bf16 autocast. Each method's rate is searched with
-the first seed: its family's usual one, then twice and half of the best rate, until both neighbours of the
-best have a larger test loss.
+on CIFAR-10 or MNIST, {SMALL_NET.batch} images per worker and step, and a small transformer on Shakespeare,
+letter by letter, {SMALL_GPT.batch} windows per worker and step, in bf16 autocast. Each method's rate is
+searched with the first seed: its family's usual one, then twice and half of the best rate, until both
+neighbours of the best have a larger test loss.
 
 *Lost*: points of test accuracy below dense training of the same seeds at *its* best rate, mean ± standard
 error over seeds; *at dense's rate*: the loss of the first seed at that rate. *Fewer*: bytes that a worker
