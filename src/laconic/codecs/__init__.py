@@ -1,4 +1,4 @@
-"""Codecs: one file or package a codec; a flat float32 tensor to bytes and back."""
+"""Codecs: a flat float32 tensor to bytes and back; one file or package per codec."""
 
 from __future__ import annotations
 

@@ -30,11 +30,10 @@ def _edges(n: int, groups: int) -> list[int]:
 
 @dataclass(frozen=True, repr=False)
 class AdaptiveHierarchy(TensorCodec):
-    """`hierarchy(levels=L)` with the first L of 1, 2, 4, ... whose squared error is at most `error` * |x|^2,
-    or with `most` levels if there is none.
+    """`hierarchy(levels=L)` with the first L of 1, 2, 4, ... whose squared error is at most `error` * |x|^2.
 
-    Wire: L - 1 uint8, then the wire of `hierarchy(levels=L)`. Error: at most the larger of `error` and the
-    omega of `hierarchy(levels=most)`.
+    If there is none, L = `most`. Wire: L - 1 uint8, then the wire of `hierarchy(levels=L)`. Error: at most
+    the larger of `error` and the omega of `hierarchy(levels=most)`.
 
     >>> codec = AdaptiveHierarchy(error=0.01)
     >>> [codec.encode(torch.tensor(x))[0].item() + 1 for x in ([2.0, 2.0, -2.0], [4.0, -1.0, 4.0, 1.0])]
@@ -64,9 +63,9 @@ class AdaptiveHierarchy(TensorCodec):
         return torch.cat([torch.full((1,), levels - 1, dtype=torch.uint8, device=x.device), wire])
 
     def _levels(self, x: Tensor) -> int:
-        """Return the least of 1, 2, 4, ..., `most` that meets the bound: one sort, one read for all.
+        """Return the least of 1, 2, 4, ..., `most` that meets the bound: one sort, one read.
 
-        A group of magnitudes s of length l, sent as m, loses sum s^2 - 2 m sum s + l m^2.
+        A group of l magnitudes s, sent as m, loses sum s^2 - 2 m sum s + l m^2.
         """
         n = x.numel()
         choices = [1]

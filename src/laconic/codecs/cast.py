@@ -1,4 +1,4 @@
-"""Cast: every element as a float of 16 bits."""
+"""Cast: every element as a 16-bit float."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from laconic.core.spec import Status
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 BLOCK = 1 << 16  # elements
-EXPONENT = {"fp16": 0x7C00, "bf16": 0x7F80}  # these bits are all set in NaN and Inf alone
-UNIT = {"fp16": 2.0**-11, "bf16": 2.0**-8}  # half the distance between 1 and the next number
+EXPONENT = {"fp16": 0x7C00, "bf16": 0x7F80}  # all of these bits are set only in NaN and Inf
+UNIT = {"fp16": 2.0**-11, "bf16": 2.0**-8}  # half the distance from 1 to the next number
 
 
 @dataclass(frozen=True, repr=False)
 class Cast(Codec):
-    """Wire: `dtype` (n,), little-endian: 2 n bytes. Rounded to nearest, ties to even; not random, so biased.
+    """Rounds to 16-bit floats, to nearest, ties to even; deterministic, hence biased.
 
         fp16  [sign | exponent 5 | mantissa 10]   normal from 6.1e-5 to 65504
         bf16  [sign | exponent 8 | mantissa 7]    normal from 1.2e-38 to 3.39e38
 
-    Error: an element that is zero or in the normal range is off by at most u |x_i|, u = 2^-11 (fp16) or 2^-8
-    (bf16): omega = u^2. Outside that range, `normal`, this does not hold. Below it an element is off by m =
-    2^-25 (fp16) or 2^-134 (bf16) at most, and those up to m become zero; above it, and for infinities, the
-    largest finite number is sent. No error exceeds its element: error feedback keeps the rest and sends it
-    later. A wire with NaN or Inf is refused.
+    Wire: `dtype` (n,), little-endian: 2 n bytes; NaN and Inf are refused. Error: at most u |x_i| for zero and
+    elements in the normal range, u = 2^-11 (fp16) or 2^-8 (bf16): omega = u^2. Smaller elements have an error
+    of at most m = 2^-25 (fp16) or 2^-134 (bf16), and those up to m become zero; larger ones and infinities
+    are sent as the largest finite number. No error exceeds its element, so error feedback sends the rest
+    later.
 
     >>> Cast("fp16").decode(Cast("fp16").encode(torch.tensor([1.0, 0.1, 1e6])), 3).tolist()
     [1.0, 0.0999755859375, 65504.0]
@@ -80,7 +80,7 @@ class Cast(Codec):
 
 
 def blocks(x: Tensor, packed: Tensor, segments: Segments) -> Iterator[tuple[Tensor, Tensor]]:
-    """Ranges of x (n,) with their places in `packed`, cut on the CPU so that each stays in the cache."""
+    """Yield ranges of x (n,) with their places in `packed`, cut on the CPU so that each fits in the cache."""
     longest = BLOCK if x.is_cpu else max(1, segments.numel)
     runs = segments.joined
     for view, place in zip(runs.views(x), runs.packed.views(packed), strict=True):

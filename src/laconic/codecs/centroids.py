@@ -1,9 +1,9 @@
-"""Centroids: values in bins of equal width about their mean, each sent as the mean of its bin.
+"""Centroids: values in bins of equal width around their mean, each sent as the mean of its bin.
 
-The values of SparseLoCo (Sarfi et al. 2025, arXiv:2508.15706) in 2 bits. Bins as in public implementations
-(PrimeIntellect's and Templar's, after hivemind's 8 bits): 2^bits of them over six standard deviations. There
-the middle of a bin is at the mean; here an edge is, so that no bin holds values from both sides of it, which
-bounds the error.
+The values of SparseLoCo (Sarfi et al. 2025, arXiv:2508.15706) in 2 bits, with bins as in public
+implementations (PrimeIntellect's and Templar's, after hivemind's 8 bits): 2^bits bins over six standard
+deviations. There the mean is in the middle of a bin; here it is an edge, so that no bin has values from both
+sides, which bounds the error.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ class Centroids(TensorCodec):
 
         bin = b, or the first or the last where it is beyond 2^(bits-1);   value = mean of the bin's members
 
-    Wire: the mean of each bin float32 (2^bits,), 0 for an empty one; then bins in `bits` bits: 4 * 2^bits +
-    ceil(n bits / 8) bytes. Up to 2^bits elements are sent as they are, in 4 n bytes. Inside `sparse` a tensor
-    is its chosen entries, and m is about zero: with 2 bits a sign, and a large or a small magnitude.
-    Error: a bin of p members on one side of m loses at most 1 - 1/p of the sum of (x - m)^2, and there are
-    members on both sides: omega = 1 - 1/(n - 1). NaN and Inf in more than 2^bits elements raise
-    `NonFiniteError`.
+    Wire: mean of each bin float32 (2^bits,), 0 if empty; then bins in `bits` bits: 4 * 2^bits + ceil(n bits /
+    8) bytes. Up to 2^bits elements are sent exactly, in 4 n bytes. Inside `sparse`, m is about zero: 2 bits
+    are a sign and one of two magnitudes. Error: a bin of p members on one side of m loses at most 1 - 1/p of
+    the sum of (x - m)^2, and both sides have members: omega = 1 - 1/(n - 1). NaN and Inf in more than 2^bits
+    elements raise `NonFiniteError`.
 
     >>> codec = Centroids(bits=2)
     >>> wire = codec.encode(torch.tensor([1.0, -1.0, 3.0, -3.0, 1.0, -1.0]))
@@ -63,7 +62,7 @@ class Centroids(TensorCodec):
         half = 1 << self.bits - 1
         values = x.double()
         mean = values.mean()
-        if not bool(mean.isfinite()):  # as no sum of float32 leaves float64's range
+        if not bool(mean.isfinite()):  # a sum of float32 stays in float64's range
             raise NonFiniteError("a mean cannot hold NaN or Inf: skip such a step, as `compress` does")
         centred = values - mean
         width = self.range * centred.square().mean().sqrt() / (2 * half)
@@ -89,5 +88,4 @@ class Centroids(TensorCodec):
         return 0.0 if self._few(n) else 1 - 1 / (n - 1)
 
     def _few(self, n: int) -> bool:
-        """Return whether there would be at least as many means as values."""
         return n <= 1 << self.bits

@@ -1,8 +1,8 @@
 """DCT: another codec applied to the frequencies of a tensor's tiles instead of its elements.
 
 The cosine transform of DeMo (Peng, Quesnelle, Kingma 2024, arXiv:2411.19870): where momentum is smooth over a
-tile, few coefficients hold most of it. It is orthonormal, so the error is that of the inner codec. Theirs
-cuts a matrix into tiles; here a tile is a run of the flat tensor, folded, as wires know no shapes.
+tile, few coefficients hold most of it. It is orthonormal, so the error is that of the inner codec. There
+tiles are cut from a matrix; here, as wires have no shapes, a tile is a folded run of the flat tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from laconic.core.codec import Codec
 from laconic.core.spec import Status
 from laconic.kernels.squares import by_squares
 
-AT_ONCE = 1 << 20  # elements held in float64 at a time
+AT_ONCE = 1 << 20  # elements in float64 at a time
 TILES = (2, 4, 8, 16, 32, 64, 128, 256)  # sides
 
 
@@ -33,12 +33,12 @@ class DCT(TileCodec):
         D[k, j] = sqrt((2 - [k = 0]) / t) cos(pi k (2 j + 1) / (2 t))
 
     The rest of a tensor is cut in tiles of half the side, and so on; up to three last elements stay
-    unchanged. Products are in float64, so that machines agree on nearly all bits of float32; the last bit
-    may depend on how a rank's machine multiplies matrices. A transform takes about 20 ns per
-    element and core: one to encode, and one for each decoded message.
+    unchanged. Products are in float64; the last bit of float32 may depend on how a machine multiplies
+    matrices. A transform takes about 20 ns per element and core: one to encode, and one for each decoded
+    message.
 
     Wire: that of `codec` for as many elements. Error: omega of `codec`, up to rounding. Sums beyond the
-    largest float32 are cut off, so elements must be about `tile` times smaller than that.
+    largest float32 are clipped, so elements must be about `tile` times smaller than that.
 
     >>> from laconic.core.spec import parse
     >>> codec = parse("dct(sparse(topk(density=0.25)), tile=2)")
@@ -86,13 +86,13 @@ def by_tiles(
 
 @lru_cache(maxsize=64)
 def _on(t: int, device: torch.device) -> Tensor:
-    """Return `cosines` on a device. Shared between calls: do not modify."""
+    """Return `cosines` on a device. Cached: do not modify."""
     return cosines(t).to(device)
 
 
 @lru_cache(maxsize=16)
 def cosines(t: int) -> Tensor:
-    """Return D, float64 (t, t), orthonormal. Shared between calls: do not modify."""
+    """Return D, float64 (t, t), orthonormal. Cached: do not modify."""
     k, j = (
         torch.arange(t, dtype=torch.int64, device="cpu").double().view(-1, 1),
         torch.arange(t, dtype=torch.int64, device="cpu").double(),

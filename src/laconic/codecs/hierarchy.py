@@ -1,8 +1,8 @@
 """Hierarchy: magnitudes in a few groups by size, each sent as the mean of its group.
 
 Jiang et al. 2022, arXiv:2212.14760 ("Deep hierarchy quantization compression"). Reconstruction: only the
-abstract is public; it says that the largest entries are quantised hierarchically. Groups of equal count,
-their means and the wire are ours.
+abstract is public; in it the largest entries are quantised hierarchically. Groups of equal count, their means
+and the wire are ours.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MOST = 256
 
 @dataclass(frozen=True, repr=False)
 class Hierarchy(Codec):
-    """The n magnitudes of a tensor, sorted, are cut into L = min(levels, n) groups of equal count.
+    """The n sorted magnitudes of a tensor are cut into L = min(levels, n) groups of equal count.
 
-    Wire: mean of each group float32 (L,), the largest first; then of each element [sign | group ceil(log2 L)
-    bits]: 4 L + ceil(n (1 + ceil(log2 L)) / 8) bytes. With one level it is `signmean()`, bit for bit.
+    Wire: mean of each group float32 (L,), largest first; then per element [sign | group ceil(log2 L) bits]:
+    4 L + ceil(n (1 + ceil(log2 L)) / 8) bytes. With one level it is `signmean()`, bit for bit.
 
     Error: in a group of m entries with mean a, sum (|x| - a)^2 = sum x^2 - m a^2 <= (1 - 1/m) sum x^2, as the
     sum of magnitudes is at least the root of the sum of squares. So omega = 1 - 1/m with m = ceil(n / L).
@@ -56,7 +56,7 @@ class Hierarchy(Codec):
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         if self.levels == 1:
-            return kernels.sign_encode(x, segments, keys=keys)  # the same wire, and its mean to the last bit
+            return kernels.sign_encode(x, segments, keys=keys)  # the same wire, with an equal mean
         return kernels.hierarchy_encode(x, segments, self.levels)
 
     def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:

@@ -1,8 +1,8 @@
-"""Logquant: each value as a power of a base times the largest, so that all keep the same relative precision.
+"""Logquant: each value as a power of a base times the largest, for one relative precision of all.
 
 Yang et al. 2021, arXiv:2112.04291 ("FastSGD"): reciprocal mapper and logarithm quantisation. Reconstruction:
 only the abstract is public. There 1 / |v| is mapped to an integer logarithm; here s / |v|, so that no value
-falls outside, and the rounding is by comparison with a table, not by a logarithm an entry.
+falls outside, rounded by comparison with a table instead of a logarithm per entry.
 """
 
 from __future__ import annotations
@@ -30,14 +30,12 @@ MOST = 255
 class Logquant(Codec):
     """Quantiser with s = max |x|: q = round(log_base(s / |x|)); decoded as sign(x) * s * base^-q.
 
-    Wire: s float32 (1,); then of each element [sign | level], level = levels - q in bit_length(levels) bits
-    for q < levels, or level 0 without a sign for 0: 4 + ceil(n (1 + bit_length(levels)) / 8) bytes.
+    Wire: s float32 (1,); then per element [sign | level], level = levels - q in bit_length(levels) bits for
+    q < levels, or level 0 without a sign for 0: 4 + ceil(n (1 + bit_length(levels)) / 8) bytes.
 
-    Error: a sent entry has an error of at most r |x_i|, r = sqrt(base) - 1, and the largest none. A dropped
-    entry is below s base^-(levels - 1/2), and its error is its value; at most n - 1 can be dropped, and the
-    largest adds s^2 to |x|^2. With d = (n - 1) base^-(2 levels - 1) the dropped squares sum to at most d s^2,
-    and the error is at most a mean of 0, r^2 and 1, weighted by s^2, sent and dropped squares: omega =
-    max(r^2, d / (1 + d)).
+    Error: a sent entry has an error of at most r |x_i|, r = sqrt(base) - 1, and the largest none. At most n -
+    1 entries are dropped, each below s base^-(levels - 1/2). With d = (n - 1) base^-(2 levels - 1), their
+    squares sum to at most d s^2, and the largest adds s^2 to |x|^2: omega = max(r^2, d / (1 + d)).
 
     >>> codec = Logquant(levels=3)
     >>> codec.decode(codec.encode(torch.tensor([8.0, -3.0, 2.0, 1.0])), 4).tolist()
@@ -84,7 +82,7 @@ class Logquant(Codec):
 
 @lru_cache(maxsize=64)
 def powers_of(base: float, levels: int, shift: float) -> Tensor:
-    """Return base^-(q + shift) for q = levels - 1 down to 0, float32 (levels,), rounded once from double."""
+    """Return base^-(q + shift) for q = levels - 1 down to 0, float32 (levels,), rounded once from float64."""
     return torch.tensor(
         [base ** -(q + shift) for q in reversed(range(levels))], dtype=torch.float64, device="cpu"
     ).float()

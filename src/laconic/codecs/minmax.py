@@ -19,7 +19,7 @@ from laconic.core.turn import Turn
 from laconic.kernels.minmax import FARTHEST, LONGEST, WIDEST, MinMaxForm
 
 Rounding = Literal["nearest", "stochastic"]
-ROUNDING = (1 + 2.0**-10, 2.0**-24)  # what float32 multiplies and adds, see the kernel's README
+ROUNDING = (1 + 2.0**-10, 2.0**-24)  # float32 rounding multiplies and adds this, see the kernel's README
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,18 +29,16 @@ class MinMax(Codec):
         unit = (max - min) / (2^bits - 1);   level = floor((x - min) / unit + r);   value = min + unit * level
 
     per block of `block` elements, with r = 1/2 (`rounding='nearest'`) or uniform in [0, 1) ('stochastic').
-    Unlike `qsgd` it spends no bit on signs, and its grid fits blocks whose mean is not zero; but only where
-    an end of the range is zero is zero sure to stay zero.
+    Unlike `qsgd` it needs no sign bit, and its grid fits blocks whose mean is not zero; but zero stays zero
+    for certain only at an end of the range.
 
-    Wire: [unit | min] float32 for each block, then the levels in 1 to 8 bits, padded to a byte: 8 ceil(n /
-    block) + ceil(n bits / 8) bytes. The release writes levels in groups of 8 bytes and aligns their end to
-    8. A range beyond +-2^126 is cut off there; a constant block is sent as it is. NaN and Inf raise
-    `NonFiniteError`.
-    Error, with m elements in a block and L = 2^bits - 1: at most (unit / 2)^2 an element, as its mean over
-    draws where stochastic, so omega = (m - 2) / (2 L^2), which -1, 0, ..., 0, 1 meets: 1.13 for 4 bits and
-    512 elements. Gradients are far from it: 0.014 for normal ones, 0.028 where stochastic. That is unbiased;
-    rounding to nearest is not, and takes error feedback where that is sure to settle, omega < 1. The release
-    has none.
+    Wire: [unit | min] float32 per block, then the levels in 1 to 8 bits, padded to a byte: 8 ceil(n / block)
+    + ceil(n bits / 8) bytes. (The release writes levels in groups of 8 bytes, aligned to 8.) A range beyond
+    +-2^126 is clipped; a constant block is exact. NaN and Inf raise `NonFiniteError`. Error, with m elements
+    in a block and L = 2^bits - 1: at most (unit / 2)^2 per element, on average if stochastic, so omega = (m -
+    2) / (2 L^2), which -1, 0, ..., 0, 1 reaches: 1.13 for 4 bits and 512 elements. Normal values lose 0.014,
+    stochastic 0.028. Stochastic rounding is unbiased; rounding to nearest is not, and needs error feedback,
+    which it gets if omega < 1. The release has none.
 
     >>> import torch
     >>> codec = MinMax(bits=2)

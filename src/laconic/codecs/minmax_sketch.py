@@ -2,8 +2,8 @@
 
 Jiang et al. 2018 ("SketchML", SIGMOD), its grouped MinMaxSketch, verified against the public code
 (ccchengff/SketchML). Differences: bins come from all values, not from a sketch of them; a group has one sign,
-and each element sends its own, where the code sends a list of positions per group; cells have a fixed number
-of bits, where the code Huffman-codes them; hashes are the same in every wire.
+and each element sends its group, where the code sends a list of positions per group; cells have a fixed
+number of bits, where the code Huffman-codes them; hashes are the same in every wire.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ Value = Literal["mean", "least"]
 
 @dataclass(frozen=True, repr=False)
 class MinmaxSketch(TensorCodec):
-    """The n values of a tensor, sorted, are cut into `groups` groups, as `quantile(groups)` cuts them, and
-    each of these into w = bins / groups bins. An element sends its group; its bin, counted from the one
-    closest to zero, goes into the group's table of `rows` by c = ceil(share * n / groups) cells, where of
-    those that meet in a cell the least stays. Read back, a bin is the largest of an element's cells.
+    """The n sorted values of a tensor are cut into `groups` groups as by `quantile(groups)`, each of w bins.
 
-    So no element is put in a bin further from zero than its own, and none of the other sign. `value` of a bin
-    is the "mean" of the elements that are read back from it, which has the least error; or "least", their
-    smallest magnitude, and then no decoded magnitude exceeds the true one.
+    w = bins / groups. An element sends its group; its bin, counted from the one closest to zero, goes into
+    the group's table of `rows` by c = ceil(share * n / groups) cells, where the least bin of a cell stays.
+    The decoder takes the largest of an element's cells.
 
-    Wire: the bins' values float32 (bins,), group by group from zero on, an unused one 0; groups of elements
-    in ceil(log2 groups) bits each; the tables in ceil(log2 w) bits a cell: about 4 bins + n (log2 groups +
-    rows * share * log2 w) / 8 bytes. Up to `bins` elements are sent exactly, as by `quantile(bins)`; zeros
-    then fill the wire to the size of `bins` elements, so that more elements never take fewer bytes.
+    So no element is decoded to a bin further from zero than its own, nor to the other sign. `value` of a bin
+    is the "mean" of the elements that are decoded to it, with the least error; or "least", their smallest
+    magnitude, so that no decoded magnitude exceeds the true one.
+
+    Wire: the bins' values float32 (bins,), group by group from zero on, 0 if unused; groups of elements in
+    ceil(log2 groups) bits; the tables in ceil(log2 w) bits per cell: about 4 bins + n (log2 groups + rows *
+    share * log2 w) / 8 bytes. Up to `bins` elements are sent exactly, as by `quantile(bins)`; larger wires
+    are padded with zeros to the size of `bins` elements, so that more elements never take fewer bytes.
 
     Error: with "mean", as for `quantile(groups)`, at most 1 - 1/m of |x|^2, m = ceil(2 n / groups), since
-    all elements read back from one bin are of one group. With "least" at most |x|^2, so error feedback
-    refuses it. `rows` of `share` make the table smaller than the bins, so rows * share is below 1.
+    elements decoded to one bin are of one group. With "least" at most |x|^2, so error feedback refuses it.
+    rows * share is below 1: larger tables would exceed the bins.
 
     It is rarely worthwhile: compared with 256 bins of 8 bits its 6.4 bits per value have 18 to 30 times the
-    error, and `quantile` has that error with 4.3 to 4.9 bits, codebooks excluded (benchmarks/sketch.py). The
-    group of an element alone takes 4 of the 6.4 bits, and holds nearly as much information.
+    error, which `quantile` has with 4.3 to 4.9 bits, codebooks excluded (benchmarks/sketch.py). The groups
+    take 4 of the 6.4 bits, and hold nearly as much information.
 
     >>> x = torch.tensor([4.0, -1.0, 2.0, -2.0, 8.0, -4.0, 1.0, -8.0, 6.0])
     >>> codec = MinmaxSketch(bins=8, groups=2, value="least")
@@ -89,7 +90,6 @@ class MinmaxSketch(TensorCodec):
         arguments.choice("minmax_sketch: value", self.value, get_args(Value))
 
     def shape(self, n: int) -> kernels.SketchShape:
-        """Return the tables' shape for n elements."""
         columns = math.ceil(self.share * n / self.groups)
         return kernels.SketchShape(self.groups, self.rows, columns, self.bins // self.groups)
 
@@ -111,7 +111,7 @@ class MinmaxSketch(TensorCodec):
         return functional.pad(wire, (0, self.nbytes(n) - wire.numel()))
 
     def _book(self, x: Tensor, seen: Tensor) -> Tensor:
-        """Return each bin's value, float32 (bins,), of x (n,) whose bins are read back as `seen` (n,)."""
+        """Return each bin's value, float32 (bins,), for x (n,) with elements decoded to bins `seen` (n,)."""
         if self.value == "least":
             sizes = torch.full((self.bins,), math.inf, device=x.device, dtype=torch.float32)
             sizes.scatter_reduce_(0, seen, x.abs(), "amin")
@@ -155,8 +155,8 @@ class MinmaxSketch(TensorCodec):
 def places(x: Tensor, groups: int, width: int) -> tuple[Tensor, Tensor]:
     """Return each element's group, ascending in x, and its bin there, 0 closest to zero: int64 (n,) both.
 
-    Groups below zero get their share of all, but at least one where there is such an element, and so do the
-    others; n >= 1. Among equals the earlier element has the lower rank.
+    Negative elements and the others get groups by their share, at least one if present; n >= 1. Among equals
+    the earlier element has the lower rank.
     """
     n, negative = x.numel(), int((x < 0).sum())
     share = (2 * groups * negative + n) // (2 * n)

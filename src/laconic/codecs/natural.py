@@ -1,7 +1,7 @@
-"""Natural: every element becomes one of the two powers of two next to it, at random, right on average.
+"""Natural: every element becomes one of the two neighbouring powers of two, at random and without bias.
 
-Horvath, Ho, Horvath, Sahu, Canini, Richtarik 2019, arXiv:1905.10988 ("Natural compression"); the packing in
-eight bits after sands-lab/grace.
+Horvath, Ho, Horvath, Sahu, Canini, Richtarik 2019, arXiv:1905.10988 ("Natural compression"); the 8-bit
+packing after sands-lab/grace.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from laconic.core.spec import Status
 class Natural(Codec):
     """C(x) = sign(x) 2^(a+1) with probability p, else sign(x) 2^a, where |x| = 2^a (1 + p).
 
-    Wire, a byte an element and with 9 bits the signs before them:
+    Wire:
 
         bits=9   [sign bits, ceil(n / 8) bytes, 1 is negative | exponent uint8 (n,) in 0..254, 0 is zero]
         bits=8   [sign 1 | code 7] (n,), code = exponent - 18 clipped to 0..127, 0 is zero
 
-    Error: p (1 - p) 4^a an element, so omega = 1/8, reached at p = 1/3. Powers of two are exact. With 9 bits
-    unbiased from zero through the denormals (which become 0 or 2^-126) up to 2^127; beyond, 2^127 is sent.
-    With 8 bits both hold from 2^-108 to 2^18: what rounds below becomes zero, larger ones 2^18, with errors
-    up to the element itself; as this can cut, it counts as biased, and `compress` gives it error feedback,
-    which sends the rest later. `normal` is the range of each. NaN and Inf raise `NonFiniteError`.
+    Error: p (1 - p) 4^a per element, so omega = 1/8, reached at p = 1/3. Powers of two are exact. With 9 bits
+    it is unbiased from zero through the denormals (which become 0 or 2^-126) up to 2^127, which larger values
+    become. With 8 bits both hold from 2^-108 to 2^18: smaller results become zero, larger ones 2^18, with
+    errors up to the element itself; so it counts as biased, and `compress` gives it error feedback. `normal`
+    is the range of each. NaN and Inf raise `NonFiniteError`.
 
     >>> import torch
     >>> codec = Natural()

@@ -2,8 +2,8 @@
 
 Jiang et al. 2018 ("SketchML", SIGMOD), its quantile-bucket quantisation, verified against the public code
 (ccchengff/SketchML). Differences: bins come from all values, not from a sketch of them; a bin's value is the
-mean of its members, which has the least error, where theirs is the middle of its interval; no bin has both
-signs. Their MinMaxSketch, a hash table of bin indices that shrinks them further, is `minmax_sketch`.
+mean of its members, which has the least error, not the middle of its interval; no bin has both signs. Their
+MinMaxSketch is `minmax_sketch`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ MOST = 1 << 16
 
 @dataclass(frozen=True, repr=False)
 class Quantile(Codec):
-    """The n values of a tensor, sorted, are cut into B = min(bins, n) bins, by share below zero and not.
+    """The n sorted values of a tensor are cut into B = min(bins, n) bins, by share below zero and not.
 
-    Wire: mean of each bin float32 (B,), ascending; then the bin of each element in ceil(log2 B) bits:
-    4 B + ceil(n ceil(log2 B) / 8) bytes. Up to `bins` elements are sent exactly.
+    Wire: mean of each bin float32 (B,), ascending; then the bin of each element in ceil(log2 B) bits: 4 B +
+    ceil(n ceil(log2 B) / 8) bytes. Up to `bins` elements are sent exactly.
 
-    Error: of one sign in a bin of m entries, so at most (1 - 1/m) of its sum of squares, as for `hierarchy`.
-    Rounding shares of bins makes no bin more than twice as full: omega = 1 - 1/m with m = ceil(2 n / B).
+    Error: a bin of m entries of one sign loses at most (1 - 1/m) of its sum of squares, as for `hierarchy`.
+    Rounding shares of bins at most doubles a bin: omega = 1 - 1/m with m = ceil(2 n / B).
 
     >>> import torch
     >>> codec = Quantile(bins=2)

@@ -1,4 +1,4 @@
-"""Sign: of every element one bit, of every block one number, its mean magnitude.
+"""Sign: one bit per element and one number per block, its mean magnitude.
 
 Zheng, Huang, Kwok 2019, arXiv:1905.10936 (blockwise, dist-EF-blockSGD); Karimireddy et al. 2019,
 arXiv:1901.09847 (why it needs error feedback); Bernstein et al. 2018, arXiv:1802.04434 (signSGD). [recalled]
@@ -24,19 +24,18 @@ MOST = 1 << 30  # elements of a block
 
 @dataclass(frozen=True, repr=False)
 class Sign(Codec):
-    """C(x) = mean |x| * sign(x), block by block; blocks of `block` elements, the last one shorter.
+    """C(x) = mean |x| * sign(x) per block of `block` elements, the last one shorter.
 
     Wire: mean magnitudes float32 (ceil(n / block),), sign bits (ceil(n / 8) bytes; 1 is negative, the first
-    is the lowest bit): 1 + 32 / block bits an element.
+    is the lowest bit): 1 + 32 / block bits per element.
 
-    Error: omega = 1 - 1/b, b = min(n, block). For with m = |x|_1 / b of a block of b elements
+    Error: omega = 1 - 1/b, b = min(n, block). With m = |x|_1 / b of a block of b elements,
 
         |C(x) - x|^2 = sum (|x_i| - m)^2 = |x|^2 - 2 m |x|_1 + b m^2 = |x|^2 - |x|_1^2 / b <= (1 - 1/b) |x|^2
 
-    since |x|_1 >= |x|; equality where one entry alone is not zero. A shorter block loses less, and rounding m
-    to float32 adds 2^-48 of |x|^2 at most, in the normal range. It is biased: use error feedback. Zero has no
-    sign: the key draws one, so that ranks differ, and an entry without a gradient goes nowhere on average.
-    NaN and Inf raise `NonFiniteError`.
+    since |x|_1 >= |x|, with equality for a single nonzero entry. Rounding m to float32 adds at most 2^-48 of
+    |x|^2, in the normal range. Biased: use error feedback. The key draws the sign of a zero, so that ranks
+    differ, and an entry without a gradient does not move on average. NaN and Inf raise `NonFiniteError`.
 
     >>> import torch
     >>> codec = Sign(block=2)

@@ -1,4 +1,4 @@
-"""Sign mean: of every element one bit, of every tensor one number, its mean magnitude.
+"""Sign mean: one bit per element and one number per tensor, its mean magnitude.
 
 The values of sparse ternary compression: Sattler et al. 2019, arXiv:1903.02891.
 """
@@ -24,10 +24,10 @@ class SignMean(Codec):
     """C(x) = mean |x| * sign(x), tensor by tensor: `sign` with one block of any length.
 
     Wire: mean magnitude float32 (1,), sign bits (ceil(n / 8) bytes; 1 is negative, the first is the lowest
-    bit); of no element no byte. Inside `sparse` a tensor is its chosen entries: 4 + ceil(k / 8) bytes of k.
+    bit); nothing for an empty tensor. Inside `sparse`, 4 + ceil(k / 8) bytes for k chosen entries.
 
-    Error: omega = 1 - 1/n (see `sign`), and far less for entries of like size, as top-k leaves them. It is
-    biased: use error feedback. The key draws the sign of a zero. NaN and Inf raise `NonFiniteError`.
+    Error: omega = 1 - 1/n (see `sign`), and far less for entries of similar size, as top-k chooses. Biased:
+    use error feedback. The key draws the sign of a zero. NaN and Inf raise `NonFiniteError`.
 
     >>> import torch
     >>> codec = SignMean()

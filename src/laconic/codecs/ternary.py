@@ -1,4 +1,4 @@
-"""Ternary: each element as -s, 0 or s, with one scale a tensor."""
+"""Ternary: each element as -s, 0 or s, with one scale per tensor."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Ternary(Quantiser):
     """The code of TernGrad (Wen, Xu, Yan, Wu, Wang, Chen, Li 2017, arXiv:1705.07878).
 
         s = min(max |x|, max(clip sigma, rms))
-        x cut off at -s and s;   sign(x) s where U < |x| / s, else 0
+        x clipped to -s and s;   sign(x) s where U < |x| / s, else 0
 
-    sigma is the population standard deviation of the tensor; `clip=0` cuts nothing off. The root mean square
-    rms is ours: it is sigma where the mean is 0, as the paper has it, and keeps a tensor whose mean is far
-    larger than sigma, or a constant one, from being cut down to sigma. So a clip below 1 is like 1.
+    sigma is the population standard deviation of the tensor; `clip=0` does not clip. The root mean square rms
+    is ours: it equals sigma for a mean of 0, as in the paper, and keeps a tensor with a large mean, or a
+    constant one, from being clipped to sigma. So a clip below 1 is like 1.
 
     Wire: scale float32 (1,), then codes [sign | level] of 2 bits, padded to a byte: 4 + ceil(n / 4) bytes;
-    or, with `packing='base3'`, five to a byte: 4 + ceil(n / 5) bytes, for more work.
-    Error: omega = (sqrt(n) - 1) / 2 without clipping. With it, over all x, 1 + t^2 / 8 for t <= 4 and t - 1
-    beyond, t = min(max(clip, 1), sqrt(n)): 1.8 for clip = 2.5, of any length. Unbiased only without clipping,
-    clip = 0. The paper has no error feedback: only few entries are cut off, and their sign is sent.
+    or, with `packing='base3'`, five per byte: 4 + ceil(n / 5) bytes, for more work. Error: omega = (sqrt(n) -
+    1) / 2 without clipping, and then unbiased. With it, over all x, 1 + t^2 / 8 for t <= 4 and t - 1 beyond,
+    t = min(max(clip, 1), sqrt(n)): 1.8 for clip = 2.5, of any length. The paper has no error feedback: only
+    few entries are clipped, and their sign is sent.
 
     >>> import torch
     >>> codec = Ternary(clip=0.0)

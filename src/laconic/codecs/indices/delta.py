@@ -15,7 +15,7 @@ from laconic.core.spec import Status
 
 @dataclass(frozen=True, repr=False)
 class Delta(IndexCoding):
-    """Wire: gap to the position before, less one, as LEB128: one byte a position for gaps up to 127.
+    """Wire: gap from the last position, less one, as LEB128: one byte per position for gaps up to 127.
 
     >>> import torch
     >>> indices = torch.tensor([3, 256], dtype=torch.int32)
@@ -32,6 +32,6 @@ class Delta(IndexCoding):
         return kernels.delta_decode(wire, counts, segments)
 
     def nbytes(self, k: int, n: int) -> int:
-        """k bytes, and one more for each gap that reaches 2^7, 2^14, ...: n >> 7, n >> 14, ... can."""
+        """Return k, plus one for each gap that can reach 2^7, 2^14, ...: at most n >> 7, n >> 14, ..."""
         k = min(k, n)
         return k + sum(min(k, n >> shift) for shift in (7, 14, 21, 28))

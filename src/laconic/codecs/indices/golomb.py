@@ -1,4 +1,4 @@
-"""Golomb: the gaps between positions, in about as many bits as random positions hold.
+"""Golomb: the gaps between positions, in about as many bits as the information of random positions.
 
 Golomb 1966 ("Run-length encodings"); Rice 1979; for gradients Sattler et al. 2019, arXiv:1903.02891.
 """
@@ -23,8 +23,8 @@ from laconic.core.spec import Status
 class Golomb(IndexCoding):
     """Wire: low bits of the gaps less one, tensor by tensor, then all their high parts in unary.
 
-    The number of low bits follows from (k, n) and is not sent. Size: about k (log2(n / k) + 1.5) bits, within
-    1 % of log2 C(n, k) for random positions at the usual densities (kernels/entropy/README.md).
+    The number of low bits follows from (k, n). Size: about k (log2(n / k) + 1.5) bits, within 1 % of log2
+    C(n, k) for random positions at the usual densities (kernels/entropy/README.md).
 
     >>> import torch
     >>> indices = torch.tensor([3, 256], dtype=torch.int32)

@@ -27,16 +27,16 @@ class QSGD(Quantiser):
         z = norm(block);   a = s |x| / z;   level = floor(a) + (U < a - floor(a));   value = sign z level / s
 
     Levels 0, 1/s, ..., 1 of the norm of each block of B elements: 'max', as in the authors' experiments, or
-    'l2', as in their theory. 1 to 32767 levels: 1 gives 2 bits an element, 7 give 4, 127 give 8.
+    'l2', as in their theory. 1 to 32767 levels: 1 gives 2 bits per element, 7 give 4, 127 give 8.
 
     Wire: scales float32 (ceil(n / B),), then codes [sign | level] of 1 + bit_length(s) bits, padded to a
-    byte; B = 0 makes the whole tensor one block. `qsgd(levels=7)` sends 4 + 32/512 bits an element. With
+    byte; B = 0 makes the whole tensor one block. `qsgd(levels=7)` sends 4 + 32/512 bits per element. With
     `coding` 'rice' or 'elias' (the paper's), a message is the scales of all its tensors, then all their
-    levels in that coding (see `level_codings`): shorter where most levels are zero, as with few levels, long
-    blocks or the l2 norm; longer where few are; the values are the same.
-    Error, with m the longest block: omega = (sqrt(1 + (m - 1) / s^2) - 1) / 2 for 'max'; for 'l2'
-    sqrt(m) / s - 1 where that is at least 1, else m / (4 s^2). Unbiased, so error feedback is not needed. A
-    high omega (a long block, few levels) is noise for plain training, and makes error feedback diverge.
+    levels in that coding (see `level_codings`): the same values, in fewer bytes if most levels are zero, as
+    with few levels, long blocks or the l2 norm. Error, with m the longest block: omega = (sqrt(1 + (m - 1) /
+    s^2) - 1) / 2 for 'max'; for 'l2' sqrt(m) / s - 1 where that is at least 1, else m / (4 s^2). Unbiased, so
+    error feedback is not needed. A high omega (a long block, few levels) is noise for plain training, and
+    makes error feedback diverge.
 
     >>> import torch
     >>> codec = QSGD(levels=4, block=0)

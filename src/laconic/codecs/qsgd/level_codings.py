@@ -1,10 +1,9 @@
-"""Level codings: signed levels of a quantiser, most of them zero, as fewer bytes than a fixed width takes.
+"""Level codings: signed levels of a quantiser, most of them zero, in fewer bytes than with a fixed width.
 
-Both write a message of s tensors, in which K levels are not zero, k_i of each, as positions, signs and
-magnitudes:
+A message of s tensors with K nonzero levels, k_i in tensor i, consists of
 
     counts k_i   uint32 (s,)
-    positions, signs and magnitudes, as each coding does
+    positions, signs and magnitudes, in either coding
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class LevelCoding(ABC):
 
     @abstractmethod
     def encode(self, levels: Tensor, segments: Segments, most: int) -> Tensor:
-        """Encode levels int32 (N,), one segment after the other, as a wire uint8 (m,)."""
+        """Encode levels int32 (N,), segment by segment, as a wire uint8 (m,)."""
 
     @abstractmethod
     def decode(self, wire: Tensor, segments: Segments, most: int) -> Tensor:
@@ -44,8 +43,8 @@ class Rice(LevelCoding):
         sums         uint32, of the magnitudes in each tensor with k_i > 0
         magnitudes   Golomb-Rice code of their running sums less one: k_i ascending positions below the sum
 
-    Sums and magnitudes are omitted for one level. If k_i magnitudes could sum to 2^31, they are cut into
-    pieces that cannot, with a sum each. Within 3 % of the entropy for one level.
+    One level has neither sums nor magnitudes. If k_i magnitudes could sum to 2^31, they are cut into pieces
+    that cannot, with a sum each. Within 3 % of the entropy for one level.
     """
 
     def encode(self, levels: Tensor, segments: Segments, most: int) -> Tensor:
@@ -79,7 +78,7 @@ class Rice(LevelCoding):
         return kernels.join_levels(indices, counts, magnitudes, signs, segments, most)
 
     def nbytes(self, n: int, most: int) -> int:
-        """A magnitude takes r + 1 + 320/154 bits at most: r low ones, and (N - k) / 2^r in unary."""
+        """Bound a magnitude by r + 1 + 320/154 bits: r low ones, and (N - k) / 2^r in unary."""
         flat = 8 + kernels.rice_bound(n, n) + (n + 7) // 8
         if most == 1:
             return flat
@@ -88,11 +87,11 @@ class Rice(LevelCoding):
 
 
 class Elias(LevelCoding):
-    """Elias omega codes of gaps and magnitudes, as the QSGD paper has them.
+    """Elias omega codes of gaps and magnitudes, as in the QSGD paper.
 
     signs    1 bit each, 1 is negative: ceil(K / 8) bytes
-    codes    of the K gaps, each from the position before, the first from -1 of its tensor; then of the K
-             magnitudes; one stream
+    codes    one stream: the K gaps, each from the last position, the first from -1 of its tensor; then the K
+             magnitudes
     """
 
     def encode(self, levels: Tensor, segments: Segments, most: int) -> Tensor:
@@ -111,7 +110,7 @@ class Elias(LevelCoding):
         return kernels.join_levels(indices, counts, codes[total:], signs, segments, most)
 
     def nbytes(self, n: int, most: int) -> int:
-        """A gap g takes at most 1.5 g bits, as 2 and 4 do, and gaps add up to n at most."""
+        """Bound a gap g by 1.5 g bits, reached at 2 and 4; gaps add up to n at most."""
         magnitude = kernels.elias_length(most)  # lengths do not fall as values grow
         return 4 + (n + 7) // 8 + (3 * n // 2 + n * magnitude + 7) // 8
 

@@ -15,18 +15,18 @@ from laconic.core.errors import SpecError
 from laconic.core.layout import Segments
 from laconic.kernels.quantise.form import Form, Measure
 
-FARTHEST = 1e5  # standard deviations: of 2^31 elements none lies farther out than 46,341
+FARTHEST = 1e5  # standard deviations: no entry of 2^31 is farther out than 46,341
 
 
 class Quantiser(Codec):
     """Wire of a tensor of n elements, in blocks of B (0: the whole tensor), with s levels:
 
         scales   float32 (ceil(n / B),)
-        codes    [sign 1 | level] in b = 1 + bit_length(s) bits each, the lowest bits first, padded to a byte
+        codes    [sign 1 | level] in b = 1 + bit_length(s) bits each, low bits first, padded to a byte
 
-    4 ceil(n / B) + ceil(n b / 8) bytes. An element is rounded at random to one of the two levels around
-    |x| / scale, without bias. Zeros stay zeros, and if the scale is the largest |x|, that element is exact.
-    NaN and Inf raise `NonFiniteError`. A message is one call of a kernel.
+    4 ceil(n / B) + ceil(n b / 8) bytes. An element is rounded at random, without bias, to one of the two
+    levels around |x| / scale. Zeros stay zeros, and if the scale is the largest |x|, that element is exact.
+    NaN and Inf raise `NonFiniteError`.
     """
 
     @property
@@ -75,16 +75,15 @@ class Quantiser(Codec):
 
 
 def check_norm(name: str, norm: str) -> None:
-    """Raise `SpecError` unless this is a norm that bounds every entry."""
+    """Raise `SpecError` unless this norm bounds every entry."""
     arguments.choice(f"{name}: norm", norm, ("max", "l2"))
 
 
 def check_clip(name: str, clip: float) -> None:
-    """Raise `SpecError` unless this is a number of standard deviations that can cut something off."""
+    """Raise `SpecError` unless this is a number of standard deviations that can clip."""
     hint = "in standard deviations of a tensor; 0 cuts nothing off"
     arguments.number(f"{name}: clip", clip, least=0, most=FARTHEST, hint=hint)
 
 
 def longest(n: int, block: int) -> int:
-    """Return the size of the longest block of a tensor of n elements."""
     return min(n, block) if block else n

@@ -1,8 +1,8 @@
 """Rotated: another codec applied to a tensor whose blocks are rotated at random.
 
 A quantiser's grid is as wide as the largest element of a block. A Hadamard matrix after random signs spreads
-that element over all of its block, so that few bits are enough (Suresh, Yu, Kumar, McMahan 2017,
-arXiv:1611.00429). It is orthonormal: the error is that of the inner codec.
+that element over its block, so that few bits are enough (Suresh, Yu, Kumar, McMahan 2017, arXiv:1611.00429).
+It is orthonormal: the error is that of the inner codec.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from laconic.core.spec import Status
 from laconic.core.turn import mix
 from laconic.kernels.squares import by_squares
 
-AT_ONCE = 1 << 16  # elements held in float64 at a time: they stay in cache
+AT_ONCE = 1 << 16  # elements in float64 at a time: they fit in the cache
 BLOCKS = (4, 16, 64, 256, 1024, 4096)  # powers of 4: a block is a square
 
 
@@ -33,12 +33,12 @@ class Rotated(TileCodec):
 
         H = [[1, 1], [1, -1]] (x) ... (x) [[1, 1], [1, -1]], (b, b);   S = diag(s), s_i = +-1
 
-    The signs s are fixed: they are the same in every block, step and process. The rest of a tensor is cut in
-    blocks of a quarter, and so on; up to three last elements stay unchanged. Products are in float64, of
-    numbers on a grid on which they are exact: every machine sends the same bits.
+    The signs s are the same in every block, step and process. The rest of a tensor is cut in blocks of a
+    quarter, and so on; up to three last elements stay unchanged. Products are in float64, of numbers on a
+    grid on which they are exact: every machine sends the same bits.
 
     Wire: that of `codec` for as many elements. Error: omega of `codec`, up to rounding. Sums beyond the
-    largest float32 are cut off, so elements must be about sqrt(b) times smaller than that.
+    largest float32 are clipped, so elements must be about sqrt(b) times smaller than that.
 
     >>> import torch
     >>> from laconic.core.spec import parse
@@ -83,15 +83,15 @@ def by_blocks(x: Tensor, block: int, sizes: Sequence[int] | None = None, *, back
 
 @lru_cache(maxsize=64)
 def _constants(side: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return `hadamard` and `signs` on a device. Shared between calls: do not modify."""
+    """Return `hadamard` and `signs` on a device. Cached: do not modify."""
     return hadamard(side).to(device), signs(side * side).to(device).view(side, side)
 
 
 def on_grid(squares: Tensor) -> Tensor:
     """Round float64 (m, t, t) to 40 bits below the largest |x| of each square.
 
-    Sums of 4096 such numbers are exact, so the order in which a machine's matrix product adds does not
-    matter: wires are equal everywhere. The rounding error is far below the float32 precision of the result.
+    Sums of 4096 such numbers are exact, so wires do not depend on a machine's order of addition. The rounding
+    error is far below the float32 precision of the result.
     """
     largest = torch.linalg.vector_norm(squares, torch.inf, dim=(1, 2), keepdim=True)
     exponent = torch.frexp(largest).exponent.long()
@@ -101,7 +101,7 @@ def on_grid(squares: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def hadamard(side: int) -> Tensor:
-    """Return H of entries 1 and -1, float64 (side, side). Shared between calls: do not modify.
+    """Return H of entries 1 and -1, float64 (side, side). Cached: do not modify.
 
     >>> hadamard(4).int().tolist()
     [[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]
@@ -114,7 +114,7 @@ def hadamard(side: int) -> Tensor:
 
 @lru_cache(maxsize=16)
 def signs(block: int) -> Tensor:
-    """Return s, float64 (block,), of +-1. Shared between calls: do not modify."""
+    """Return s, float64 (block,), of +-1. Cached: do not modify."""
     return torch.tensor(
         [1.0 - 2.0 * (mix(block, i) & 1) for i in range(block)], dtype=torch.float64, device="cpu"
     )

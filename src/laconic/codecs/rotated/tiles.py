@@ -14,7 +14,7 @@ from laconic.core.codec import Codec
 from laconic.core.layout import Layout, Segments
 from laconic.core.turn import Turn
 
-ROUNDING = 2.0**-22  # of |x|, by float32 on the way there and back
+ROUNDING = 2.0**-22  # of |x|, by float32 in both directions
 
 
 class TileCodec(Codec):
@@ -79,4 +79,4 @@ class TileCodec(Codec):
     def omega(self, n: int) -> float:
         inner = self.codec.omega(n)
         rounded = (math.sqrt(inner) + ROUNDING) ** 2
-        return min(rounded, math.nextafter(1, 0)) if inner < 1 else rounded  # of a contraction, one is left
+        return min(rounded, math.nextafter(1, 0)) if inner < 1 else rounded  # rounding keeps a contraction

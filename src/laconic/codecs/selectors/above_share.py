@@ -20,17 +20,16 @@ from laconic.core.layout import Segments
 from laconic.core.selector import Selector
 from laconic.core.spec import Status
 
-LEAST = 2.0**-149  # the smallest float32 above zero
+LEAST = 2.0**-149  # smallest float32 above zero
 LEAST_SHARE = 1e-30
 
 
 @dataclass(frozen=True, repr=False)
 class AboveShare(Selector):
-    """Every |x_i| >= share * max |x| of its tensor, however many there are; zeros never. NaN
-    and Inf raise `NonFiniteError`.
+    """Every nonzero |x_i| >= share * max |x| of its tensor. NaN and Inf raise `NonFiniteError`.
 
-    Error: at most n - 1 entries are dropped, each below share * max |x|, and the square of the largest is
-    sent: |x - x_S|^2 <= d / (1 + d) |x|^2 with d = (n - 1) share^2.
+    Error: at most n - 1 entries are dropped, each below share * max |x|, and the largest is sent:
+    |x - x_S|^2 <= d / (1 + d) |x|^2 with d = (n - 1) share^2.
 
     >>> AboveShare(share=0.5).select(torch.tensor([0.1, -3.0, 1.0, 1.5])).tolist()
     [1, 3]

@@ -1,7 +1,7 @@
 """ChunkedTopK: the largest entries of every short chunk, so that every part of a tensor is sent.
 
-DeMo (Peng, Quesnelle, Kingma 2024, arXiv:2411.19870) and SparseLoCo (Sarfi et al. 2025, arXiv:2508.15706)
-choose so, in tiles of 64 by 64 of a matrix. Here chunks are runs of the flat tensor, as wires know no shapes.
+DeMo (Peng, Quesnelle, Kingma 2024, arXiv:2411.19870) and SparseLoCo (Sarfi et al. 2025, arXiv:2508.15706) do
+so in tiles of 64 by 64 of a matrix. Here, as wires have no shapes, chunks are runs of the flat tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from laconic.core.spec import Status
 class ChunkedTopK(DensitySelector):
     """The ceil(density * m) largest |x_i| of each chunk of m = `chunk` entries, exactly; the last is shorter.
 
-    Of equals the lower position first. Error: |x - x_S|^2 <= (1 - k / m) |x|^2 in each chunk, and so in all.
+    The lower position first among equals. Error: |x - x_S|^2 <= (1 - k / m) |x|^2 in each chunk, and so in
+    all.
 
     >>> ChunkedTopK(density=0.5, chunk=2).select(torch.tensor([9.0, 8.0, 0.1, -0.2])).tolist()
     [0, 3]
@@ -45,7 +46,7 @@ class ChunkedTopK(DensitySelector):
         arguments.whole("chunked_topk: chunk", self.chunk, 1)
 
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
-        kernels.addressable(segments.sizes)  # chunks of a longer tensor would be
+        kernels.addressable(segments.sizes)  # chunks of a longer tensor would pass
         chunks, of, before = cut(segments, self.chunk)
         indices, counts = kernels.topk(x, chunks, counts_per_segment(self.density, chunks))
         if not x.is_cpu:
@@ -66,7 +67,7 @@ class ChunkedTopK(DensitySelector):
 
 @lru_cache(maxsize=256)
 def cut(segments: Segments, chunk: int) -> tuple[Segments, Tensor, Tensor]:
-    """All chunks, int64 (c,) the segment of each, and int64 (c,) how far from its start each begins.
+    """Return all chunks, and int64 (c,) each: a chunk's segment, and its offset from the segment's start.
 
     >>> cut(Segments((0, 10), (5, 2)), 4)[0]
     Segments(starts=(0, 4, 10), sizes=(4, 1, 2))

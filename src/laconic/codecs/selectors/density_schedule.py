@@ -1,4 +1,4 @@
-"""DensitySchedule: another selector's density as a schedule, for warm-ups."""
+"""DensitySchedule: another selector with a schedule of densities, for warm-ups."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from laconic.core.spec import Status
 class DensitySchedule(Selector):
     """`final` with density densities[step // every] during the schedule, then with its own density.
 
-    DGC's warm-up (Lin et al. 2018, arXiv:1712.01887): 0.25, 0.0625, ... down to the final density. Outside a
-    schedule, when `at` is not asked, it chooses as `final` does.
+    DGC's warm-up (Lin et al. 2018, arXiv:1712.01887): 0.25, 0.0625, ... down to the final density. Used
+    without `at`, it chooses as `final` does.
 
     >>> from laconic.core.spec import parse
     >>> ramp = parse("density_schedule(topk(density=0.001), densities=(0.25, 0.0625), every=100)")
@@ -83,10 +83,8 @@ class DensitySchedule(Selector):
 
 
 def has_density(selector: Selector) -> bool:
-    """Return whether the selector has a density."""
     return "density" in {field.name for field in fields(cast(Any, selector))}
 
 
 def with_density(selector: Selector, density: float) -> Selector:
-    """Return the same selector with another density."""
     return cast(Selector, replace(cast(Any, selector), density=density))

@@ -1,4 +1,4 @@
-"""SampledTopK: about the largest entries, found with a threshold that a sample gives.
+"""SampledTopK: nearly the largest entries, found with a threshold from a sample.
 
 Lin et al. 2018, arXiv:1712.01887 (DGC), section 5, "hierarchical top-k selection".
 """
@@ -25,10 +25,10 @@ LOWER = 0.8  # a threshold that fewer than LOWER * k entries pass is lowered
 class SampledTopK(DensitySelector):
     """The largest 0.8 k to k entries, k = ceil(density * n): faster than sorting, never a choice by position.
 
-    A strided sample of about `sample_ratio` * n entries, whose start the key draws, gives a threshold. Where
-    too few pass, it is lowered; where more than k pass, the k largest of them are kept. Tensors of at most
-    ceil(2 / density) entries are selected exactly. Error: |x - x_S|^2 <= (1 - 0.8 k / n) |x|^2, since those
-    kept are always the largest.
+    A strided sample of about `sample_ratio` * n entries, whose start the key draws, gives a threshold. If too
+    few pass, it is lowered; if more than k pass, the k largest are chosen. Tensors of at most ceil(2 /
+    density) entries are selected exactly. Error: |x - x_S|^2 <= (1 - 0.8 k / n) |x|^2, since the largest are
+    chosen.
 
     >>> SampledTopK(density=0.01).max_count(1000)
     10

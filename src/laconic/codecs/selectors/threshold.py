@@ -20,10 +20,10 @@ from laconic.core.spec import Status
 
 @dataclass(frozen=True, repr=False)
 class Threshold(Selector):
-    """Every |x_i| >= value, however many there are. Strom 2015 ("Scalable distributed DNN training").
+    """Every |x_i| >= value. Strom 2015 ("Scalable distributed DNN training").
 
-    `value` is rounded to float32 and must stay above zero: a threshold of zero would choose everything.
-    Error: |x - x_S|^2 <= n value^2, whatever x is; no part of |x|^2 is promised, so omega = 1.
+    `value` is rounded to float32 and must stay above zero: zero would choose everything. Error:
+    |x - x_S|^2 <= n value^2; no part of |x|^2 is guaranteed, so omega = 1.
 
     >>> Threshold(value=1.0).select(torch.tensor([0.1, -3.0, 1.0])).tolist()
     [1, 2]
@@ -46,7 +46,7 @@ class Threshold(Selector):
 
     @property
     def single(self) -> float:
-        """The value as float32, which the entries are compared with."""
+        """The value as float32, which entries are compared with."""
         return float(torch.tensor(self.value, dtype=torch.float64, device="cpu").to(torch.float32))
 
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.kernels import dispatch
 
-VALUES = 0x9E3779B97F4A7C15  # the values and the selector draw from different keys
+VALUES = 0x9E3779B97F4A7C15  # separates the keys of values from those of the selector
 DENSE, RAW32 = Dense(), Raw32()
 DAMAGED = (  # by the number of the flag
     "the positions are not what the counts announce: bits are missing or left over, or lead out of a tensor",
@@ -36,7 +36,7 @@ DAMAGED = (  # by the number of the flag
 
 @dataclass(frozen=True, repr=False)
 class Sparse(Codec):
-    """Lifts any codec of values to a sparse one.
+    """Sparse form of any codec of values.
 
     Message of s tensors with K chosen entries, k_i of each tensor:
 
@@ -45,12 +45,12 @@ class Sparse(Codec):
         positions    uint8 (m,)    `indices` of all K at once
         values       `values` of K elements as one message of s tensors, in the order of the positions
 
-    and, for a selector that can be replayed (`randomk`), since counts and positions follow from the keys:
+    For a replayable selector (`randomk`), counts and positions follow from the keys:
 
         keys         uint64 (s,)
         values       as above
 
-    There ranks share the keys of the positions, so that all choose the same entries, but not those of the
+    There all ranks share the keys of the positions, so that all choose the same entries, but not those of the
     values: independent rounding errors average out.
 
     A wire is a message of one tensor: 8 + m + 4 k bytes with dense values. Nothing is chosen across tensors.
@@ -163,7 +163,7 @@ class Sparse(Codec):
 
     @property
     def _fused(self) -> bool:
-        """Whether the kernels for whole messages know this form."""
+        """Whether the kernels for whole messages support this form."""
         known = isinstance(self.values, Dense) and isinstance(self.indices, Golomb)
         return known and not self.select.replayable
 
@@ -209,7 +209,7 @@ class Sparse(Codec):
 
         deferred.check(flags, damaged)
         scaled = values * alpha
-        if not out.is_cpu:  # where a flag is set, nothing changes: adding -0.0 changes no number
+        if not out.is_cpu:  # adding -0.0 changes no number
             bad = flags.any()
             places, scaled = places.masked_fill(bad, 0), scaled.masked_fill_(bad, -0.0)
         sizes = [size for total in totals for size in (total, spare)][:-1]
@@ -231,7 +231,7 @@ class Sparse(Codec):
         return kernels.scatter_scale_(memory, waited, segments, indices, counts, factor)
 
     def _entries(self, wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Tensor]:
-        """Indices int32 (K,), counts int64 (s,) and the bytes of the values. All of the wire is untrusted."""
+        """Return indices int32 (K,), counts int64 (s,) and the bytes of the values. The wire is untrusted."""
         if self.select.replayable:
             keys, rest = framing.read_keys(wire, segments)
             indices, counts = self.select.select_segments(wire, segments, keys)
