@@ -36,7 +36,7 @@ else:
     _runnable = {name: getattr(_native, name) for name in TARGETS if name in vars(_native)}
 _name = next(iter(_runnable), "reference")
 _live: type[Target] | None = _runnable.get(_name)
-_reference_only = False  # set by `using("reference")`
+_reference_only = False
 
 
 def native(*tensors: Tensor) -> type[Target] | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 WORD = 1 << 31  # an int below it is an i32 for Triton
 
-_compiled: dict[tuple[Any, ...], tuple[Any, Any]] = {}  # kernel and compiled kernel
+_compiled: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 8, **options: Any) -> None:
@@ -42,7 +42,6 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 8, *
 
 @cache
 def _constants(kernel: Any) -> tuple[bool, ...]:
-    """Return which arguments are constexprs: each value compiles a separate kernel."""
     return tuple(param.is_constexpr for param in kernel.params)
 
 

@@ -78,8 +78,6 @@ class DenseFirst(Reducer):
 
 @dataclass
 class BoundDenseFirst(BoundReducer):
-    """Working reduction: the dense sum and the other one."""
-
     steps: int
     dense: BoundReducer
     then: BoundReducer

@@ -139,8 +139,6 @@ class PackedShare(Sent):
 
 
 class BoundMasked(BoundReducer):
-    """Working reduction; its state has the tensors' shapes."""
-
     def __init__(self, spec: Reducer, layout: Layout, comm: Comm) -> None:
         self._spec, self._layout, self._comm = spec, layout, comm
         self._masks: dict[str, Mask] = {}
@@ -279,7 +277,6 @@ class BoundMasked(BoundReducer):
         return made
 
     def _narrowed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Invert `_widened`."""
         made = dict(state)
         for key, value in state.items():
             name, mask = self._named(key)

@@ -13,11 +13,10 @@ step:
 A zero column of Q, at the start and after a gradient of rank below r, is redrawn from the common key of
 (seed, step, name): plain Gram-Schmidt would leave it zero, or NaN, for ever.
 
-Differences from the paper. The paper subtracts P Q^T, which all ranks sent, from each rank's error memory;
-here each rank subtracts its share P Q_i^T. The mean of the memories, and so all means, are the same, but the
-paper's memory also accumulates P (Q_i - Q)^T, which is never removed, while an orthogonal projection leaves
-|M_i - P P^T M_i| <= |M_i|. Q is orthonormalised (as in PyTorch's hook), so that P is of the size of M; only
-the space that Q spans matters.
+Differences from the paper. Each rank subtracts its share P Q_i^T from its error memory, where the paper
+subtracts P Q^T: the means are the same, but the paper's memory also accumulates P (Q_i - Q)^T, which is never
+removed, while |M_i - P P^T M_i| <= |M_i|. Q is orthonormalised (as in PyTorch's hook), so that P is of the
+size of M.
 
 Replicas agree to the bit: P and Q of step 3 are common sums, and computing on them gives the same bits on all
 CPUs (see `kernels.lowrank`), and on GPUs of one kind.
@@ -92,7 +91,6 @@ class PowerSGD(Reducer):
         return min(entry.numel, (m + n) * self.rank) if len(entry.shape) > 1 else entry.numel
 
     def pays(self, entry: Entry) -> bool:
-        """Return whether two factors are smaller than this tensor."""
         return self.sent_of(entry) < entry.numel
 
 
@@ -129,7 +127,7 @@ class Factored:
     matrices: kernels.Matrices
     right: Layout  # of consecutive factors Q, each (rank, n)
     columns: Segments  # of each factor
-    rest: Segments  # exactly summed tensors
+    rest: Segments
 
     @classmethod
     def of(cls, bucket: Layout, spec: PowerSGD) -> Factored:
@@ -217,7 +215,6 @@ class _PowerSGD(BoundReducer):
         return (sum_or_skip if out.is_cpu else sum_unchecked)(self._comm, x, n, out.device)
 
     def _largest(self, rest: Tensor, right: Tensor | None) -> list[Tensor]:
-        """Return the largest magnitudes of both sums, float32 (1,) each, not finite if a sum is not."""
         return [largest_of([each]) for each in (rest, right) if each is not None and each.numel()]
 
     def _found_finite(

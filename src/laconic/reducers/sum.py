@@ -163,17 +163,14 @@ class BoundSum(BoundReducer):
         return end
 
     def _is_finite(self, mean: Tensor) -> bool:
-        """Return whether this mean on a GPU is finite; if `late`, it is checked later, with other flags."""
+        """Check a mean on a GPU; if `late`, later, with other flags."""
         if not self.late:
             return math.isfinite(largest_of([mean]).item())
         deferred.check(not_finite(mean), lambda _: NonFiniteSum())
         return True
 
     def _range(self, x: Tensor | None, runs: Segments, device: torch.device) -> tuple[float, float] | None:
-        """Return the factor of x before rounding, and the largest sent value; None if skipped.
-
-        In float16, an additional round finds the largest |x| of all ranks.
-        """
+        """Return the factor of x before rounding, and the largest sent value; None if skipped."""
         size, limit = self.comm.size, _limit(self.dtype, self.comm.size)
         if self.dtype == torch.float32:
             return 1.0, math.inf
@@ -183,14 +180,14 @@ class BoundSum(BoundReducer):
         shared = max_or_skip(self.comm, own, 1, device)
         if shared is None:
             return None
-        growth = (1 + torch.finfo(self.dtype).eps) ** (size + 1)  # by rounding
+        growth = (1 + torch.finfo(self.dtype).eps) ** (size + 1)  # rounding
         largest = min(float(shared), torch.finfo(torch.float32).max / growth)
         power = math.frexp(limit / largest)[1] - 1 if largest else 0
         factor = 2.0 ** min(power, FINEST)
         return factor, largest * factor
 
     def _packed(self, x: Tensor, runs: Segments, factor: float, most: float) -> Tensor:
-        """Return a copy of x on the runs, one after the other; in 16 bits factor * x, at most `most`."""
+        """Return a copy of x on the runs; in 16 bits factor * x, at most `most`."""
         if self.dtype == torch.float32:
             return torch.cat(runs.views(x))
         return (runs.gathered(x) * factor).clamp_(-most, most).to(self.dtype)

@@ -120,7 +120,6 @@ class TwoLevel(Reducer):
         )
 
     def feedback_codec(self) -> Codec | None:
-        """Return that of `inner` if it needs feedback; `bind` then checks `outer`."""
         return self.inner.feedback_codec() if self.inner.needs_feedback else self.between.feedback_codec()
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
@@ -179,7 +178,7 @@ class _TwoLevel(BoundReducer):
         home = homes[comm.rank]
         self._inside = comm.split(home)
         self._leads = self._inside.rank == 0
-        # Ranks that are not leaders have a group too, unused.
+        # other ranks have an unused group
         self._leaders = comm.split(int(not self._leads))
         self._weight = homes.count(home) * len(set(homes)) / comm.size
         self._ranks = comm.size / len(set(homes))

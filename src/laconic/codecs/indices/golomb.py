@@ -1,4 +1,4 @@
-"""Golomb: the gaps between positions, in about as many bits as the information of random positions.
+"""Golomb: the gaps between positions, in about as many bits as random positions need.
 
 Golomb 1966 ("Run-length encodings"); Rice 1979; for gradients Sattler et al. 2019, arXiv:1903.02891.
 """

@@ -202,7 +202,6 @@ def launch(
 
 @lru_cache(maxsize=512)
 def _launches(segments: Segments, device: torch.device) -> tuple[tuple[Any, ...], ...]:
-    """Return grid, tables, constants and warps of each launch."""
     starts, sizes = table(segments.starts, device), table(segments.sizes, device)
     aligned = all(start % 4 == 0 for start in segments.starts)
     kinds = zip((True, False), tiles(segments.sizes, TILE, device), strict=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from laconic.core.layout import Segments
 
-Factor = float | Tensor  # of a whole run or of each element
+Factor = float | Tensor
 
 
 def all_finite(x: Tensor, segments: Segments) -> bool:
@@ -24,7 +24,6 @@ def all_finite(x: Tensor, segments: Segments) -> bool:
 def accumulate_(
     residual: Tensor, grad: Tensor, segments: Segments, scale: float, decay: float, keep: bool
 ) -> bool:
-    """See `laconic.kernels.accumulate_`."""
     flags = []
     runs = segments.merged
     for r, g in zip(runs.views(residual), runs.views(grad), strict=True):
@@ -48,7 +47,6 @@ def velocity_(
     scale: float,
     nesterov: bool,
 ) -> bool:
-    """See `laconic.kernels.velocity_`."""
     flags = []
     runs = segments.merged
     views = zip(*(runs.views(x) for x in (velocity, residual, grad, fresh)), strict=True)
@@ -101,7 +99,6 @@ def _infinity(device: torch.device) -> Tensor:
 
 
 def _all(flags: list[Tensor]) -> bool:
-    """Read all flags in one copy."""
     return bool(torch.stack(flags).all() if len(flags) > 1 else flags[0]) if flags else True
 
 

@@ -48,7 +48,7 @@ def unpack_bits(wire: Tensor, bits: int, n: int) -> Tensor:
     expected = packed_nbytes(n, bits)
     if wire.numel() != expected:
         raise WireError(f"{n} codes of {bits} bits fill {expected} bytes, got {wire.numel()}")
-    used = n * bits % 8  # of the last byte
+    used = n * bits % 8
     if used:
         check((wire[-1:] >> used).to(torch.int32), lambda _: _padded(n, bits))
     if (native := dispatch.native(wire)) is not None:

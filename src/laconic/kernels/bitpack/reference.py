@@ -21,7 +21,6 @@ def overlaps(bits: int) -> Iterator[tuple[int, int, int]]:
 
 
 def moved(x: Tensor, shift: int) -> Tensor:
-    """Return x * 2^shift, rounded down."""
     return x << shift if shift >= 0 else x >> -shift
 
 
@@ -78,7 +77,6 @@ def pack_bytes(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bytes(wire: Tensor, bits: int) -> Tensor:
-    """Undo `pack_bytes`."""
     if bits == 8:
         return wire
     if bits in LANES:

@@ -16,7 +16,6 @@ LEAST = 2.0**-149
 
 
 def pack(book: Tensor, codes: Tensor, bits: int) -> Tensor:
-    """Return the wire of one tensor: values float32 (k,), then codes (n,)."""
     packed = bitpack.pack_bits(codes, bits) if bits else codes.new_empty(0, dtype=torch.uint8)
     return torch.cat([book.view(torch.uint8) if book.numel() else packed[:0], packed])
 
@@ -38,7 +37,6 @@ def unpack(wire: Tensor, shape: tuple[int, int], n: int) -> tuple[Tensor, Tensor
 
 
 def known(codes: Tensor, entries: int) -> Tensor:
-    """Return the codes. Raise `WireError` for one that is not below `entries`."""
     if bool((codes >= entries).any()):
         raise WireError("a code is not in its codebook")
     return codes
@@ -68,7 +66,6 @@ def by_rank(values: Tensor, groups: int, descending: bool) -> Tensor:
 
 
 def hierarchy_encode(x: Tensor, levels: int) -> Tensor:
-    """Encode groups of |x|, largest first; the sign is the top bit of a code."""
     entries, bits = hierarchy_shape(x.numel(), levels)
     groups = by_rank(x.abs(), entries, descending=True)
     codes = torch.signbit(x).to(torch.int64) << max(bits - 1, 0) | groups
@@ -112,7 +109,7 @@ def powers_encode(x: Tensor, bounds: Tensor) -> Tensor:
     size = x.abs()
     largest = size.max().reshape(1) if n else size
     limits = (largest * bounds.to(x.device)).clamp_(min=LEAST) if n else largest
-    levels = torch.searchsorted(limits, size, right=True)  # number of limits <= size
+    levels = torch.searchsorted(limits, size, right=True)
     codes = torch.where(levels > 0, torch.signbit(x).to(torch.int64) << max(bits - 1, 0) | levels, 0)
     return pack(largest[:numbers], codes, bits)
 

@@ -12,7 +12,6 @@ GROUPS = 5  # of the longest code, including the final zero: widths 2, 3, 5, 31 
 
 
 def width_of(values: Tensor) -> Tensor:
-    """Return the bit length of each value int64 (k,), at least 1."""
     powers = 1 << torch.arange(1, 32, device=values.device, dtype=torch.int64)
     return torch.searchsorted(powers, values, right=True) + 1
 
@@ -60,7 +59,7 @@ def elias_decode(wire: Tensor, count: int) -> Tensor:
         width = torch.where(more, values + 1, 0)
         values = torch.where(more, word >> (32 - width), values)
         at += width
-    jumps = (at + 1).clamp(max=total)  # start of the next code
+    jumps = (at + 1).clamp(max=total)
     chain = start[:1].clone()
     for _ in range(max(count, 1).bit_length()):
         chain = torch.cat([chain, jumps[chain]])[: count + 1]

@@ -24,12 +24,10 @@ NEVER = 1 << 40
 
 
 def firsts_of(counts: Numbers) -> Numbers:
-    """Return where each segment's first index lies in the list, int64 (s,)."""
     return np.cumsum(counts) - counts
 
 
 def numbers(counts: Tensor, segments: Segments) -> tuple[Numbers, Numbers]:
-    """Return counts and sizes, int64 (t,) each, of the segments that have positions."""
     given = counts.numpy()
     some = given > 0
     return given[some], segments.sizes_tensor.numpy()[some]
@@ -81,7 +79,6 @@ def ascending(indices: Tensor, counts: Tensor, segments: Segments) -> bool:
 
 
 def disorder(indices: Tensor, counts: Numbers, sizes: Numbers) -> Tensor:
-    """Return bool (): whether an index does not ascend or lies outside its segment."""
     some = counts > 0
     k = counts[some]
     table = uploaded(np.stack([sizes[some] - 1, k, firsts_of(k)]), indices.device)
@@ -227,7 +224,7 @@ def rice_tables(lengths: Numbers, counts: Numbers, sizes: Numbers, bases: Number
     some = per_segment[0] > 0
     k, r, at, most, n, base = (table[some] for table in per_segment)
     first, mask = firsts_of(k), (1 << r) - 1
-    rest = ((1 << (-k * r & 7)) - 1) << r  # bits after the last low bits of a segment
+    rest = ((1 << (-k * r & 7)) - 1) << r
     rows = np.stack([first, r, mask, mask + 1, at - first * r, most, n, base, k, first + k - 1, rest])
     return rows, np.cumsum(counts.sum(axis=1) + 1)
 

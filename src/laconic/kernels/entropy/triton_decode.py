@@ -15,7 +15,7 @@ from laconic.kernels.entropy.triton_rice import rice_parameter
 
 COLUMNS = tl.constexpr(4)  # per tensor of a message: count, first entry, Rice parameter, start of low bits
 FACTS = tl.constexpr(2)  # per message: entries, bytes of positions
-INFINITE = tl.constexpr(0x7F800000)  # these bits are all ones in Inf and NaN
+INFINITE = tl.constexpr(0x7F800000)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from torch import Tensor
 from laconic.core import arguments
 from laconic.core.errors import NonFiniteError, SpecError
 
-BLOCK = 256  # elements
+BLOCK = 256
 HEAD = 5  # bytes: the bound, then the kind of marks
 ZERO, PLAIN, MARKED, TAGGED, RAW = range(5)  # kinds of blocks
 TOP = 32767  # largest bin number; larger values are stored as raw floats
@@ -30,7 +30,6 @@ def bound32(eb: float) -> Tensor:
 
 
 def step_of(bound: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the width of a bin and its reciprocal, float32 () each."""
     step = bound * NARROW
     return step, 1 / step
 
@@ -51,7 +50,6 @@ def not_finite() -> NonFiniteError:
 
 
 def check_marks(marks: str) -> int:
-    """Return the wire's byte for the kind of marks."""
     if marks not in ("bins", "zeros"):
         raise SpecError(f"marks must be 'bins' or 'zeros', got {arguments.shown(marks)}")
     return int(marks == "bins")

@@ -24,7 +24,7 @@ from laconic.kernels.error_bound.form import (
     step_of,
 )
 
-BYTES = BLOCK // 8  # of a block's marks
+BYTES = BLOCK // 8
 TAGS = 2 * BYTES // 8  # bytes of flags: mixed mark bytes, then full ones
 
 
@@ -145,7 +145,6 @@ def check_size(wire: Tensor, n: int) -> int:
 
 
 def check_support(wire: Tensor, n: int) -> None:
-    """Raise `WireError` unless the wire marks zeros."""
     if check_size(wire, n):
         raise WireError("this wire marks bins: encode with marks='zeros' to read which elements were 0")
 
@@ -201,7 +200,6 @@ def _unary_bytes(high: Tensor) -> Tensor:
 
 
 def _high(unary: Tensor, symbols: int) -> Tensor:
-    """Invert `_unary_bytes`, int64 (symbols,)."""
     ones = unpack_bits(unary, 1, 8 * unary.numel()).nonzero().flatten()
     if ones.numel() != symbols or (unary.numel() and int(unary[-1]) == 0):
         raise WireError(f"the unary section must hold {symbols} ones and end there, got {ones.numel()}")

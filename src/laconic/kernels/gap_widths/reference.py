@@ -15,7 +15,6 @@ LENGTHS = 32
 
 
 def lengths_of(gaps: Tensor) -> Tensor:
-    """Return the bit length of each gap int64 (k,), 0 for 0."""
     powers = 1 << torch.arange(LENGTHS - 1, device=gaps.device, dtype=torch.int64)
     return torch.searchsorted(powers, gaps, right=True)
 
@@ -38,7 +37,6 @@ def bits_of(values: Tensor, widths: Tensor) -> Tensor:
 
 
 def values_of(bits: Tensor, widths: Tensor) -> Tensor:
-    """Invert `bits_of`, int64 (k,)."""
     starts = torch.cumsum(widths, 0) - widths
     owner = torch.repeat_interleave(
         torch.arange(widths.numel(), device=bits.device, dtype=torch.int64), widths
@@ -56,7 +54,7 @@ def gap_widths_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Te
         lengths = lengths_of(gaps)
         widths = torch.tensor(plan_of(lengths), device=gaps.device, dtype=torch.int64)
         flag_bits = widths.numel().bit_length() - 1
-        chosen = torch.searchsorted(widths, lengths)  # the first wide enough
+        chosen = torch.searchsorted(widths, lengths)
         head = torch.cat(
             [torch.tensor([flag_bits], device=gaps.device, dtype=torch.int64), widths, chosen, gaps]
         )

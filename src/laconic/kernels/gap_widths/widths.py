@@ -27,7 +27,7 @@ def best_widths(histogram: Sequence[int]) -> tuple[int, ...]:
     """
     last = max(length for length, count in enumerate(histogram) if count)
     upto = [sum(histogram[: length + 1]) for length in range(last + 1)]
-    ending: Ending = {w: (upto[w] * w, (w,)) for w in range(last + 1)}  # by last width: bits and all widths
+    ending: Ending = {w: (upto[w] * w, (w,)) for w in range(last + 1)}
     choices = []
     for count in range(1, min(MOST, last + 1) + 1):
         flag_bits = count.bit_length() - 1
@@ -39,7 +39,6 @@ def best_widths(histogram: Sequence[int]) -> tuple[int, ...]:
 
 
 def _longer(w: int, ending: Ending, upto: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """Return the best list of widths that ends in w, from lists one shorter that end before it."""
     lists = ((bits + (upto[w] - upto[v]) * w, (*before, w)) for v, (bits, before) in ending.items() if v < w)
     return min(lists, key=itemgetter(0))
 

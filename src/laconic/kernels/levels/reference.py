@@ -13,7 +13,7 @@ from laconic.kernels.entropy.reference import firsts_of
 from laconic.kernels.entropy.reference import steps_of as distances_of
 from laconic.kernels.entropy.tables import per_index, uploaded
 
-FURTHEST = (1 << 31) - 1  # int32 places
+FURTHEST = (1 << 31) - 1
 
 
 def split_levels(levels: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -114,7 +114,7 @@ def _padding(
     numel = rank * sum(lengths)
     if len(lengths) * rank * max(lengths, default=0) <= max(PADDED, 4 * numel):
         batches = [list(range(len(lengths)))]
-    else:  # lengths of one power of two
+    else:
         ordered = sorted(range(len(lengths)), key=lambda i: lengths[i].bit_length())
         batches = [list(some) for _, some in groupby(ordered, key=lambda i: lengths[i].bit_length())]
     starts = [0]
@@ -189,7 +189,6 @@ def _views(x: Tensor, matrices: Matrices, run: Run) -> list[Tensor]:
 
 
 def _factors(run: Run, rank: int, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Return views (b, rank, rows) and (b, rank, cols) of a run's factors."""
     count = len(run) * rank
     p = left[run.left : run.left + count * run.rows].view(len(run), rank, run.rows)
     q = right[run.right : run.right + count * run.cols].view(len(run), rank, run.cols)
@@ -228,7 +227,6 @@ def ieee_products(device: torch.device) -> Iterator[None]:
 
 
 def _tf32() -> str:
-    """Return the setting that lets products use TF32; "" if none does."""
     try:
         legacy = torch.get_float32_matmul_precision()
     except RuntimeError:  # torch 2.9 and later: the new setting contradicts the old one

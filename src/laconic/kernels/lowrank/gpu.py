@@ -46,7 +46,6 @@ def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> None:
 
 
 def full_of(rank: int) -> int:
-    """Return the least power of two >= `rank`."""
     return 1 << (rank - 1).bit_length()
 
 

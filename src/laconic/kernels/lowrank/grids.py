@@ -11,7 +11,7 @@ from torch import Tensor
 from laconic.kernels.lowrank.matrices import Matrices
 
 ROWS, COLS = 8, 256  # tile of M Q and of M += P Q^T; a program reads all columns of its rows
-TALL, WIDE = 16, 128  # tile of M^T P
+TALL, WIDE = 16, 128
 HEIGHT = 256  # rows of a program of M^T P; a second launch adds these sums
 LENGTH = 1024  # elements of each column per step of Gram-Schmidt
 PART = 1024  # sums that one program adds
@@ -53,12 +53,10 @@ def columns(matrices: Matrices, device: torch.device) -> tuple[tuple[int], Table
 
 @lru_cache(maxsize=512)
 def factors(rank: int, lengths: tuple[int, ...], device: torch.device) -> tuple[tuple[int], Tables]:
-    """Return grid and tables of one program per factor."""
     return (len(lengths),), _tables((_starts(rank, lengths), lengths), device)
 
 
 def _places(matrices: Matrices) -> tuple[list[int], list[int]]:
-    """Return where the factors of each matrix start."""
     return _starts(matrices.rank, matrices.rows), _starts(matrices.rank, matrices.cols)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from laconic.core import arguments
 from laconic.core.layout import Segments
 
-MOST = 1024  # columns of a factor
+MOST = 1024
 NARROW = 4  # largest number of columns with Triton kernels
 
 
@@ -54,7 +54,6 @@ class Matrices:
 
     @cached_property
     def segments(self) -> Segments:
-        """One segment per matrix."""
         return Segments(self.starts, tuple(m * n for m, n in zip(self.rows, self.cols, strict=True)))
 
     def views(self, x: Tensor) -> list[Tensor]:

@@ -67,6 +67,5 @@ def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> None:
 
 
 def _three(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return views of each matrix, its right and its left factor."""
     q, p = matrices.factors(right, matrices.cols), matrices.factors(left, matrices.rows)
     return list(zip(matrices.views(x), q, p, strict=True))

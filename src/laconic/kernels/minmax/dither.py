@@ -48,7 +48,6 @@ def _words(rows: Rows, keys: Sequence[int], each: int, device: torch.device) -> 
 
 
 def _schedule(keys: Sequence[int], device: torch.device) -> Tensor:
-    """Return the two words that each round mixes in, int64 (rounds, 2, s)."""
     key = sent_to(keys64([key & MASK for key in keys], len(keys)), device)
     steps = table(tuple(i * weyl for i in range(ROUNDS) for weyl in WEYL), device).view(ROUNDS, 2, 1)
     return torch.stack([key & LOW, (key >> 32) & LOW]).add(steps).bitwise_and_(LOW)

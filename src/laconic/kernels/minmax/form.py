@@ -65,7 +65,7 @@ class Sizes:
 
     nbytes: tuple[int, ...]
     end: int
-    idle: tuple[bool, ...]  # messages without elements
+    idle: tuple[bool, ...]
     on_gpu: bool
 
 

@@ -27,7 +27,6 @@ STACK = 8  # messages of the same segments that one launch adds
 
 
 def encode(x: Tensor, segments: Segments, keys: Tensor | None, form: MinMaxForm) -> Tensor:
-    """See `laconic.kernels.minmax_encode`; keys int64 (s,) are on the CPU."""
     width, device = form.widths[0], x.device
     tables = tables_of((segments,), (0,), width, form.block, device, True)
     wire = torch.empty(form.message_nbytes(segments), dtype=torch.uint8, device=device)

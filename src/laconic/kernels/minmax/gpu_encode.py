@@ -53,7 +53,7 @@ def encode_kernel(  # type: ignore[no-untyped-def]
         greatest = tl.max(x, axis=1)
     worst = tl.max(x.to(tl.int32, bitcast=True) & MAGNITUDE, axis=1)
     tl.store(flags_ptr + number + row * 0, row * 0 + 1, mask=worst >= INFINITE)
-    low = tl.min(tl.min(tl.min(by_block(least, BLOCK), axis=1), axis=4), axis=2)  # within a thread first
+    low = tl.min(tl.min(tl.min(by_block(least, BLOCK), axis=1), axis=4), axis=2)
     high = tl.max(tl.max(tl.max(by_block(greatest, BLOCK), axis=1), axis=4), axis=2)
     low = tl.minimum(tl.maximum(low, -FARTHEST), FARTHEST) + 0.0
     high = tl.minimum(tl.maximum(high, -FARTHEST), FARTHEST) + 0.0
@@ -73,7 +73,7 @@ def encode_kernel(  # type: ignore[no-untyped-def]
     if MASKED:
         code = tl.where(inside, code, 0)
     packed = tl.sum(code << (column * WIDTH), axis=1)
-    each: tl.constexpr = WIDTH // 2  # bytes per row
+    each: tl.constexpr = WIDTH // 2
     into = wire_ptr + body + row * each
     if WORDS and WIDTH == 4:
         tl.store(into.to(tl.pointer_type(tl.int16)), packed.to(tl.int16))

@@ -14,7 +14,7 @@ from laconic.core.layout import Segments
 from laconic.kernels.minmax.form import minmax_nbytes
 
 TILE, CHUNK = 4096, 256  # elements of a tile; heads per program of `validate_kernel`
-COLUMNS = 6  # see `_tiles` and `_heads`
+COLUMNS = 6
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,6 @@ def load32(at, mask, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def store32(at, bits, mask, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Store int32 at byte pointers; see `load32`."""
     if WORDS:
         tl.store(at.to(tl.pointer_type(tl.int32)), bits, mask=mask)
     else:

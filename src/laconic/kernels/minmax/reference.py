@@ -161,6 +161,5 @@ def add_messages_(
 
 @lru_cache(maxsize=512)
 def _lengths(sizes: tuple[int, ...], widths: tuple[int, ...], block: int) -> list[int]:
-    """Return the bytes of the head and of the levels of each tensor."""
     pairs = zip(sizes, widths, strict=True)
     return [nbytes for n, width in pairs for nbytes in (minmax_nbytes(n, 0, block), (n * width + 7) // 8)]

@@ -32,12 +32,10 @@ class Rows:
 
     @cached_property
     def numel(self) -> int:
-        """Elements of the grid."""
         return self.length * sum(self.rows)
 
     @cached_property
     def firsts(self) -> tuple[int, ...]:
-        """First row of each tensor."""
         return Segments.consecutive(self.rows).starts
 
     @cached_property
@@ -61,11 +59,9 @@ class Rows:
 
     @cached_property
     def head_spans(self) -> list[int]:
-        """Bytes of each tensor's heads and of the gap after them."""
         return _alternate((8 * count for count in self.blocks), self.idle_nbytes)
 
     def code_spans(self, width: int) -> list[int]:
-        """Return the bytes of each tensor's levels and of the gap after them."""
         return _alternate(((n * width + 7) // 8 for n in self.sizes), self.gap_nbytes(width))
 
     @cached_property
@@ -86,7 +82,6 @@ class Rows:
         return rows, (counts - 1)[:, None], places < counts[:, None]
 
     def owners(self, device: torch.device) -> Tensor:
-        """Return the tensor of each row, int64 (r,)."""
         return _owners(self.rows, device)
 
 

@@ -198,7 +198,6 @@ def plan(segments: Segments, bits: int, device: torch.device) -> Plan:
 
 
 def encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int) -> tuple[Tensor, Tensor]:
-    """Return the message, and whether a value is not finite, int32 (1,)."""
     tables = plan(segments, bits, x.device)
     wire = torch.empty(tables.nbytes, dtype=torch.uint8, device=x.device)
     flag = torch.zeros(1, dtype=torch.int32, device=x.device)

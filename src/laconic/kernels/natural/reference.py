@@ -47,7 +47,6 @@ def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int
 
 
 def natural_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float, bits: int) -> Tensor:
-    """Add after the whole message is decoded."""
     sizes = segments.sizes
     if not segments.numel:
         return out
@@ -64,7 +63,6 @@ def natural_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float, bi
 
 
 def _parts(sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Return the bytes of each tensor's signs and exponents."""
     return [(n + 7) // 8 for n in sizes], list(sizes)
 
 

@@ -71,7 +71,6 @@ def lower8_joined(key, row):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def dither_kernel(out_ptr, keys_ptr, table_ptr, tiles):  # type: ignore[no-untyped-def]
-    """Store the dither of a tile of 4,096 elements."""
     tile = tl.program_id(0)
     start, first = tl.load(table_ptr + tile), tl.load(table_ptr + tiles + tile)
     count = tl.load(table_ptr + 2 * tiles + tile).to(tl.int32)
@@ -115,7 +114,6 @@ def _table(sizes: tuple[int, ...], offset: int, device: torch.device) -> Tensor:
 
 
 def dithers24(keys: Sequence[int], sizes: Sequence[int], device: torch.device, offset: int = 0) -> Tensor:
-    """Return int32 (sum(sizes),): dither elements [offset, offset + size) of each key."""
     out = torch.empty(sum(sizes), dtype=torch.int32, device=device)
     table = _table(tuple(sizes), offset, device)
     drawn = sent_to(checks.keys64([key & MASK for key in keys], len(sizes)), device)
@@ -126,7 +124,6 @@ def dithers24(keys: Sequence[int], sizes: Sequence[int], device: torch.device, o
 
 
 def uniform(key: int, n: int, device: torch.device, offset: int = 0) -> Tensor:
-    """Return float32 (n,) in [0, 1): elements [offset, offset + n) of the key's stream."""
     out = torch.empty(n, dtype=torch.float32, device=device)
     signed = (key & MASK) - ((key & MASK) >> 63 << 64)
     if n:

@@ -49,7 +49,7 @@ def _fill_(out: Tensor, low: Tensor, high: Tensor, key: Key) -> None:
     """Write the words of counters, in two words (m,) each, to int32 (m, 4)."""
     zero = torch.zeros_like(low)
     for i, word in enumerate(_rounds(low, high, zero, zero, *key)):
-        out[:, i] = word.view(torch.int32)[::2]  # low halves
+        out[:, i] = word.view(torch.int32)[::2]
 
 
 def _ranges(n: int, device: torch.device) -> Iterator[tuple[int, int]]:
@@ -83,7 +83,6 @@ def streams(runs: Sequence[Run], device: torch.device = CPU) -> Tensor:
 
 
 def _small_streams(runs: Sequence[Run], device: torch.device) -> Tensor:
-    """Process all runs together, with a key per counter."""
     counts = tuple(count for _, _, count in runs)
     total = sum(counts)
     out = torch.empty(total, 4, dtype=torch.int32, device=device)
@@ -102,7 +101,6 @@ def _small_streams(runs: Sequence[Run], device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=512)
 def _tables(counts: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return counts and their exclusive sums, int64 (s,)."""
     lengths = torch.tensor(counts, dtype=torch.int64, device="cpu")
     return lengths.to(device), (lengths.cumsum(0) - lengths).to(device)
 
@@ -123,7 +121,6 @@ def words(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tens
 
 
 def philox(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
-    """Return these elements as bits of int32 (n,)."""
     first = offset // 4
     stream = blocks(key, first, (offset + n + 3) // 4 - first, device)
     return stream[offset - 4 * first :][:n]

@@ -17,7 +17,6 @@ ONE_A_TENSOR, MEASURED, ONE_A_ROW = tl.constexpr(0), tl.constexpr(1), tl.constex
 
 @triton.jit
 def factors(scale, most):
-    """See `reference.factors`."""
     enlarge = tl.where((scale > 0) & (scale < 8.673617379884035e-19), 1.2676506002282294e30, 1.0)
     z = scale * enlarge
     inv = tl.div_rn(most + tl.zeros_like(z), tl.where(scale == 0, 1.0, z))
@@ -28,7 +27,6 @@ def factors(scale, most):
 
 @triton.jit
 def chosen(index, w0, w1, w2, w3):
-    """Return word `index` of four."""
     return tl.where(index < 2, tl.where(index == 0, w0, w1), tl.where(index == 2, w2, w3))
 
 

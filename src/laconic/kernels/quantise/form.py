@@ -15,7 +15,7 @@ from laconic.kernels import checks
 from laconic.kernels.bitpack import packed_nbytes, ternary_nbytes
 
 NORMS = ("max", "l2", "mean")
-LONGEST = 1 << 31  # elements of a tensor
+LONGEST = 1 << 31
 MOST = {"uniform": 32767, "powers": 127}  # levels: a code has 16 bits; 2^-126 is the least normal float
 
 
@@ -49,15 +49,12 @@ class Form:
         return 1 + self.levels.bit_length()
 
     def blocks_in(self, n: int) -> int:
-        """Return the number of blocks of a tensor of n elements."""
         return min(n, 1) if self.block == 0 else -(-n // self.block)
 
     def codes_nbytes(self, n: int) -> int:
-        """Return the bytes of the codes of a tensor of n elements."""
         return ternary_nbytes(n) if self.base3 else packed_nbytes(n, self.bits)
 
     def blocks(self, segments: Segments) -> int:
-        """Return the number of blocks of all tensors."""
         return _blocks(self, segments)
 
     def message_nbytes(self, segments: Segments) -> int:

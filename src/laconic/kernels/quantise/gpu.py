@@ -182,7 +182,6 @@ def dequantise_messages_add_(
 
 
 def dequantises(form: Form) -> bool:
-    """Return whether `dequantise_messages_add_` serves this form."""
     return form.block % 8 == 0
 
 
@@ -211,7 +210,6 @@ def levels_add_(
 
 
 def measured(form: Form, measure: Measure) -> bool:
-    """Return whether scales are measured while a tile is quantised."""
     return measure.scales is None and measure.norm == "max" and not measure.clip and form.block in BLOCKS
 
 
@@ -221,10 +219,8 @@ def serves(form: Form, measure: Measure) -> bool:
 
 
 def given(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor:
-    """Return the given scales, or else the norms."""
     return norms(x, segments, form, measure) if measure.scales is None else measure.scales
 
 
 def source(form: Form) -> Any:
-    """Return the value of SCALES for scales in memory."""
     return ONE_A_ROW.value if form.block else ONE_A_TENSOR.value

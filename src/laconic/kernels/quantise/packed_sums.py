@@ -28,7 +28,6 @@ from laconic.kernels.quantise.tile import (
 
 @triton.jit
 def pack_kernel(signed_ptr, wire_ptr, nbytes, n, zero, BITS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Pack levels int32 (n,) as codes level + zero."""
     first = tl.program_id(0).to(tl.int64) * (ROWS * 8)
     at, left = element(ROWS), remaining(n, first)
     code = tl.where(at < left, tl.load(signed_ptr + first + at, mask=at < left, other=0) + zero, 0)
@@ -62,7 +61,6 @@ def packed_sum_kernel(
 def value_of(
     signed, scale, LEVELS: tl.constexpr, POWERS: tl.constexpr, HIGH: tl.constexpr, LOW: tl.constexpr
 ):
-    """Return float32 values: `reference.values`."""
     if POWERS:
         size = ((127 + tl.abs(signed) - LEVELS) << 23).to(tl.float32, bitcast=True)
         size = tl.where(signed != 0, size, 0.0)
@@ -133,7 +131,6 @@ def levels_kernel(
 
 
 def pack_levels(signed: Tensor, zero: int, bits: int) -> Tensor:
-    """Pack levels int32 (n,) as codes level + zero of `bits` bits: uint8."""
     n = signed.numel()
     wire = torch.empty((n * bits + 7) // 8, dtype=torch.uint8, device=signed.device)
     if n:
@@ -167,7 +164,7 @@ def add_levels_(
     """
     for_all = plan(segments, form, out.device)
     at, wide = for_all.at, aligned(for_all, out)
-    used = segments.numel * bits % 8 or 8  # of the last byte
+    used = segments.numel * bits % 8 or 8
     with dispatch.device_of(out):
         for count, masked, segment, first in for_all.tiles:
             launch(

@@ -85,7 +85,6 @@ def places(segments: Segments, form: Form, device: torch.device) -> Places:
 
 
 def sums(counts: Sequence[int]) -> list[int]:
-    """Return exclusive running sums."""
     return [total - count for total, count in zip(np.cumsum([*counts]).tolist(), counts, strict=True)]
 
 
@@ -105,7 +104,6 @@ def owners(first: Tensor, counts: Tensor, begin: int, end: int) -> Tensor:
 
 
 def device_keys(keys: Sequence[int], segments: Segments, device: torch.device) -> Tensor:
-    """Return one key per segment as the bits of int64 (s,) on a device."""
     return sent_to(checks.keys64(keys, len(segments)), device)
 
 

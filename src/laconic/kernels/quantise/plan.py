@@ -50,7 +50,6 @@ def plan(segments: Segments, form: Form, device: torch.device) -> Plan:
 
 @lru_cache(maxsize=512)
 def parts_of(segments: Segments, size: int, device: torch.device) -> Places:
-    """Return the tables of runs of `size` elements that are measured first."""
     return places(segments, Form(1, size), device)
 
 
@@ -62,7 +61,6 @@ def fives(segments: Segments, device: torch.device) -> tuple[tuple[int, Tensor, 
 
 
 def aligned(for_all: Plan, x: Tensor) -> bool:
-    """Return whether each tensor begins at a multiple of 16 bytes."""
     return for_all.aligned and x.data_ptr() % 16 == 0
 
 

@@ -150,7 +150,6 @@ def values(signed: Tensor, scales: Tensor, form: Form) -> Tensor:
 
 
 def dequantise_add_(wire: Tensor, segments: Segments, out: Tensor, form: Form, alpha: float) -> Tensor:
-    """Add after the whole wire was found valid."""
     at = places(segments, form, wire.device)
     if wire.numel() != at.nbytes:
         raise WireError(f"a message of {at.nbytes} bytes is expected, got {wire.numel()}")

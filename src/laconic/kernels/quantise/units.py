@@ -25,7 +25,7 @@ class Units:
     end: int
     of: Tensor
     number: Tensor
-    alone: bool  # there is one tensor
+    alone: bool
 
     @property
     def position(self) -> Tensor:
@@ -67,7 +67,6 @@ class Units:
 
 
 def all_units(segments: Segments, form: Form, device: torch.device) -> Iterator[Units]:
-    """Yield all units in chunks."""
     at = places(segments, form, device)
     for begin, end in chunks(at.units, at.unit, device):
         of = owners(at.first_unit, at.unit_counts, begin, end)
@@ -76,7 +75,6 @@ def all_units(segments: Segments, form: Form, device: torch.device) -> Iterator[
 
 
 def per_block(position: Tensor, form: Form) -> Tensor:
-    """Return position // block, for positions int64 that are not negative."""
     if form.block & form.block - 1:
         return torch.div(position, form.block, rounding_mode="floor")
     return position >> (form.block.bit_length() - 1)

@@ -22,7 +22,6 @@ MOST_PADDED = 1 << 17  # entries selected without synchronisation
 
 
 def _room(ks: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return empty indices, as many as possible, and counts."""
     most = int(torch.minimum(ks, sizes).clamp_(min=0).sum())
     return torch.empty(most, dtype=torch.int32, device="cpu"), torch.empty(
         ks.numel(), dtype=torch.int64, device="cpu"

@@ -61,7 +61,6 @@ def _thresholds(bits: Tensor, segments: Segments, plan: Sampling, offsets: Tenso
 def _reaching(
     bits: Tensor, segments: Segments, levels: Tensor, needs: tuple[int, ...], ks: tuple[int, ...]
 ) -> Chosen:
-    """Select the ks largest entries above the first of the levels int32 (s, l) that `needs` entries reach."""
     device, (s, num) = bits.device, levels.shape
     positions, segment = _all_entries(segments.sizes, device)
     rows = torch.arange(s, dtype=torch.int64, device=device)[:, None] << 31
@@ -100,7 +99,6 @@ def _where(mask: Tensor, count: int, values: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _all_entries(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return positions in the packed segments, and segments, of all entries."""
     positions = torch.arange(sum(sizes), dtype=torch.int64, device=device)
     ends = torch.tensor(sizes, dtype=torch.int64, device="cpu").cumsum(0).to(device)
     return positions, torch.searchsorted(ends, positions, right=True)

@@ -108,7 +108,7 @@ class Plan:
     num: int
     num_tiles: int
     levels: int
-    most: int  # entries that can be selected
+    most: int
     starts: Tensor
     rows: Tensor
     needs: Tensor

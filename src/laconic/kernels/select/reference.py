@@ -32,7 +32,6 @@ def topk(x: Tensor, segments: Segments, plan: Sampling) -> Chosen:
 def sampled_topk(
     x: Tensor, segments: Segments, plan: Sampling, offsets: Tensor | None, lower: float
 ) -> Chosen:
-    """See `laconic.kernels.sampled_topk`."""
     if not x.is_cpu:
         return batched.sampled(x, segments, plan, offsets, lower)
     bits, sizes = _bits(x, segments), np.array(segments.sizes, dtype=np.int64)
@@ -125,7 +124,6 @@ def _pick(entries: Entries, levels: list[Ints], needs: Ints) -> tuple[Ints, Ints
 
 
 def _counts(mask: Any, counts: Ints) -> Ints:
-    """Count the set entries in each of the consecutive parts that have `counts` entries."""
     sums: Ints = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(mask, dtype=np.int64)])
     ends = np.cumsum(counts)
     found: Ints = sums[ends] - sums[ends - counts]

@@ -162,6 +162,5 @@ def sample_tables(
 
 
 def magnitudes(x: Tensor) -> Tensor:
-    """Return the bits of |x| as int32 (n,), 0 for NaN."""
     bits = x.view(torch.int32) & MAGNITUDE
     return torch.where(bits > INFINITY, 0, bits)

@@ -34,7 +34,6 @@ class Blocks:
     length: int  # of all but the last
 
     def lengths(self, device: torch.device) -> Tensor:
-        """Return int64 (blocks,)."""
         if self.length == 0:
             return table(tuple(last for last in self.last if last), device)
         lengths = torch.full((sum(self.counts),), self.length, dtype=torch.int64, device=device)
@@ -110,7 +109,6 @@ def unpacked(bits: Tensor, sizes: Sequence[int]) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _masks(device: torch.device) -> Tensor:
-    """Return sign masks int32 (256, 8) of the bits of a byte."""
     byte = torch.arange(256, dtype=torch.int32, device="cpu")[:, None]
     masks = byte >> torch.arange(8, dtype=torch.int32, device="cpu") << 31
     return masks.to(device)  # a blocking copy: other streams may use it
@@ -160,7 +158,6 @@ def interleaved(first: Tensor, second: Tensor, firsts: Sequence[int], seconds: S
 
 
 def apart(wire: Tensor, firsts: Sequence[int], seconds: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Undo `interleaved`."""
     runs = torch.split(wire, [n for pair in zip(firsts, seconds, strict=True) for n in pair])
     return torch.cat(runs[::2]), torch.cat(runs[1::2])
 
@@ -168,7 +165,6 @@ def apart(wire: Tensor, firsts: Sequence[int], seconds: Sequence[int]) -> tuple[
 def sign_encode(
     x: Tensor, segments: Segments, block: int, keys: Sequence[int] | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the message, and whether a value is not finite, int32 (1,)."""
     sizes = segments.sizes
     if not segments.numel:
         nothing = torch.empty(0, dtype=torch.uint8, device=x.device)

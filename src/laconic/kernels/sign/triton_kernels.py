@@ -17,14 +17,12 @@ def _column(table, column, tiles, tile):
 
 @triton.jit
 def _store_word(at, word, mask):
-    """Store int32 words at addresses of bytes."""
     for i in tl.static_range(4):
         tl.store(at + i, ((word >> (8 * i)) & 255).to(tl.uint8), mask=mask)
 
 
 @triton.jit
 def _load_word(at, mask):
-    """Load int32 words from addresses of bytes."""
     word = tl.load(at, mask=mask, other=0).to(tl.int32)
     for i in tl.static_range(1, 4):
         word |= tl.load(at + i, mask=mask, other=0).to(tl.int32) << (8 * i)

@@ -1,15 +1,12 @@
 """Autotune: of several candidate reductions, the one that pays on the present link is in use.
 
-    candidates  from lossless to the most compressed; all tensors use the same one
     search      times candidates alternately, and keeps the lossier of two if it certainly saves time
     duel        tests this certainty
     autotuner   decides when to search, and agrees with all ranks
-    residual    error feedback, shared by all candidates. The next candidate sends the residual; a candidate
-                that sends all entries does so in small parts, to limit the size of a step
+    residual    error feedback, shared by all candidates; dense candidates send it in small parts
 
-The policy is ours. One-dimensional tensors are always summed exactly. If the dense candidate is in use and
-the residual is empty, a bucket is summed in place, as in plain DDP: a route with feedback took three times as
-long.
+The policy is ours. If the dense candidate is in use and the residual is empty, a bucket is summed in place,
+as in plain DDP: a route with feedback took three times as long.
 """
 
 from __future__ import annotations
@@ -116,14 +113,12 @@ class Autotune(Reducer):
 
     @property
     def usable(self) -> tuple[Reducer, ...]:
-        """Candidates that the search may use."""
         if self.pinned is not None:
             return (self.pinned,)
         return self.candidates[: self.last + 1]
 
     @property
     def last(self) -> int:
-        """Index of the lossiest candidate that may be used."""
         return len(self.candidates) - 1 if self.lossiest is None else self.candidates.index(self.lossiest)
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
@@ -153,9 +148,9 @@ class BoundAutotune(BoundReducer):
         self._dense = Sum().bind(layout, comm)
         self._residual = Residual(matrices)
         self._matrices = matrices
-        self._holding: set[str] = set()  # tensors whose residual may not be zero
-        self._bleeding: set[str] = set()  # tensors whose residual is more than a step should add
-        self._used = 0  # the candidate of the last step
+        self._holding: set[str] = set()
+        self._bleeding: set[str] = set()
+        self._used = 0  # candidate of the last step
         self._before: tuple[int, int, set[str], set[str]] | None = None  # step, and these three before it
         self._most = 1 / math.sqrt(comm.size)  # least share of a gradient's norm that the mean retains
         self._whole = [sends_all(candidate, matrices) for candidate in spec.candidates]
@@ -272,7 +267,6 @@ class BoundAutotune(BoundReducer):
         self._residual.discard()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the residual and the decision, which is the same on all ranks."""
         chosen = UNDECIDED if self.autotuner.chosen is None else self.autotuner.chosen
         decided = {
             CHOSEN: torch.tensor(chosen, dtype=torch.int64, device="cpu"),
@@ -281,7 +275,6 @@ class BoundAutotune(BoundReducer):
         return decided | self._residual.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the state, and continue with its candidate if one was chosen."""
         chosen = int(state[CHOSEN])
         if not UNDECIDED <= chosen < len(self._candidates):
             raise StateError(

@@ -1,25 +1,22 @@
 """Autotuner: selects the candidate to use by timing candidates alternately.
 
-    1. Training starts with the first candidate, which is lossless. The next lossier one alternates with it,
-       COUNTED steps each, until it is clear whether it saves `gain` of a step (`duel`). If it does, it is
-       kept and compared with the next one.
+    1. Training starts with the lossless candidate. The next lossier one alternates with it, COUNTED steps
+       each, until it is clear whether it saves `gain` of a step (`duel`). If so, it meets the next one.
     2. The search ends after MISSES consecutive candidates that do not pay, or if an exchange takes at most
-       `gain` of a step. If two do not differ significantly, the less lossy one is kept. If the seconds of one
-       have clearly changed, the link has, and both are timed again.
-    3. These steps do not count: the first COLD of each candidate, which touch memory for the first time; the
-       first after each change; dense steps that also send the residual. An exchange longer than LONG_S counts
-       at once, and FEW steps of each, or one longer than WAIT_S, suffice if one candidate is clearly faster:
-       a slow link carries few dense gradients.
+       `gain` of a step. A tie keeps the less lossy one. If one's seconds have clearly changed, the link has,
+       and both are timed again.
+    3. Not counted: the first COLD steps of each candidate, which touch memory for the first time; the first
+       after each change; dense steps that also send the residual. An exchange longer than LONG_S counts at
+       once, and FEW steps of each, or one longer than WAIT_S, suffice if one candidate is clearly faster.
     4. Every WINDOW steps the minimum of the exchange's seconds, which is robust to a busy machine, is
-       compared with that of the first window. If it has changed CHANGED times, and by a share of the step
-       that MATTERS, in `patience` consecutive windows, a search starts: among lossier candidates if it has
-       grown, among less lossy ones if it has shrunk, until MISSES consecutive ones are slower than the
-       present one. After `every` steps it searches in both directions. The patience doubles if a change led
-       to the same candidate.
+       compared with the first window's. If it has changed CHANGED times, and by a share of the step that
+       MATTERS, in `patience` consecutive windows, a search starts: among lossier candidates if it has
+       grown, among less lossy ones if it has shrunk. After `every` steps it searches in both directions.
+       The patience doubles if a change led to the same candidate.
 
 Whole steps are compared, because the exchange competes with backward for cores. All ranks decide the same at
-the same step, from the slowest rank's step and the shortest of the ranks' exchanges, as the other ranks wait
-for that rank. The logger "laconic" reports each decision and its reason.
+the same step, from the slowest rank's step and the shortest exchange, as the other ranks wait for that rank.
+The logger "laconic" reports each decision and its reason.
 """
 
 from __future__ import annotations
@@ -86,7 +83,7 @@ class Autotuner:
         pinned: int | None = None,
     ) -> None:
         self.current = pinned or 0
-        self.chosen = pinned  # the last choice
+        self.chosen = pinned
         self.usual_s = 0.0  # exchange seconds of a step with the chosen one; 0 if unknown
         self.windows = 0  # since the last search
         self._names, self._comm, self._search, self._every, self._clock = names, comm, search, every, clock
@@ -94,11 +91,11 @@ class Autotuner:
         self._step = -2
         self._began: float | None = None  # when this step's first bucket entered, unless it is skipped
         self._exchange_s = 0.0  # of this step, so far
-        self._apart = False  # this step, so far
+        self._apart = False
         self._steps: list[Timed] = []  # of the window
         self._strange = 0  # consecutive windows with a changed exchange time
         self._patience = PATIENCE
-        self._changed = False  # whether a change began the search
+        self._changed = False
         self._trial: Trial[int] | None = None
         self._looked: Look | None = None
         self._before: dict[str, Any] | None = None  # values before this step's first bucket

@@ -46,8 +46,8 @@ class Search:
 
     def __init__(self, gain: float, last: int, twice: Collection[int] = ()) -> None:
         self.gain, self.last, self._twice = gain, last, frozenset(twice)
-        self._tried: defaultdict[int, list[Timed]] = defaultdict(list)  # counted steps of this search
-        self.warm: set[int] = set()  # candidates used so far
+        self._tried: defaultdict[int, list[Timed]] = defaultdict(list)  # of this search
+        self.warm: set[int] = set()
 
     def measured(self) -> dict[int, float]:
         """Return the median seconds of a step by candidate."""
@@ -86,7 +86,7 @@ class Search:
                 return answer
             seconds = self._seconds(turn)
             if len(seconds) > COUNTED and clear(seconds[:COUNTED], seconds[-COUNTED:]) is not None:
-                self._tried[less].clear()  # the link has changed meanwhile
+                self._tried[less].clear()  # the link has changed
                 self._tried[more].clear()
             turn = less + more - turn
 

@@ -13,7 +13,6 @@ def is_matrix(entry: Entry) -> bool:
 
 
 def sends_all(candidate: Reducer, matrices: Layout) -> bool:
-    """Return whether it sends nearly all of x, unlike sparse candidates."""
     codec = candidate.feedback_codec()
     if codec is None:
         return not candidate.needs_feedback

@@ -59,7 +59,6 @@ class Bins:
 
     @cached_property
     def parts(self) -> Parts:
-        """Pieces of each bin."""
         return Parts(tuple(self._at(each) for each in self.bins))
 
     @cached_property
@@ -72,7 +71,6 @@ class Bins:
         return kernels.norms(x, self._measured[part_of(rank, step, self.size)], kernels.Measure("l2"))
 
     def measured(self, rank: int, step: int) -> int:
-        """Return the number of norms that a rank measures at this step."""
         return len(self._measured[part_of(rank, step, self.size)])
 
     def all_norms(self, measured: Sequence[Tensor], step: int) -> Tensor:
@@ -90,7 +88,6 @@ class Bins:
 
     @cached_property
     def _measured(self) -> tuple[Segments, ...]:
-        """Pieces that are measured together."""
         every = range(len(self.pieces))
         return tuple(self._at(every[first :: self.size]) for first in range(self.size))
 

@@ -77,7 +77,6 @@ class ModelShare:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore them. Raises `StateError` for other tensors."""
         expected = {f"{KIND}/{name}" for name in self._weights}
         if expected != state.keys():
             other = sorted(expected ^ state.keys())[0]

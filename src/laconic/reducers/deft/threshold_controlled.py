@@ -41,7 +41,6 @@ class ByThreshold(ChoiceInParts):
     """Configuration of a reduction by threshold."""
 
     def bind_parts(self, comm: Comm, borders: Borders, move: Move | None = None) -> BoundReducer:
-        """Return the working object that begins with parts within these borders."""
         return ThresholdControlled(self.density, self.indices, comm, borders, move)
 
     def sparse_nbytes(self, layout: Layout) -> int:
@@ -75,7 +74,7 @@ class ThresholdControlled(BoundReducer):
         self._borders = borders
         self._move = move
         self._parts = PerLayout(lambda layout: self._borders.parts(layout))
-        self._step = -1  # of the choices below
+        self._step = -1
         self._choices: dict[int, Choices] = {}
 
     def reduce(

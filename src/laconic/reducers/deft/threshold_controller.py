@@ -1,10 +1,9 @@
 """Threshold controller: keeps the sent density at its target by adapting the threshold.
 
-MiCRO and ExDyna (`micro`) start at 1 / (2 sqrt K) and multiply by 0.995, 1.00125 or 1.005. That suits a
-gradient of norm 1 that hardly changes. With error feedback the unsent entries grow at first, like t^a with a
-from 1/2 (noise) to 1 (a steady gradient), and the threshold must grow as fast; on stored gradients with noise
-their rule sent 2 to 10 times the target for hundreds of steps. This controller is ours. K' of K requested
-entries were sent in a step, t steps after the threshold d was set:
+MiCRO and ExDyna (`micro`) multiply the threshold by 0.995, 1.00125 or 1.005, which suits a gradient that
+hardly changes. With error feedback the unsent entries grow at first, like t^a with a from 1/2 (noise) to 1 (a
+steady gradient); there their rule sent 2 to 10 times the target for hundreds of steps. This controller is
+ours. K' of K requested entries were sent in a step, t steps after the threshold d was set:
 
     d_1   = 2^a q, where K entries of the first step reach q in size (from a `histogram`)
     e     = K' / K - 1, at most 4
@@ -13,8 +12,7 @@ entries were sent in a step, t steps after the threshold d was set:
     log d = log d + g e + a log(1 + 1/t)
 
 Since log d adds up g e, and is bounded, the average of e tends to 0. More than 8 K entries in a step mean
-that the data have changed, and the threshold is set again. All ranks know K' and compute the same threshold,
-which is never sent.
+that the data have changed, and the threshold is set again. All ranks compute the same threshold.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from laconic.core.selector import IndexCoding, check_density
 from laconic.reducers import BoundReducer, Reducer
 from laconic.reducers.sum import Sum
 
-HEAD = 8  # bytes
+HEAD = 8
 Found = tuple[Tensor, Tensor]  # indices int32 (K,) from their segment's start, and counts int64 (s,)
 
 
@@ -85,7 +85,6 @@ class Parts:
 
     @cached_property
     def joined(self) -> Segments:
-        """Segments of all parts, one part after the other."""
         starts = (start for part in self.parts for start in part.starts)
         return Segments(tuple(starts), tuple(size for part in self.parts for size in part.sizes))
 
@@ -143,7 +142,6 @@ def average_(
 
 
 def message(found: Found, segments: Segments, coding: IndexCoding, device: torch.device) -> Tensor:
-    """Encode entries chosen in these segments to a message, uint8."""
     indices, counts = found
     k, s = indices.numel(), len(segments)
     ends = (counts + 1).cumsum(0) - 1
@@ -155,7 +153,6 @@ def message(found: Found, segments: Segments, coding: IndexCoding, device: torch
 
 
 def read(wire: Tensor, segments: Segments, coding: IndexCoding) -> Found:
-    """Decode a `message`. Raises `WireError` for bytes that it cannot have made."""
     head, rest = read_bytes(wire, HEAD, "the head of a message")
     k, m = unsigned(head).tolist()
     if k > segments.numel:

@@ -12,10 +12,9 @@ themselves, then codes of an autoencoder:
 
 We know the paper from its abstract, third-party code and memory; the rest is ours:
 
-- Rotation and signs. The residual stores the part that the code loses. A fixed code never carries its null
-  space, where the residual would grow without bound. For a linear code A, the average over signs and
-  rotations of <w, A w> is trace(A) / K * |w|^2, for every w. Rounds without signs let the net use a structure
-  of signs: in a layer behind a ReLU, the signs of a row are equal.
+- Rotation and signs: a fixed code never carries its null space, where the residual would grow without bound.
+  For a linear code A, the average over both of <w, A w> is trace(A) / K * |w|^2, for every w. Rounds without
+  signs let the net use a structure of signs.
 - Both phases use the positions of one leader, so that the net is trained on the data it will get.
 - Adam, rate 1e-3: the third party's SGD of the same rate learns nothing in 300 steps.
 - `server` has one decoder for all ranks, where the paper has one a node, as `per_node` has here. The loss of
@@ -231,7 +230,6 @@ class _LearnedCode(BoundReducer):
         self._net.accept()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the net: equal on all ranks, to the bit once training is over."""
         return self._net.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -160,7 +160,6 @@ class LeaderCode(CodeExchange):
         return 4 * code_length(k) + 4 + innovation
 
     def _largest(self, normal: Tensor) -> Entries:
-        """Return the innovation of one vector (K,)."""
         return Entries.largest(
             normal,
             Segments.whole(normal.numel()),

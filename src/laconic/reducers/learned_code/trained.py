@@ -39,12 +39,10 @@ class Trained:
         self._own: Tensor | None = None  # weights before `agree`, during its step
 
     def begin(self, step: int) -> None:
-        """Apply the lessons of earlier steps."""
         self._pending.finish_before(step)
         self._learn()
 
     def teach(self, lesson: Lesson, layout: Layout, step: int) -> None:
-        """Record this bucket's lesson in this step."""
         self._pending.add(lesson, layout, step)
 
     def forget(self, layout: Layout) -> None:
@@ -81,7 +79,6 @@ class Trained:
         self.weights = self.weights.addcdiv(self._first, size, value=-LR / (1 - b1**t))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return weights, moments and the count of steps, "<kind>/<part>" to a copy."""
         self._pending.finish_all()
         self._learn()
         return {key: value.clone() for key, value in self._held().items()}

@@ -9,16 +9,14 @@ tolerant"). With ranks r = 0..N-1, for each tensor of n elements:
     3. all_to_all of the b_r of all tensors, in N chunks; each rank counts the votes of its chunk
     4. all_gather of the winners w; mean = m * (1 - 2 w), the same bits on all
 
-The paper's server is spread over the ranks, and its step is the sign alone: the factor m is ours, so that the
-learning rate has the same meaning as for SGD. It is the (lower) median, not the mean: with f < N/2 ranks that
-send arbitrary values, it lies between two of the others' values, while one rank can move a mean at will. The
-paper settles ties by sign(0); here a coin decides that is equal on all ranks, the philox bit of the element
-in its tensor's common stream: no direction is preferred.
+The paper's server is spread over the ranks. The factor m is ours, so that the learning rate has the same
+meaning as for SGD: the (lower) median, which fewer than N/2 faulty ranks cannot move beyond the others'
+values. The paper settles ties by sign(0); here a coin decides that is equal on all ranks, the philox bit of
+the element in its tensor's common stream, so that no direction is preferred.
 
-One bit cannot express zero. A rank whose entry is 0 abstains by its own coin, whose mean is 0: the votes of
-the others decide, with less certainty. An entry that is 0 on all ranks becomes m or -m, at random. Every coin
-of an odd step is the opposite of that of the even step before, so that two such steps cancel, except for the
-change of m.
+One bit cannot express zero. A rank whose entry is 0 votes by its own coin, whose mean is 0. An entry that is
+0 on all ranks becomes m or -m, at random. Every coin of an odd step is the opposite of that of the even step
+before, so that two such steps cancel, except for the change of m.
 """
 
 from __future__ import annotations

@@ -27,11 +27,9 @@ class Coins:
     turn: Turn
 
     def own(self, name: str, first: int, count: int) -> Tensor:
-        """Return bytes [first, first + count) of this tensor, which differ by rank."""
         return self._of(self._even.own(name), first, count)
 
     def common(self, name: str, first: int, count: int) -> Tensor:
-        """Return bytes [first, first + count) of this tensor, equal on all ranks."""
         return self._of(self._even.common(name), first, count)
 
     @cached_property

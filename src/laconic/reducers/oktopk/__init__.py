@@ -13,20 +13,17 @@ elements, with k = ceil(density * n) and N ranks:
 
 All ranks derive the threshold from the received entries. It only saves bytes and cannot change the mean. In
 step 4 a region gives of each tensor at least the average number a of entries that a rank chose there, so at
-least k arrive; and at most 2 a + 4, so that at most about 2 k arrive in messages of similar sizes. Every rank
-can see whether this may have held back an entry of the mean: then one more all_gather sends the missing ones,
-usually few. In both rounds together a region gives at most k entries of a tensor.
+least k arrive; and at most 2 a + 4, so that at most about 2 k arrive in messages of similar sizes. If this
+may have held back an entry of the mean, which every rank can see, one more all_gather sends the missing ones.
 
 A rank's traffic grows from 4 ranks to 64 as in any all-reduce, 1.31 times, and with the imbalance of regions:
-with a hundredth of 161 tensors of 2.6 million entries (`benchmarks/scaling`), or 400 entries per region, 1.4
-times for the costliest rank. With fewer entries per region it grows more.
+1.4 times for the costliest rank with 400 entries per region (`benchmarks/scaling`), more with fewer.
 
 Differences from the paper. It selects by thresholds that are found exactly every tau' steps (32 in the
-authors' release), so that about k entries are chosen and kept; here both are exact, so that the mean does not
-depend on how buckets are cut. The exact k largest cost the native kernel 1.3 passes with a threshold. The
-paper balances uneven regions by moving entries between ranks before the all_gather; here 2 a + 4 limits them.
-Its bound of 6 k received numbers (values and positions) per rank holds: k entries in step 3, if regions are
-even, and 2 k in step 4, except for the 4 of each piece of a tensor.
+authors' release), so that about k entries are chosen; here k are chosen exactly, so that the mean does not
+depend on how buckets are cut. The paper balances uneven regions by moving entries between ranks; here 2 a + 4
+limits them. Its bound of 6 k received numbers (values and positions) per rank holds: k entries in step 3, if
+regions are even, and 2 k in step 4, except for the 4 of each piece of a tensor.
 """
 
 from __future__ import annotations
@@ -113,7 +110,7 @@ class _OkTopk(BoundReducer):
         self._comm = comm
         self._regions: dict[int, tuple[Layout, int, Regions]] = {}  # by id of a layout; step of the cut
         self._floors: dict[str, float] = {}  # smallest entry of the mean, by tensor name
-        self._growth = 1.0  # of floors, per step
+        self._growth = 1.0
         self._before: tuple[int, dict[str, float], float] | None = None  # step; floors and growth before it
 
     def reduce(

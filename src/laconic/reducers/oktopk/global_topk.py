@@ -108,7 +108,6 @@ class Best:
     floors: Tensor  # least |value| of each tensor float32 (s,), 0 if there are fewer than requested
 
     def entries(self, tensors: Segments) -> Entries:
-        """Return them with indices from each tensor's start."""
         starts = kernels.per_index(tensors.starts_tensor, self.counts, self.positions.device)
         return Entries((self.positions - starts).to(torch.int32), self.counts, self.values)
 
@@ -131,7 +130,7 @@ class Pool:
         )
         floors = torch.full((len(tensors),), torch.inf, dtype=torch.float32, device="cpu")
         floors.scatter_reduce_(0, tensor, top.values.abs().cpu(), "amin")
-        floors[(top.counts < ks) | (ks == 0)] = 0.0  # also of tensors without elements
+        floors[(top.counts < ks) | (ks == 0)] = 0.0
         return Best(places, top.counts, self.positions[places], top.values, floors)
 
     def doubtful(self, best: Best, held: Tensor, thresholds: Tensor) -> Tensor:

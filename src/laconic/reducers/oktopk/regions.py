@@ -72,7 +72,6 @@ class Regions:
 
     @cached_property
     def pieces(self) -> tuple[Segments, ...]:
-        """Pieces of each rank, packed."""
         sizes = self.edges.diff()
         return tuple(
             Segments.consecutive(sizes[a:b].tolist()) for a, b in self.first.unfold(0, 2, 1).tolist()

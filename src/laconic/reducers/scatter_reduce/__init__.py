@@ -6,9 +6,9 @@ is cut into one piece per rank (see `cuts`). Of ranks r = 0..N-1, rank p reduces
     1. scatter   s = 1/N * (x_p + sum over r != p, in this order, of decode(encode(x_r)))
     2. gather    mean = decode(encode(s)), on every rank, p too: replicas are bit-identical
 
-A rank's traffic is that of any all-reduce, 2 (N - 1) / N messages of the whole tensor; the reducer `gather`
-receives N - 1. Each value is rounded twice. Error feedback on the sending rank stores the loss of the first
-rounding. The loss of the second is dropped; with feedback='both' rank p stores it, as a server does:
+A rank's traffic is that of any all-reduce, 2 (N - 1) / N messages of the whole tensor. Error feedback on the
+sending rank stores the loss of the first rounding. The loss of the second is dropped; with feedback='both'
+rank p stores it, as a server does:
 
     2. gather    x = e_p + s     mean = decode(encode(x))     e_p = x - mean
 
@@ -17,10 +17,8 @@ times the loss to its gradient's residual [ours], and sends it at a later step:
 
     1. hop       y = x_r/N + decode(arrived)       sends encode(y)       e_r = N (y - decode(encode(y)))
 
-Then the mean equals the average of the shares reported as sent, so nothing is lost, and the error of the
-average of T means is the sum of all residuals over T. Codecs that drop entries do as well as through
-`server`: an entry that is due passes all hops in one step, and the others wait on the inner ranks of its
-tree.
+Then the mean equals the average of the shares reported as sent, and the error of the average of T means is
+the sum of all residuals over T. Codecs that drop entries do as well as through `server`.
 """
 
 from __future__ import annotations
@@ -53,16 +51,14 @@ class ScatterReduce(Reducer):
 
     `pattern`, the route to the reducing rank: 'direct', each rank sends to all others at once; 'ring', along
     a ring, rounded at each of N - 1 hops; 'tree', up binomial trees, one per piece, rounded at each of log2 N
-    hops. 'direct' takes one round of N - 1 messages, 'tree' log2 N rounds and 'ring' N - 1 rounds of one
-    message; the total bytes are equal. 'ring' and 'tree' need a codec of fixed size, or with feedback='both'
-    a sparse codec with a density.
+    hops. The total bytes are equal. 'ring' and 'tree' need a codec of fixed size, or with feedback='both' a
+    sparse codec with a density.
 
     `feedback`, the rounding errors that later steps correct: 'up', those of the first rounding, if the
-    pattern is 'direct' and the method has error feedback; the errors of the second rounding and of hops are
-    dropped. 'both': all of them, so that the error of the average of T means is O(1 / T). 'both' requires
-    error feedback and a codec that is safe with it, and stores 4 bytes for each element that a rank reduces.
-    With low bits the error along a ring is several times that of a tree (3 times among 16 ranks at 2 bits);
-    with `topk` the two are similar.
+    pattern is 'direct' and the method has error feedback; 'both', all of them, so that the error of the
+    average of T means is O(1 / T). 'both' requires error feedback and a codec that is safe with it, and
+    stores 4 bytes for each element that a rank reduces. With low bits the error along a ring is several times
+    that of a tree (3 times among 16 ranks at 2 bits); with `topk` the two are similar.
 
     Payload: one message of `codec`, (N - 1) / N of it to the reducing ranks and 1 / N from this one. 'ring'
     and 'tree' add 4 bytes, because ranks first agree that all gradients are finite, and 8 for each hop's

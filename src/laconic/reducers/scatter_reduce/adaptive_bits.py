@@ -42,7 +42,7 @@ from laconic.reducers.scatter_reduce import Pattern, TwoHalves, most_nbytes
 from laconic.reducers.scatter_reduce.cuts import cuts
 from laconic.reducers.scatter_reduce.widths import Widths, cheapest
 
-CHOICE = tuple(range(2, 9))  # bits
+CHOICE = tuple(range(2, 9))
 ERRORS = "once/errors/"  # prefix of state keys with one error per width
 
 

@@ -36,7 +36,6 @@ def cuts(layout: Layout, size: int) -> Cuts:
 
 
 def cut(bucket: Layout, cuts: Cuts, rank: int) -> Partition:
-    """Return the bucket's tensors in pieces, one per rank, named "<tensor>[<begin>:<end>]"."""
     parts: list[list[Entry]] = [[] for _ in next(iter(cuts.values()), (0, 0))[1:]]
     for entry in bucket:
         for part, (begin, end) in zip(parts, pairwise(cuts[entry.name]), strict=True):
