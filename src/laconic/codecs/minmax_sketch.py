@@ -141,7 +141,6 @@ class MinmaxSketch(TensorCodec):
         return exact if n <= self.bins else max(exact, sum(self._lengths(n)))
 
     def _lengths(self, n: int) -> list[int]:
-        """Return the bytes of the bins' values, of the groups and of the tables, n > bins."""
         shape = self.shape(n)
         table = kernels.packed_nbytes(shape.cells, bits_for(shape.width))
         return [4 * self.bins, kernels.packed_nbytes(n, bits_for(self.groups)), table]

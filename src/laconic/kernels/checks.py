@@ -29,7 +29,6 @@ def buffer(name: str, x: Tensor, segments: Segments) -> None:
 
 
 def addressable(sizes: Sequence[int]) -> None:
-    """Check that int32 positions reach every element."""
     longest = max(sizes, default=0)
     if longest > LONGEST:
         raise ValueError(
@@ -39,7 +38,6 @@ def addressable(sizes: Sequence[int]) -> None:
 
 
 def per_segment(name: str, values: Tensor, segments: Segments, dtype: torch.dtype = torch.int64) -> None:
-    """Check for a CPU tensor with one value per segment."""
     flat(name, values, dtype)
     if values.numel() != len(segments) or not values.is_cpu:
         raise ValueError(

@@ -86,7 +86,6 @@ class PowerSGD(Reducer):
         return 4 * max(1, sum(self.sent_of(entry) for entry in layout))
 
     def sent_of(self, entry: Entry) -> int:
-        """Return the number of elements sent for one tensor."""
         m, n = as_matrix(entry)
         return min(entry.numel, (m + n) * self.rank) if len(entry.shape) > 1 else entry.numel
 

@@ -88,5 +88,4 @@ def cut(segments: Segments, chunk: int) -> tuple[Segments, Tensor, Tensor]:
 
 @lru_cache(maxsize=64)
 def on_device(segments: Segments, chunk: int, device: torch.device) -> Tensor:
-    """Return the offset of each chunk from the start of its segment, int32 (c,) on a device."""
     return cut(segments, chunk)[2].to(device=device, dtype=torch.int32)

@@ -57,7 +57,6 @@ class DensitySchedule(Selector):
 
     @cached_property
     def stages(self) -> tuple[Selector, ...]:
-        """Selectors of the schedule, without the last one."""
         return tuple(with_density(self.final, density) for density in self.densities)
 
     @property

@@ -46,7 +46,6 @@ class Threshold(Selector):
 
     @property
     def single(self) -> float:
-        """The value as float32, which entries are compared with."""
         return float(torch.tensor(self.value, dtype=torch.float64, device="cpu").to(torch.float32))
 
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -13,13 +13,11 @@ def bits_for(entries: int) -> int:
 
 
 def hierarchy_shape(n: int, levels: int) -> tuple[int, int]:
-    """Return the means, at most one per element, and the bits of sign and group."""
     entries = min(levels, n)
     return (entries, 1 + bits_for(entries)) if n else (0, 0)
 
 
 def quantile_shape(n: int, bins: int) -> tuple[int, int]:
-    """Return the means, at most one per element, and the bits of a bin."""
     entries = min(bins, n)
     return (entries, bits_for(entries)) if n else (0, 0)
 

@@ -44,12 +44,10 @@ class Matrices:
 
     @cached_property
     def left(self) -> int:
-        """Elements of all left factors."""
         return self.rank * sum(self.rows)
 
     @cached_property
     def right(self) -> int:
-        """Elements of all right factors."""
         return self.rank * sum(self.cols)
 
     @cached_property

@@ -66,7 +66,6 @@ def _philox(counter: Tensor, schedule: Tensor, owners: Tensor | None = None) -> 
 
 
 def _cut(words: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-    """Return the words as numbers of 16 or 8 bits, low ones first."""
     whole = torch.stack(words, dim=1).view(dtype).view(-1, 4, 8 // dtype.itemsize)
     return whole[:, :, : 4 // dtype.itemsize].reshape(-1)
 

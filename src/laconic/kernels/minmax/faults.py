@@ -102,5 +102,4 @@ def fault(message: int | None, kind: int, tensor: str) -> WireError:
 
 @lru_cache(maxsize=512)
 def _message_of(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the message number of each tensor, int64."""
     return table(tuple(m for m, count in enumerate(lengths) for _ in range(count)), device)

@@ -84,7 +84,6 @@ def sizes_of(ranges: tuple[Segments, ...], forms: tuple[MinMaxForm, ...]) -> Siz
 
 
 def on_gpu(forms: Sequence[MinMaxForm]) -> bool:
-    """Return whether Triton kernels serve these forms: one width and one block that they support."""
     widths = {width for form in forms for width in form.widths}
     block = forms[0].block if forms else 0
     power = block & (block - 1) == 0 and GPU_BLOCKS[0] <= block <= GPU_BLOCKS[1]

@@ -19,7 +19,6 @@ MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def row_numbers() -> Any:
-    """Return the row of the tile for each row of the layout."""
     i = tl.arange(0, ROWS)
     return ((i // 32) % 8) * 128 + (i // 256) * 32 + i % 32
 
@@ -45,7 +44,6 @@ def by_row(x, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def block_numbers(BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the number of each block in its tile."""
     lanes: tl.constexpr = 32 // min(BLOCK // 4, 32)
     reps: tl.constexpr = 4 // min(max(BLOCK // 128, 1), 4)
     warps: tl.constexpr = 8 // max(BLOCK // 512, 1)

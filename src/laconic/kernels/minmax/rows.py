@@ -44,7 +44,6 @@ class Rows:
         return tuple(self.length * rows - n for rows, n in zip(self.rows, self.sizes, strict=True))
 
     def gap_nbytes(self, width: int) -> tuple[int, ...]:
-        """Return the unused bytes of the packed grid after each tensor."""
         return _gap_nbytes(self, width)
 
     @cached_property

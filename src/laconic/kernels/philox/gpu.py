@@ -25,7 +25,6 @@ LOWER = tl.constexpr(LOWER_KEY - (1 << 64))
 
 @triton.jit
 def block(key, counter):  # type: ignore[no-untyped-def]
-    """Return the four words uint32 of counters int64."""
     low, high = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
     return tl.philox(key, low, high, low * 0, low * 0)
 
@@ -42,7 +41,6 @@ def upper16(key, row, column):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def lower8(key, row, column):  # type: ignore[no-untyped-def]
-    """Return the lower 8 bits int32 (r, 4) of the dither of rows of four elements."""
     w0, w1, w2, w3 = block(key ^ LOWER, row >> 2)
     which = row & 3
     word = tl.where(which < 2, tl.where(which == 0, w0, w1), tl.where(which == 2, w2, w3))
@@ -61,7 +59,6 @@ def upper16_joined(key, row):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def lower8_joined(key, row):  # type: ignore[no-untyped-def]
-    """Return `lower8`, for tiles that are not aligned."""
     w0, w1, w2, w3 = block(key ^ LOWER, row >> 2)
     which = row & 3
     word = tl.where(which < 2, tl.where(which == 0, w0, w1), tl.where(which == 2, w2, w3))

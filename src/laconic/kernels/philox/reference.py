@@ -116,7 +116,6 @@ def without_padding(x: Tensor, sizes: Sequence[int], multiple: int) -> Tensor:
 
 
 def words(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
-    """Return elements [offset, offset + n) of the key's stream: int64 (n,), below 2^32."""
     return philox(key, n, offset, device).to(torch.int64) & LOW
 
 

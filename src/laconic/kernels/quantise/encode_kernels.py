@@ -32,7 +32,6 @@ def chosen(index, w0, w1, w2, w3):
 
 @triton.jit
 def row_words(key, counter):
-    """Return the four words of each row's counter int64 (rows,), as (rows, 1)."""
     low, high = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
     zero = tl.zeros_like(low)
     w0, w1, w2, w3 = tl.philox(key, low, high, zero, zero)
@@ -143,7 +142,6 @@ def quantise_kernel(
 
 @triton.jit
 def put_scales_kernel(wire_ptr, scales_ptr, heads_ptr, count, SIZE: tl.constexpr):
-    """Write scales float32 (count,) to their places in the wire."""
     number = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     inside = number < count
     bits = tl.load(scales_ptr + number, mask=inside, other=0.0).to(tl.int32, bitcast=True)[:, None]

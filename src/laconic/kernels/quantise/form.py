@@ -95,7 +95,6 @@ class Measure:
 
     @property
     def number(self) -> int:
-        """Number of the norm in native code."""
         return NORMS.index(self.norm)
 
     def check(self, blocks: int) -> None:

@@ -108,6 +108,5 @@ def device_keys(keys: Sequence[int], segments: Segments, device: torch.device) -
 
 
 def key_words(keys: Sequence[int], segments: Segments, device: torch.device) -> Tensor:
-    """Return the low and high words of the keys on a device: int64 (2, s)."""
     whole = device_keys(keys, segments, device)
     return torch.stack([whole & 0xFFFFFFFF, (whole >> 32) & 0xFFFFFFFF])

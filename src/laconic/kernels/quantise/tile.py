@@ -12,7 +12,6 @@ ROWS = tl.constexpr(TILE // 8)
 
 @triton.jit
 def element(rows: tl.constexpr):
-    """Return the place of each element of a tile: int32 (rows, 8)."""
     return tl.arange(0, rows)[:, None] * 8 + tl.arange(0, 8)[None, :]
 
 

@@ -35,7 +35,6 @@ class Units:
 
     @property
     def inside(self) -> Tensor:
-        """Mask of elements inside their tensor: bool (c, unit)."""
         return self.position < self.at.sizes[self.of, None]
 
     def of_x(self, x: Tensor, segments: Segments) -> Tensor:

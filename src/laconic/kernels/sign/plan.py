@@ -73,5 +73,4 @@ def _before(counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tu
 
 
 def serves(block: int) -> bool:
-    """Return whether the kernels support blocks of `block` elements; 0: whole tensors."""
     return block == 0 or (LEAST_BLOCK <= block <= TILE and block & (block - 1) == 0)

@@ -120,7 +120,6 @@ def flipped(masks: Tensor, values: Tensor) -> Tensor:
 
 
 def padded_wrongly(bits: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return bool (): whether a padding bit is set."""
     places, shifts = _ends(tuple(sizes))
     if not places:
         return torch.zeros((), dtype=torch.bool, device=bits.device)

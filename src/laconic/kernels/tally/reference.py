@@ -14,7 +14,6 @@ from laconic.kernels.quantise.reference import levels_add_
 
 
 def damaged(rank: int | None, most: int) -> WireError:
-    """Return the error for integers that no rank can have packed."""
     whose = "the levels" if rank is None else f"the levels that rank {rank} sent"
     return WireError(f"{whose} are damaged: not in 0..{most}, or not followed by zero bits")
 

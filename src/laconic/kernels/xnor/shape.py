@@ -54,7 +54,6 @@ class ConvShape:
 
     @property
     def entries(self) -> int:
-        """Products per result."""
         return self.channels * self.taps_y * self.taps_x
 
     @property

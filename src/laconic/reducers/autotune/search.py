@@ -50,7 +50,6 @@ class Search:
         self.warm: set[int] = set()
 
     def measured(self) -> dict[int, float]:
-        """Return the median seconds of a step by candidate."""
         return {each: median(self._seconds(each)) for each, steps in self._tried.items() if steps}
 
     def run(self, used: int, ways: Collection[str]) -> Trial[int]:

@@ -126,5 +126,4 @@ def allot(norms: Tensor, sizes: Tensor, k: int) -> Tensor:
 
 
 def _sums_from(q: Tensor) -> Tensor:
-    """Return the sum of each value and those after it."""
     return q.flip(0).cumsum(0).flip(0)

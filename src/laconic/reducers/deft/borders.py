@@ -25,7 +25,6 @@ class Borders:
 
     @classmethod
     def even(cls, size: int, blocks: int) -> Borders:
-        """Return parts of near-equal length for `size` ranks, in whole blocks."""
         return cls(tuple(blocks * part // size for part in range(size + 1)), blocks)
 
     @property

@@ -69,7 +69,6 @@ class ModelShare:
         self._pending.drop(bucket)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return q_l of each tensor, float64 (); equal on all ranks."""
         self._pending.finish_all()
         return {
             f"{KIND}/{name}": torch.tensor(q, dtype=torch.float64, device="cpu")

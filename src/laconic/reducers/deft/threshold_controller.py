@@ -50,11 +50,9 @@ class ThresholdController:
         return torch.tensor([self.threshold, self.growth, self.steps], dtype=torch.float64, device="cpu")
 
     def made(self, histogram: Tensor, asked: float) -> ThresholdController:
-        """Return it with a first threshold, from the `histogram` of all candidates."""
         return replace(self, threshold=quantile(histogram, asked) * 2.0**self.growth, steps=2)
 
     def after(self, sent: int, asked: float) -> ThresholdController:
-        """Return the controller for the next step, given the number sent in this one."""
         if sent > ANEW * asked + ANEW:
             return replace(self, threshold=0.0)
         gain = min(FASTEST, max(SLOWEST, DAMPING / self.steps))

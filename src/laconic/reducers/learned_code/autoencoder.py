@@ -103,7 +103,6 @@ class Autoencoder:
         return conv1d(x, own["code.weight"], own["code.bias"])
 
     def decode(self, code: Tensor, k: int) -> Tensor:
-        """Return values (b, k) of codes (b, 4, ceil(k / 16))."""
         return self.decode_along(code, None, k)[0]
 
     def decode_along(self, code: Tensor, change: Tensor | None, k: int) -> tuple[Tensor, Tensor]:

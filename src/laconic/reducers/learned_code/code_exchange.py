@@ -51,7 +51,6 @@ class Vector:
 
     @property
     def normal(self) -> Tensor:
-        """Input of the net, float32 (K,) on the CPU."""
         return self.normalised(self.values)
 
     def normalised(self, values: Tensor) -> Tensor:

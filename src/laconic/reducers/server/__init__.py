@@ -188,7 +188,6 @@ class _Server(BoundReducer):
             self._residual.set(share.of(entry), value[share.begin : share.end])
 
     def _served(self) -> Iterator[tuple[Entry, Share]]:
-        """Return this rank's share of each tensor it serves."""
         for entry in self._layout:
             yield from ((entry, share) for share in self._homes[entry.name] if share.rank == self._comm.rank)
 

@@ -89,12 +89,10 @@ class SharedScale(Reducer):
 
     @cached_property
     def form(self) -> Form:
-        """Grid of the rounded entries."""
         return Form(self.levels, self.block)
 
     @cached_property
     def measure(self) -> Measure:
-        """Measure of a rank's own scales."""
         return Measure(self.norm, self.clip)
 
     @property

@@ -27,7 +27,6 @@ def integer_sum(wire: Tensor, n: int, most: int, comm: Comm) -> Tensor:
 
 @lru_cache(maxsize=512)
 def _cut(n: int, most: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return each rank's integers, and their bytes up and down."""
     bits, sum_bits = most.bit_length(), (most * size).bit_length()
     chunk = BLOCK * _chunk_blocks(n, size)
     counts = tuple(max(0, min(chunk, n - chunk * rank)) for rank in range(size))
