@@ -1,4 +1,4 @@
-"""Alone: the strategy of one rank after all others were lost or have finished."""
+"""The strategy of one rank after all others were lost or have finished."""
 
 from __future__ import annotations
 
@@ -15,27 +15,20 @@ from laconic.strategies.strategy import BoundStrategy, Strategy, Update
 
 @dataclass(frozen=True, repr=False)
 class Alone(Strategy):
-    """Plain local training on one rank."""
-
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundAlone:
         return BoundAlone(replica, comm)
 
 
 class BoundAlone(BoundStrategy):
-    """Local steps, without communication."""
-
     def step_(self, update: Update, loss: float | None) -> None:
         update()
 
 
 def or_alone(strategy: Strategy, size: int, optimizers: Iterable[Optimizer], fall_back: bool) -> Strategy:
-    """Return the strategy of a new group of this size: `Alone` for one rank.
+    """Return the strategy of a new group: `Alone` for one rank.
 
-    Args:
-        fall_back: Whether ranks also train alone if the strategy does not support their number.
-
-    Raises:
-        AttachError, SpecError: The strategy does not support this number of ranks or these optimisers.
+    With `fall_back`, ranks also train alone if the strategy does not support their number; otherwise that
+    raises `AttachError` or `SpecError`.
     """
     if size == 1:
         return Alone()

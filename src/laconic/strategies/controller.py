@@ -22,8 +22,8 @@ from laconic.strategies.strategy import Notes, Update
 class Controller(ABC):
     """Connection of one rank to its group; `DistributedOptimizer` calls it."""
 
-    shares_gradients = False  # before the update, so that a rank without inputs gets one too
-    mixes_scales = False  # whether it shares gradients of ranks whose GradScalers may have different scales
+    shares_gradients = False  # with the ranks that have no inputs
+    mixes_scales = False  # whether GradScalers of the ranks may have different scales
 
     @abstractmethod
     def step(self, update: Update, loss: float | None) -> None:
@@ -31,7 +31,7 @@ class Controller(ABC):
 
     @abstractmethod
     def stats(self) -> Stats:
-        """Return bytes and seconds of this rank since the start."""
+        """Return bytes and seconds of this rank."""
 
     @abstractmethod
     def notes(self) -> Notes:
@@ -39,16 +39,16 @@ class Controller(ABC):
 
     @abstractmethod
     def averaged(self) -> AbstractContextManager[float]:
-        """Load the group's model in a context that yields the ranks' distance from it. Called by all."""
+        """Load the group's model within a context; yields the ranks' distance from it. Called by all."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Load the group's model on every rank. Called by all ranks."""
+        """Load the group's model. Called by all ranks."""
 
     @property
     @abstractmethod
     def rank(self) -> int:
-        """This rank's number in the current group."""
+        """Number of this rank in the current group."""
 
     @abstractmethod
     def state_dict(self) -> RankState:
@@ -56,18 +56,11 @@ class Controller(ABC):
 
     @abstractmethod
     def gathered(self, optimiser: Mapping[str, Any]) -> tuple[GatheredState, list[Any]]:
-        """Gather all ranks' memories and optimiser states on rank 0; of equal replicas, only its own.
-
-        The other ranks get empty lists. `optimiser`: the state of this rank's optimiser. Called by all ranks,
-        after the same step.
-        """
+        """Gather all ranks' memories and optimiser states on rank 0; of equal replicas, only rank 0's."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`, or this rank's part of `gathered`, on all ranks after the same step.
-
-        Raises `StateError` if the state does not match.
-        """
+        """Restore `state_dict`, or this rank's part of `gathered`. Raises `StateError`. Called by all."""
 
     @abstractmethod
     def discard(self) -> None:
@@ -75,14 +68,14 @@ class Controller(ABC):
 
     @abstractmethod
     def remove(self) -> None:
-        """Detach this rank from model and optimiser."""
+        """Detach this rank."""
 
 
 @contextmanager
 def averaged(parameters: Sequence[Tensor], comm: Comm) -> Iterator[float]:
-    """Load the mean over ranks into each parameter within a context that yields the distance to it.
+    """Load the mean over ranks into the parameters within a context. Called by all ranks.
 
-    The distance is relative to the mean's norm. Called by all ranks.
+    Yields the distance to the mean, relative to its norm.
     """
     with torch.no_grad():
         own = [each.detach().clone() for each in parameters]
@@ -103,10 +96,7 @@ def averaged(parameters: Sequence[Tensor], comm: Comm) -> Iterator[float]:
 
 
 class GradientController(Controller):
-    """Controller for gradients: replicas are equal, as all apply the same mean, if needed in rounds.
-
-    `parameters`: those of the model on this rank.
-    """
+    """Controller for gradients: replicas are equal, as all apply the same mean."""
 
     def __init__(self, handle: Handle, parameters: Iterable[Tensor]) -> None:
         self.handle, self._parameters = handle, tuple(parameters)

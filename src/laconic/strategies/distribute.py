@@ -64,13 +64,13 @@ def distribute(
         group: The participating process group; default: all ranks.
         seed: Seed of sampling and rounding; default: 0. A random topology has its own, random_matching(seed).
         statistics: "average" (default): the group's model has the mean of BatchNorm's running statistics;
-                "keep": each rank keeps its own. To re-estimate them, call `optimizer.finish()`, then
+            "keep": each rank keeps its own. To re-estimate them, call `optimizer.finish()`, then
             `torch.optim.swa_utils.update_bn`.
         patience_s: Seconds that a rank waits for another before it treats it as lost. The other ranks then
             continue from the average of their models, and a new process that replaces the lost one loads that
             average when it calls this. A rank that hangs or is late is excluded too, and rejoins at its next
-            step. The limit applies once all ranks have called this: until then the group's timeout applies.
-            Only for strategies. Default: a lost rank ends the training.
+            step. Until all ranks have called this, the group's timeout applies. Only for strategies. Default:
+            a lost rank ends the training.
         quorum: Minimum number of ranks to continue after a loss; with fewer, each raises `PeerError`. With
             more than half of all ranks, the smaller part of a split group never trains alone. Needs
             `patience_s`; default: 1.
@@ -141,7 +141,7 @@ def distribute(
 
 
 def strategy_or_method(spec: Any) -> Strategy | Method:
-    """Return the strategy or method of a spec; a codec, selector or reducer becomes a method.
+    """Return the strategy or method of a spec; codecs, selectors and reducers become methods.
 
     >>> strategy_or_method("local_sgd(every=8)"), strategy_or_method("topk(density=0.01)")
     (local_sgd(), topk(density=0.01))
@@ -197,11 +197,8 @@ def bind(
 ) -> ParameterController:
     """Bind the strategy to this model on every rank of the membership, from the first rank's parameters.
 
-    Args:
-        describe: Raises an error if this rank cannot take part; returns what else all ranks must have alike.
-
-    Raises:
-        AttachError, SpecError: On every rank, with the membership closed and nothing changed.
+    `describe` raises an error if this rank cannot take part, and returns further settings that must be equal.
+    Errors are raised on every rank, with the membership closed and nothing changed.
     """
     optimizer: Optimizer
     replica: Replica

@@ -27,8 +27,8 @@ from laconic.strategies.rounds import Rounds, nothing
 from laconic.strategies.several import Several, each_of
 from laconic.strategies.strategy import Notes, Update
 
-KEY = "laconic"  # key of the strategy's memory in the optimiser's state
-ALL = "optimizers"  # key of the ranks' optimiser states in a gathered state
+KEY = "laconic"  # of the strategy's memory in the optimiser's state
+ALL = "optimizers"  # of the ranks' optimiser states in a gathered state
 
 
 @outside_inference_mode("finish", "stats", "remove", "discard", "state_dict", "load_state_dict")
@@ -42,7 +42,7 @@ class DistributedOptimizer(Optimizer, Joinable):
         optimizer: The wrapped optimiser.
         controller: Synchronises this rank's replica with the others.
         model: The model whose parameters are exchanged. Default: None, the parameters of the optimiser.
-            group: The participating process group. Default: all ranks.
+        group: The participating process group. Default: all ranks.
     """
 
     _not_exchanged = (
@@ -79,14 +79,12 @@ class DistributedOptimizer(Optimizer, Joinable):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether a GradScaler leaves its scale and its overflow check to `step`."""
         return self._replica is not None or any(map(masters_of, each_of(self.optimizer)))
 
     def __repr__(self) -> str:
         return f"{self.controller!r} over {self.optimizer!r}"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Raise `StateError` for copies and pickles, which would share this rank's groups."""
         raise StateError("the optimiser that distribute returns cannot be copied: copy its state_dict()")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -140,7 +138,7 @@ class DistributedOptimizer(Optimizer, Joinable):
     def averaged(self) -> Iterator[float]:
         """Load the group's average within a context, `with optimizer.averaged() as distance:`.
 
-        Called by all ranks. Training or loading a state inside raises `StateError`: the result would be lost.
+        Called by all ranks. Training or loading a state inside raises `StateError`.
 
         Yields:
             The root mean square distance of the ranks' models from the average, relative to its norm.
@@ -151,9 +149,9 @@ class DistributedOptimizer(Optimizer, Joinable):
     def finish(self) -> None:
         """Load the group's exact average on every rank. Call it on all ranks, before you save the model.
 
-        Afterwards, until the next step, each parameter has its own memory, so `torch.save` of a part of the
-        model writes only that part. Before, parameters are views of one tensor, and `torch.save` writes all
-        of it.
+        Until the next step, each parameter then has its own memory, so `torch.save` of a part of the model
+        writes only that part. Otherwise parameters are views of one tensor, and `torch.save` writes all of
+        it.
         """
         with self._as_flat():
             self.controller.finish()
@@ -174,10 +172,7 @@ class DistributedOptimizer(Optimizer, Joinable):
         self._only.remove()
 
     def discard(self) -> None:
-        """Drop the residuals of all gradients so far.
-
-        As `handle.discard()` of `laconic.compress`; a strategy has no residuals. Called by all ranks.
-        """
+        """Drop the residuals of all gradients so far, if the spec is a method. Called by all ranks."""
         self.controller.discard()
 
     def state_dict(self, *, gather: bool = False) -> dict[str, Any]:
@@ -192,7 +187,7 @@ class DistributedOptimizer(Optimizer, Joinable):
             memories of all ranks, for `laconic.resize`, and under "optimizers" their optimisers' states, or
             only one if all ranks have the same.
         """
-        with self._as_flat():  # it may complete messages, which move the model
+        with self._as_flat():  # may complete messages, which move the model
             if gather:
                 memories, optimizers = self.controller.gathered(self.optimizer.state_dict())
                 return {KEY: memories, ALL: optimizers}
@@ -233,7 +228,7 @@ class DistributedOptimizer(Optimizer, Joinable):
             AttachError: A parameter was frozen at `distribute`, or is not in the model.
         """
         given = param_group["params"]
-        held = [given] if isinstance(given, Tensor) else [*given]  # it may be a generator, read once
+        held = [given] if isinstance(given, Tensor) else [*given]  # may be a generator, read once
         for each in held:
             self._check(each)
         self.optimizer.add_param_group({**param_group, "params": held})
@@ -251,12 +246,10 @@ class DistributedOptimizer(Optimizer, Joinable):
 
     @property
     def join_device(self) -> torch.device:
-        """Device of the parameters."""
         return torch.device(self.param_groups[0]["params"][0].device)
 
     @property
     def join_process_group(self) -> Any:
-        """The participating process group."""
         return self._group or dist.group.WORLD
 
     def __getattr__(self, name: str) -> Any:
@@ -271,12 +264,11 @@ class DistributedOptimizer(Optimizer, Joinable):
         return after_steps(stepping(self.optimizer), hook)
 
     def _round(self, update: Update, loss: float | None) -> None:
-        """Run a step of the strategy, with the parameters as views of its flat tensor."""
         with self._only, self._as_flat():
             self.controller.step(update, loss)
 
     def _without_inputs(self) -> Update:
-        """Return the update of a round without inputs, by other ranks' gradients if they are shared."""
+        """Return the update of a round without inputs: by other ranks' gradients, if they are shared."""
         if self._replica is None or not self.controller.shares_gradients:
             return nothing
         self.optimizer.zero_grad()
@@ -286,7 +278,6 @@ class DistributedOptimizer(Optimizer, Joinable):
         return nullcontext() if self._replica is None else self._replica.as_flat()
 
     def _check_exchanged(self) -> None:
-        """Raise `AttachError` if the optimiser would step a parameter that no rank exchanges."""
         for each in (each for group in self.param_groups for each in group["params"]):
             if each.grad is not None:
                 self._check(each)

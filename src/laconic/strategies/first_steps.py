@@ -12,8 +12,8 @@ from laconic.optim.outside_state import second_weights
 from laconic.optim.step_watch import StepWatch
 from laconic.optim.unwrapping import after_steps, stepping
 
-STEP = 3  # by then the momentum of a gradient that equals the weights differs from them
-WITHIN = 0.25  # relative distance that the weights may have moved
+STEP = 3  # until then, the momentum of a gradient may equal the weights
+WITHIN = 0.25  # maximum relative distance of the weights from a copy
 
 
 class FirstSteps:
@@ -26,7 +26,6 @@ class FirstSteps:
         self._hook: RemovableHandle = after_steps(stepping(optimizer), self._after)
 
     def remove(self) -> None:
-        """Remove the hook."""
         self._hook.remove()
         self._watch.remove()
 

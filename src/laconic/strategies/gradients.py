@@ -13,12 +13,11 @@ from laconic.strategies.several import each_of
 
 
 def gradients(optimizer: Optimizer) -> list[Tensor]:
-    """Return the gradients of parameters that have one."""
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
 def step_unscaled(optimizer: Optimizer, scale: Tensor | None) -> None:
-    """Step one or several optimisers with gradients times `scale`; None: they are unscaled already.
+    """Step one or several optimisers with gradients divided by `scale`; None: they are unscaled already.
 
     Master weights divide by the scale in float32.
     """
@@ -35,13 +34,11 @@ def step_unscaled(optimizer: Optimizer, scale: Tensor | None) -> None:
 
 
 def unscale_(optimizer: Optimizer, scale: Tensor) -> None:
-    """Divide the optimiser's gradients by a GradScaler's scale."""
     for grad in gradients(optimizer):
         grad.div_(scale)
 
 
 def all_finite(grads: Iterable[Tensor]) -> bool:
-    """Return whether all entries of all gradients are finite."""
     parts = (grad.coalesce().values() if grad.is_sparse else grad for grad in grads)
     largest = nn.utils.get_total_norm([part for part in parts if part.numel()], norm_type=torch.inf)
     return bool(torch.isfinite(largest))

@@ -1,8 +1,7 @@
 """Joint calls of a strategy's ranks: each makes them after the same step, unless its ranks count together.
 
-A rank that makes such a call alone ends all with a `PeerError` (`laconic.comm.joint_calls`). With heartbeats
-this holds until a rank is lost: the others continue from different places then, and a call that a rank does
-not make costs a new group.
+A rank that makes such a call alone ends all with a `PeerError`. With heartbeats this holds until a rank is
+lost: then the others continue from different places, and a missing call costs a new group.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ def nothing() -> None:
 def make_jointly(call: str, bound: BoundStrategy, strategy: Strategy, membership: Membership) -> None:
     """Wait until every rank makes this call. `call`: its name, or "" for one that a rank may make alone.
 
-    Raises:
-        PeerError: Another rank does not make it, or is lost. `membership.failure` tells which.
+    Raises `PeerError` if another rank does not make it, or is lost; `membership.failure` tells which.
     """
     calls, heartbeats = membership.joint_calls, membership.heartbeats
     if not call or calls is None or (call == FINISH and heartbeats is not None):  # these announce it
@@ -41,7 +39,7 @@ def make_jointly(call: str, bound: BoundStrategy, strategy: Strategy, membership
 
 
 def if_pending(call: str, bound: BoundStrategy) -> str:
-    """Return the name of a call that completes pending messages, or "" if the strategy never has any."""
+    """Return `call` if the strategy may have pending messages; otherwise ""."""
     return "" if type(bound).drain is BoundStrategy.drain else call
 
 
@@ -62,7 +60,7 @@ def proof_of(call: str, strategy: Strategy) -> Proof:
 
 
 def _others_finish(heartbeats: Heartbeats) -> str:
-    """Return which ranks wait in `finish()`, so that this rank continues without them; "" if none does."""
+    """Return which ranks wait in `finish()`, so that this rank continues without them."""
     with suppress(RuntimeError):  # the store is gone, and the call will fail
         if waiting := sorted(heartbeats.finishers.places(heartbeats.members).keys() - {heartbeats.rank}):
             return f"ranks {waiting} wait in finish()"

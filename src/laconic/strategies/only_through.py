@@ -15,8 +15,6 @@ from laconic.strategies.first_steps import FirstSteps
 
 
 class OnlyThrough:
-    """Guard that raises for steps of these optimisers outside its context, until `remove`."""
-
     def __init__(self, optimizers: Iterable[Optimizer], strategy: object) -> None:
         self._inside = False
         self._hooks: list[RemovableHandle | FirstSteps] = []
@@ -40,6 +38,5 @@ class OnlyThrough:
             )
 
     def remove(self) -> None:
-        """Allow separate steps again."""
         for hook in self._hooks:
             hook.remove()

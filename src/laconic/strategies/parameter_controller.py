@@ -35,9 +35,9 @@ MOST_CALLS = 1 << 20  # collective calls between two steps
 class ParameterController(Controller):
     """Controller that runs a strategy, and survives a lost rank if its membership does.
 
-    When a rank is lost, the others form a new group, at any point of their training. All load the exact
-    average of their models with their last updates. An interrupted step counts as done, and every rank adopts
-    the largest step count. An interrupted call between steps is repeated, unless a rank has completed it.
+    When a rank is lost, the others form a new group, at any point of their training, and load the exact
+    average of their models. An interrupted step counts as done, and every rank adopts the largest step count.
+    An interrupted call between steps is repeated, unless a rank has completed it.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class ParameterController(Controller):
         self._seed = seed
         self._statistics = statistics
         self.removed = False
-        self._nobody_trained = False  # whether no rank had a trained model at the last regroup
+        self._nobody_trained = False  # at the last regroup
         self._shows_average = False
-        self._memory: dict[str, Tensor] = {}  # of the strategy, equal on all ranks, at the last regroup
-        self._calls = 0  # collective calls since the last step
+        self._memory: dict[str, Tensor] = {}
+        self._calls = 0  # since the last step
         self._furthest = (0, 0)  # steps and calls of the rank that was ahead at the last regroup
         self.shared_scaler: SharedScaler | None = None
         if membership.rejoining:
@@ -142,7 +142,7 @@ class ParameterController(Controller):
     def _regroup(self, steps: int, why: str, trained: bool = True) -> None:
         """Form a new group of the living ranks, at their average model and their largest step count.
 
-        `trained`: this rank has a trained model. The strategy's memory that is equal on all ranks is kept.
+        `trained`: this rank has a trained model.
         """
         model, membership, before = self.bound.salvage().clone(), self.membership, self.membership.living
         memory = {key: value.clone() for key, value in self.bound.agreed().items()}
@@ -150,7 +150,7 @@ class ParameterController(Controller):
         dense_bytes, seconds, generation = self.bound.dense_bytes, self.bound.seconds, membership.generation
         self.bound.abandon()
         alone = Alone().bind(self.replica, self.optimizer, membership.comm, self._seed)
-        self.bound = alone  # lets go of the old group
+        self.bound = alone  # releases the old group
         while True:
             membership.renew(why)
             with suppress(PeerError):  # another rank was lost meanwhile: retry
@@ -262,7 +262,7 @@ class ParameterController(Controller):
 
         def discard() -> None:  # pending messages belong to the previous model
             accepted_by_all(self.membership.side_comm, check)
-            with suppress(NonFiniteError):  # this may be why the state is loaded
+            with suppress(NonFiniteError):  # may be why the state is loaded
                 self.bound.drain(self.membership.side_comm)
 
         self._collectively("load_state_dict()", discard)
@@ -270,11 +270,11 @@ class ParameterController(Controller):
         self.bound.load_state_dict(tensors, int(own["step"]))
         self.replica.flat.copy_(flat)
         self._furthest = (0, 0)
-        empty = torch.zeros(1, dtype=torch.float32, device="cpu")  # so that nobody goes ahead
+        empty = torch.zeros(1, dtype=torch.float32, device="cpu")  # so that no rank goes ahead
         self._collectively("load_state_dict()", partial(self.membership.side_comm.all_reduce, empty))
 
     def discard(self) -> None:
-        """Do nothing: nothing is exchanged before a step, so dropped gradients leave no residual."""
+        """Do nothing: dropped gradients leave no residual."""
 
     def _identity(self) -> Identity:
         comm = self.bound.comm

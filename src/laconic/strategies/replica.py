@@ -1,11 +1,9 @@
 """Replica: one rank's model as one flat tensor, with the parameters as views.
 
-Strategies that exchange parameters send this tensor directly, without copies. The parameters stay the same
-objects, so the optimiser and its state stay valid.
-
-A half-precision parameter cannot be a view of float32: it follows its part of the tensor, which holds
-averages and small steps in float32, and its own updates are added to that part. If the optimiser has
-`master_weights`, that part is the master, so its own updates lose nothing either.
+Strategies send this tensor without copies. The parameters stay the same objects, so the optimiser stays
+valid. A half-precision parameter cannot be a view: it follows its part of the tensor, which holds averages in
+float32, and its own updates are added to that part. If the optimiser has `master_weights`, that part is the
+master, so its own updates lose nothing.
 """
 
 from __future__ import annotations
@@ -42,8 +40,8 @@ class Replica:
 
     `statistics`: the floating-point buffers of the model, such as BatchNorm's running means; `constants`: its
     other buffers, such as counters, complex tables and expanded tensors; `frozen`: parameters that are not
-    trained. Ranks start with equal values. `flatten` makes the first change. Trained parameters that only the
-    optimiser holds, such as a loss's, are exchanged too, as "outside.<i>".
+    trained. Ranks start with equal values. Trained parameters that only the optimiser holds, such as a
+    loss's, are exchanged too, as "outside.<i>".
 
     Raises `AttachError` if no parameter is trained, if the optimiser holds none of the model's, or if
     parameters are on several devices, on none (meta), sharded, or neither float32 nor half precision.
@@ -97,17 +95,15 @@ class Replica:
 
     @property
     def statistics(self) -> tuple[Tensor, ...]:
-        """The current floating-point buffers, which `forward` may replace."""
+        """Current floating-point buffers, which `forward` may replace."""
         return tuple(each for each in self._buffers() if each.dtype in AVERAGED and not _is_expanded(each))
 
     @property
     def constants(self) -> tuple[Tensor, ...]:
-        """The other buffers."""
         return tuple(each for each in self._buffers() if each.dtype not in AVERAGED or _is_expanded(each))
 
     @property
     def frozen(self) -> tuple[Tensor, ...]:
-        """The parameters of model and optimiser that are not in the layout."""
         model, exchanged = self._model(), set(self.parameters.values())
         groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
         held = (
@@ -131,7 +127,6 @@ class Replica:
         self.lay_out_state()
 
     def lay_out_state(self) -> None:
-        """Convert the optimiser's state to the memory format of `flat`, which fused kernels require."""
         for parameter in self.parameters.values():
             if parameter.dtype == torch.float32 and parameter.grad is not None:
                 parameter.grad = _in_order(parameter.grad, parameter)
@@ -140,7 +135,6 @@ class Replica:
                     state.update({key: _in_order(value, parameter) for key, value in state.items()})
 
     def halves(self) -> list[tuple[nn.Parameter, Tensor]]:
-        """Return each half-precision parameter with its part of `flat`."""
         if all(each.dtype == torch.float32 for each in self.parameters.values()):
             return []
         pairs = ((self.parameters[name], view) for name, view in self.views(self.flat).items())
@@ -168,7 +162,6 @@ class Replica:
             self.publish()
 
     def update(self, optimise: Callable[[], object]) -> None:
-        """Run the optimiser's step on the parameters in `flat`."""
         self.publish()
         pairs = [(each, view) for each, view in self.halves() if not self._lent(each, view)]
         before = [each.detach().float() for each, _ in pairs]
@@ -177,7 +170,7 @@ class Replica:
             view.add_(each.detach().float().sub_(old))
 
     def _lent(self, parameter: Tensor, view: Tensor) -> bool:
-        """Whether the optimiser steps this part of `flat` itself, as its master weights."""
+        """Return whether the optimiser steps this part of `flat` itself, as its master weights."""
         master = self._master(parameter)
         if master is not None:
             master.data = view
@@ -189,13 +182,11 @@ class Replica:
         return next((master for master in found if master is not None), None)
 
     def rest_(self, velocity: Tensor) -> None:
-        """Zero the velocity, float32 (n,), of parameters that are currently frozen."""
         for name, part in self.views(velocity).items():
             if not self.parameters[name].requires_grad:
                 part.zero_()
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return each parameter's part of flat (n,), in its shape."""
         parts = zip(self.layout, self.layout.segments.views(flat), strict=True)
         return {entry.name: part.view(entry.shape) for entry, part in parts}
 
@@ -208,7 +199,6 @@ class Replica:
             yield rate, slice(entries[0].offset, entries[-1].offset + entries[-1].numel)
 
     def check_views(self) -> None:
-        """Raise `AttachError` if a parameter is no longer a view of `flat`."""
         start, item = self.flat.data_ptr(), self.flat.element_size()
         for entry in self.layout:
             parameter = self.parameters[entry.name]
@@ -225,7 +215,6 @@ class Replica:
         self._detached = True
 
     def _attach(self) -> None:
-        """Convert detached parameters to views again, with their current values."""
         if not self._detached:
             return
         parts = [(self.parameters[name], view) for name, view in self.views(self.flat).items()]
@@ -250,7 +239,6 @@ class Replica:
         copy_from_root((*self.statistics, *self.constants, *self.frozen), comm, root)
 
     def adopt_frozen(self, comm: Comm, root: int) -> None:
-        """Copy the root's frozen parameters. Called by all ranks."""
         copy_from_root(self.frozen, comm, root)
 
     def distance(self, model: Tensor, comm: Comm) -> float:
@@ -262,13 +250,11 @@ class Replica:
     def mean_statistics_(
         self, comm: Comm, among: int | None = None, counts: bool = True, *, load: bool = True
     ) -> None:
-        """Replace every statistic by its mean over ranks, or over `among` of them.
+        """Replace every statistic by its mean over ranks, or over `among` of them. Called by all ranks.
 
-        `counts`: whether this rank is one of them; `load`: whether it loads the mean.
-
-        A float buffer may be a constant, such as a mask of the lowest float32: the sum of equals, divided by
-        their number, may differ, or not be finite. So buffers equal on all ranks are unchanged. Called by all
-        ranks; nothing changes if a collective fails.
+        `counts`: whether this rank is one of them; `load`: whether it loads the mean. Buffers equal on all
+        ranks are unchanged, as the mean of a constant, such as a mask of the lowest float32, may differ from
+        it or not be finite. Nothing changes if a collective fails.
         """
         for each in self.statistics:
             own = each.detach().contiguous()
@@ -282,7 +268,6 @@ class Replica:
 
 
 def _in_order(value: Any, parameter: Tensor) -> Any:
-    """Return a dense tensor of a parameter's shape in row-major order; anything else unchanged."""
     dense = isinstance(value, Tensor) and value.layout == torch.strided
     return value.contiguous() if dense and value.shape == parameter.shape else value
 

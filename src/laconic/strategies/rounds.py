@@ -11,15 +11,13 @@ from laconic.strategies.strategy import Update
 
 
 def nothing() -> None:
-    """Do nothing, as the update of a skipped step."""
+    """Do nothing."""
 
 
 class Rounds(JoinHook):
     """Join hook that takes part in a rank's rounds, with a loss by which it never leads.
 
-    Args:
-        take: Runs a round of the strategy, with this update and loss.
-        update: Returns the update of a round without inputs.
+    `take`: runs a round with this update and loss. `update`: returns the update of a round without inputs.
     """
 
     def __init__(self, take: Callable[[Update, float | None], None], update: Callable[[], Update]) -> None:

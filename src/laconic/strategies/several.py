@@ -16,14 +16,14 @@ from laconic.ddp.optimiser import held_by
 from laconic.optim.closure import evaluate
 from laconic.optim.unwrapping import after_steps, before_steps
 
-KEY = "several"  # key of all optimisers' states in the state
+KEY = "several"  # of all optimisers' states in the state
 
 
 class Several(Optimizer):
     """Optimisers with disjoint parameters; `step` steps those with gradients, in order.
 
-    `param_groups` are those of all, in order, and `state` is that of all after the last step. `defaults` are
-    the settings common to all. Raises `AttachError` if two hold the same parameter.
+    `param_groups` are those of all, in order, `state` is that of all after the last step, and `defaults` are
+    the common settings. Raises `AttachError` if two hold the same parameter.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:  # not Optimizer's: groups are shared
@@ -64,7 +64,6 @@ class Several(Optimizer):
         return {KEY: [each.state_dict() for each in self.optimizers]}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise `StateError` unless the state has the same number of optimisers."""
         saved = state.get(KEY, [None])
         if KEY not in state or len(saved) != len(self.optimizers):
             raise StateError(
@@ -98,16 +97,13 @@ class Removable:
         self._handles = tuple(handles)
 
     def remove(self) -> None:
-        """Remove the hook from all optimisers."""
         for each in self._handles:
             each.remove()
 
 
 def as_one(optimizers: Sequence[Optimizer]) -> Optimizer:
-    """Return the only optimiser, or all of them as one."""
     return optimizers[0] if len(optimizers) == 1 else Several(optimizers)
 
 
 def each_of(optimizer: Optimizer) -> tuple[Optimizer, ...]:
-    """Return the optimisers in this one."""
     return optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,)

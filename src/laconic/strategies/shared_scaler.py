@@ -22,7 +22,6 @@ _shared: WeakSet[torch.amp.GradScaler] = WeakSet()
 
 
 def check_scaler(scaler: torch.amp.GradScaler, strategy: Strategy, patience_s: float | None) -> None:
-    """Raise `AttachError` if ranks cannot share this scaler's overflow check under this strategy."""
     if scaler in _shared:
         raise AttachError(
             "this GradScaler is already shared by the ranks of another model: omit"
@@ -44,12 +43,8 @@ def check_scaler(scaler: torch.amp.GradScaler, strategy: Strategy, patience_s: f
 class SharedScaler:
     """Scaler whose check for Inf and NaN is the maximum over the ranks of `comm`, until `remove`.
 
-    Every rank must check every step: `scaler.step(optimizer)`, or `scaler.unscale_` before it.
-
-    Args:
-        scaler: The scaler that the script steps by.
-        comm: The group; its messages must not meet those of other calls.
-        exchanging: Marks each check as an exchange. Default: unmarked.
+    Every rank must check every step: `scaler.step(optimizer)`, or `scaler.unscale_` before it. `comm`: a
+    group whose messages must not meet those of other calls. `exchanging`: marks each check as an exchange.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler, comm: Comm, exchanging: Exchanging = unwatched) -> None:
@@ -74,7 +69,6 @@ class SharedScaler:
         self._live = True
 
     def remove(self) -> None:
-        """Restore the scaler's check of this rank's gradients alone."""
         if self._live:
             self._live = False
             del self._scaler._unscale_grads_

@@ -1,7 +1,6 @@
 """Strategy: which ranks exchange parameters, and when, between the optimiser's steps.
 
-A `Strategy` is configuration: a frozen dataclass that a spec string names. `bind` returns the working object
-of one rank, which owns all state and calls the optimiser's step.
+A `Strategy` is configuration; `bind` returns the working object of one rank, which owns all state.
 """
 
 from __future__ import annotations
@@ -23,16 +22,15 @@ from laconic.exchange.stopwatch import Seconds
 from laconic.optim.closure import refuse_lbfgs
 from laconic.strategies.replica import Replica
 
-Update = Callable[[], Any]  # the optimiser's own step
+Update = Callable[[], Any]
 Notes = dict[str, Any]  # plain numbers and lists, for a line of events.jsonl
 
 
 class Strategy(Spec):
-    """Base of all strategies. Tests check the declared `period`, `meets`, `keeps_mean` and `clocked`."""
+    """Base of all strategies."""
 
     @property
     def parts(self) -> tuple[Strategy, ...]:
-        """The strategies inside it."""
         values = (getattr(self, each.name) for each in fields(cast(Any, self)))
         return tuple(value for value in values if isinstance(value, Strategy))
 
@@ -115,14 +113,14 @@ class BoundStrategy(ABC):
     def drain(self, side_comm: Comm) -> None:
         """Complete pending messages. Called by all ranks, after the same number of steps.
 
-        `side_comm`: the side group, of the same ranks, in which no message is pending.
+        `side_comm`: a group of the same ranks, in which no message is pending.
         """
         return
 
     def consensus(self, side_comm: Comm) -> Tensor:
         """Return the group's model, float32 (n,), equal on all ranks: here the mean. Called by all ranks.
 
-        It includes pending messages, and changes nothing.
+        Includes pending messages, and changes nothing.
         """
         return side_comm.all_reduce(self.replica.flat.clone()).div_(side_comm.size)
 
@@ -131,7 +129,7 @@ class BoundStrategy(ABC):
         return self.replica.flat
 
     def agreed(self) -> dict[str, Tensor]:
-        """Return the part of its memory that is equal on all ranks: a new group keeps it after a loss."""
+        """Return the memory that is equal on all ranks: a new group keeps it after a loss."""
         return {}
 
     def adopt_(self, model: Tensor) -> None:
@@ -139,11 +137,10 @@ class BoundStrategy(ABC):
         self.replica.flat.copy_(model)
 
     def notes(self) -> Notes:
-        """Return details of the last step for the log, such as weights and peers."""
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's memory by name. Call `settle` first."""
+        """Return this rank's memory by name. Call `drain` first."""
         return {}
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
@@ -151,13 +148,12 @@ class BoundStrategy(ABC):
         check_shapes(self.state_dict(), state, "strategy")
 
     def load_state_dict(self, state: Mapping[str, Tensor], steps: int) -> None:
-        """Restore the memory, after `check_state`."""
         for key, value in self.state_dict().items():
             value.copy_(state[key])
         self.steps = steps
 
     def close(self) -> None:
-        """End threads, in agreement with the other ranks. Called by all, after `settle`."""
+        """End threads, in agreement with the other ranks. Called by all, after `drain`."""
         return
 
     def abandon(self) -> None:

@@ -1,13 +1,12 @@
 """AD-PSGD: every rank trains at its own pace and averages in pairs; no rank waits.
 
-        on every rank, in its steps:            x_i <- x_i + the update at a copy of x_i from the step's start
-        on an odd rank a, during its steps:     x_a, x_p <- (x_a + x_p) / 2, with an even neighbour p at
-            random
+    on every rank, in its steps:            x_i <- x_i + the update at a copy of x_i from the step's start
+    on an odd rank a, during its steps:     x_a, x_p <- (x_a + x_p) / 2, with a random even neighbour p
 
 Lian et al. 2018, arXiv:1710.06952. Odd ranks ask and even ranks answer, as in the code of Assran et al. 2019,
 so ranks cannot wait for each other in a circle. That code pairs ranks by a common schedule, in which a slow
-rank delays the pairs after its own; here an odd rank draws its partner, and an even rank answers all requests
-as they arrive. Both move by half the difference of the exchanged models, so the sum over ranks is kept.
+rank delays others; here an odd rank draws its partner, and an even rank answers requests as they arrive. Both
+move by half the difference of the exchanged models, so the sum over ranks is kept.
 
 Messages go from host memory over gloo, which supports many threads in one group. NCCL supports one thread,
 and an answer that waits for a request would block all work on the GPU.
@@ -41,7 +40,7 @@ from laconic.strategies.gossip.topologies.complete import Complete
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import BoundStrategy, Notes, Update
 
-AVERAGE, CLOSE = 1.0, 0.0  # a message's request, in the place of the weight
+AVERAGE, CLOSE = 1.0, 0.0  # requests, in the place of a message's weight
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,7 +118,7 @@ class BoundADPSGD(BoundStrategy):
         self.shared = replica.flat.clone()
         self.moved = torch.zeros_like(replica.flat)
         self.averages = 0
-        self._unmoved = True  # `moved` is zero, so a step can skip it
+        self._unmoved = True  # `moved` is zero
         self._lock = threading.Lock()
         self._peers = neighbours(config.topology, comm.rank, comm.size)
         self._partner: int | None = None
@@ -127,7 +126,7 @@ class BoundADPSGD(BoundStrategy):
         self.error: Exception | None = None
         self._asker = CommunicationThread(f"gossip of rank {comm.rank}") if comm.rank % 2 else None
         self.ending = threading.Event()
-        known = weakref.ref(self)  # so that the threads keep no model alive
+        known = weakref.ref(self)  # weak, so that the threads keep no model alive
         self._answerers = [
             start_thread(partial(answer_all, known, peer), f"answers rank {peer}", end=self.ending.set)
             for peer in ([] if self._asker else self._peers)
@@ -147,7 +146,7 @@ class BoundADPSGD(BoundStrategy):
             self._pending = self._asker.submit(partial(self._ask, self._partner))
 
     def _ask(self, peer: int) -> Tensor:
-        """Average with an even rank. Runs on the asking thread."""
+        """Average with an even rank, on the asking thread."""
         going, coming = self.message(), self.message()
         with self._lock:
             self._write(going)
@@ -157,7 +156,6 @@ class BoundADPSGD(BoundStrategy):
         return coming.packed
 
     def answer_(self, coming: ParameterMessage, going: ParameterMessage) -> None:
-        """Average with an odd rank's message, and write the answer."""
         with self._lock:
             self._write(going)
             self._move_(coming, going)
@@ -170,15 +168,12 @@ class BoundADPSGD(BoundStrategy):
         self.averages += 1
 
     def _write(self, going: ParameterMessage) -> None:
-        """Write the model that others average with, under the lock."""
         going.write(self.shared + self.moved, AVERAGE)
 
     def message(self) -> ParameterMessage:
-        """Return a message buffer on the host."""
         return ParameterMessage(self.shared, self.config.wire, torch.device("cpu"))
 
     def _start_step(self) -> None:
-        """Start a new step from the sum of the update and the averages."""
         x = self.replica.flat
         with self._lock:
             if not self._unmoved:
@@ -188,7 +183,6 @@ class BoundADPSGD(BoundStrategy):
             self.shared.copy_(x)
 
     def _wait_for_average(self) -> None:
-        """Wait for the pending average, if any."""
         pending, self._pending = self._pending, None
         if pending is not None:
             try:
@@ -225,7 +219,6 @@ class BoundADPSGD(BoundStrategy):
         self._start_at(self.shared)
 
     def _start_at(self, model: Tensor) -> None:
-        """Publish this model to the other ranks."""
         with self._lock:
             self.shared.copy_(model)
             self.moved.zero_()

@@ -7,9 +7,9 @@
 
 Koloskova et al. 2019, arXiv:1902.00340 and arXiv:1907.09356. The order is that of the authors' code, which
 communicates during the next gradient; this file does not. h_i is the copy that all neighbours have of x_i,
-s_i = sum_j W_ij h_j: two vectors for any number of neighbours. The mean of the x_i is kept. The largest
-gamma depends on the codec: among 8 ranks on a ring, top-k of density 0.1 converges at 0.3 and diverges at
-1; density 0.01 converges at 0.04 and diverges at 0.3.
+s_i = sum_j W_ij h_j: two vectors for any number of neighbours. The mean of the x_i is kept. The largest gamma
+depends on the codec: among 8 ranks on a ring, top-k of density 0.1 converges at 0.3 and diverges at 1;
+density 0.01 converges at 0.04 and diverges at 0.3.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Aketi et al. 2021, arXiv:2111.09389, and their code. Their models also compute in 8 bits: convert yours with
 `laconic.lowbit.convert(model, bits=8)`, or pass --bits 8 to `laconic train`. The min-max grid on the wire is
-ours; their code sends levels of QSGD or large entries. Their alternative, DeepSqueeze instead of CHOCO, is
+ours; their code sends levels of QSGD or large entries. Their alternative with DeepSqueeze is
 `quasi_global(deepsqueeze())`.
 """
 

@@ -5,8 +5,8 @@
     send P_ji x_i, P_ji w_i to the out-peers j, and keep P_ii of both
 
 Assran et al. 2019, arXiv:1811.10792. A message leaves its sender before it arrives, so w differs from 1 on
-any graph, and the sum of all w and of the pending weights is the number of ranks. The authors' code adds
-a round as soon as it arrives; here a round has a fixed step, so that every run has the same bits. A rank that
+any graph, and the sum of all w and of the pending weights is the number of ranks. The authors' code adds a
+round as soon as it arrives; here a round has a fixed step, so that every run has the same bits. A rank that
 is late by less than `staleness` steps delays no other.
 """
 
@@ -90,7 +90,7 @@ class OSGP(GossipStrategy):
 
 @dataclass(frozen=True)
 class PendingRound:
-    """Round that was sent: when `arrival` is done, all its messages are in their buffers."""
+    """Sent round: when `arrival` is done, all its messages are in their buffers."""
 
     shares: Weights
     arrival: Answer
@@ -115,7 +115,6 @@ class BoundOSGP(PushSum):
                 self._send(x)
 
     def _send(self, x: Tensor) -> None:
-        """Send this rank's share to the out-peers of the next round, on the communication thread."""
         shares = uniform(self.config.topology, self.comm.rank, self.comm.size, self.rounds)
         sent = self.buffers.sent
         sent.write(x, float(self.weight))
@@ -132,7 +131,6 @@ class BoundOSGP(PushSum):
         self.rounds += 1
 
     def _receive(self, x: Tensor) -> None:
-        """Add the pending round, if any."""
         self.add_pending_(x, self.weight)
         self.pending = None
 

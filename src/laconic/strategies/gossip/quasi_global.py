@@ -6,8 +6,8 @@
     m <- mu m + (1 - mu) (x - x'') / lr            lr: the optimiser's current learning rate
 
 Lin et al. 2021, arXiv:2102.04761 [recalled], as in the code of Aketi et al. 2021, arXiv:2111.09389. On skewed
-shards the ranks' gradients drive the models apart; m includes the neighbours' models, and does so less. If
-all gradients are equal, the steps are as long as those of plain momentum mu, g / (1 - mu).
+shards, gradients drive the models apart; m includes the neighbours' models, and does so less. With equal
+gradients, the steps are as long as those of plain momentum mu, g / (1 - mu).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from laconic.strategies.gossip.dpsgd import DPSGD
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
-BASE = "base/"  # prefix of the base strategy's keys in the state
+BASE = "base/"  # of the base strategy's keys in the state
 
 
 @dataclass(frozen=True, repr=False)
@@ -112,7 +112,6 @@ class BoundQuasiGlobal(BoundStrategy):
                 self.momentum[part].add_(moved[part], alpha=(1 - mu) / rate)
 
     def _update_(self, update: Update) -> None:
-        """Apply SGD's step, lr u, and the momentum's to the parameters in the base strategy's form."""
         x, mu = self.replica.flat, self.config.momentum
         before = x.clone()
         update()
@@ -160,7 +159,6 @@ def _has_adpsgd(strategy: Strategy) -> bool:
 
 
 def check_plain(strategy: Strategy, optimizer: Optimizer) -> None:
-    """Raise `AttachError` unless the optimiser is SGD without momentum."""
     own = max((float(group.get("momentum", 0)) for group in optimizer.param_groups), default=0.0)
     if not isinstance(optimizer, SGD) or own:
         got = f"SGD(momentum={own:g})" if isinstance(optimizer, SGD) else type(optimizer).__name__

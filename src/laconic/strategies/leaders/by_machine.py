@@ -83,7 +83,7 @@ class ByMachine(Strategy):
 
 
 class BoundByMachine(BoundStrategy):
-    """By machine on one rank. `led`: the strategy, on the first rank of each machine."""
+    """`led`: the strategy, on the first rank of each machine."""
 
     def __init__(
         self, config: ByMachine, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int
@@ -106,7 +106,7 @@ class BoundByMachine(BoundStrategy):
         if self.led is not None:
             self.led.step(update if finite else nothing, loss)
         elif finite:
-            update()  # for the optimiser's state: the parameters are those of the first rank
+            update()  # for the optimiser's state only
         self._follow(self.replica.flat)
 
     def _mean_gradient(self) -> bool:
@@ -130,7 +130,6 @@ class BoundByMachine(BoundStrategy):
         return kernels.all_finite(self._gradient, self.replica.layout.segments)
 
     def _follow(self, x: Tensor) -> Tensor:
-        """Broadcast the first rank's x in its machine."""
         with self.comm.phase("inside a machine"):
             return self._inside.broadcast(x)
 
@@ -148,7 +147,6 @@ class BoundByMachine(BoundStrategy):
         return self.replica.flat if self.led is None else self.led.salvage()
 
     def agreed(self) -> dict[str, Tensor]:
-        """Return the strategy's memory that is equal on all first ranks; empty on the others."""
         return {} if self.led is None else self.led.agreed()
 
     def adopt_(self, model: Tensor) -> None:

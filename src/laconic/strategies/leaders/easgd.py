@@ -92,7 +92,6 @@ class BoundEASGD(BoundStrategy):
         self.centre.add_(mean, alpha=beta)
 
     def consensus(self, side_comm: Comm) -> Tensor:
-        """Return the centre, which every rank holds."""
         return self.centre.clone()
 
     def agreed(self) -> dict[str, Tensor]:

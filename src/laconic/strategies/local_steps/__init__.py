@@ -58,16 +58,13 @@ class Outer:
         return gradient
 
     def restart_(self, model: Tensor) -> None:
-        """Set the anchor to this model (n,), which all ranks now have."""
         self.anchor.copy_(model)
         self.replica.flat.copy_(model)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the anchor and the memory of `compressor`."""
         return {"anchor": self.anchor} | self._exchange.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor], rounds: int) -> None:
-        """Restore both, after `rounds` exchanges."""
         self.anchor.copy_(state["anchor"])
         memory = {key: value for key, value in state.items() if key.startswith("route")}
         self._exchange.load_state_dict(memory, rounds)

@@ -72,8 +72,6 @@ class LocalSGD(Strategy):
 
 
 class BoundLocalSGD(BoundStrategy):
-    """Local SGD on one rank."""
-
     def __init__(self, config: LocalSGD, replica: Replica, comm: Metered, seed: int) -> None:
         super().__init__(replica, comm)
         self.config = config

@@ -35,15 +35,15 @@ class NoLoCo(Strategy):
     """Outer step with one random peer, every `every` steps: no rank waits for all.
 
     Wire, every `every` steps: n float32 to the peer, 4 n bytes in a group of any size. Memory: 2 n float32.
-    Models of ranks differ by their changes that are not yet averaged. With an odd number of ranks, one rank
-    per round does its outer step alone.
+    Models of ranks differ by changes that are not yet averaged. With an odd number of ranks, one rank per
+    round does its outer step alone.
 
     Args:
         every: Steps between outer steps, 1 or more; default: 50.
         lr: Outer learning rate, above 0; default: 0.7.
         momentum: Outer momentum, in [0, 1); default: 0.5.
-        pull: Share of the distance to the pair's mean slow model that a step removes, in (0, 2);
-                default: 1. Must be above `momentum`, or ranks diverge.
+        pull: Share of the distance to the pair's mean slow model that a step removes, in (0, 2); default: 1.
+            Must be above `momentum`, or ranks diverge.
         topology: The pairs, or another graph whose edges go both ways; default: random_matching().
 
     Raises:
@@ -96,11 +96,9 @@ class BoundNoLoCo(BoundStrategy):
 
     @property
     def rounds(self) -> int:
-        """Number of outer steps done."""
         return self.steps // self.config.every
 
     def shares(self, number: int) -> Weights:
-        """Return this rank's peers at an outer step, and the share of each in the mean."""
         return metropolis(self.config.topology, self.comm.rank, self.comm.size, number)
 
     def step_(self, update: Update, loss: float | None) -> None:

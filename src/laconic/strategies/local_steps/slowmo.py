@@ -31,7 +31,7 @@ from laconic.strategies.local_steps import Outer
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
-BASE = "base/"  # prefix of the base strategy's keys in the state
+BASE = "base/"  # of the base strategy's keys in the state
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,7 +132,7 @@ class BoundSlowMo(BoundStrategy):
         gradient = self._outer_gradient()
         for rate, part in self.replica.rates(self._optimizer):
             step, u = gradient[part], self.momentum[part]
-            step.add_(u, alpha=self.config.beta * rate)  # gamma u: defined at rate 0 too
+            step.add_(u, alpha=self.config.beta * rate)  # defined at rate 0 too
             if rate:
                 torch.div(step, rate, out=u)
             else:
@@ -148,7 +148,6 @@ class BoundSlowMo(BoundStrategy):
                 buffer.zero_()
 
     def _outer_gradient(self) -> Tensor:
-        """Return the anchor minus the ranks' average model, or minus this rank's model; float32 (n,)."""
         if not self.config.average:
             return self._outer.anchor - self.replica.flat
         if self._base is None:

@@ -25,14 +25,11 @@ class Membership:
     """Group `comm` of a strategy and `side_comm` of the same ranks. Called by all ranks of `group`.
 
     `patience_s`: seconds that a message may take before the group counts as broken; `renew` then excludes
-    lost ranks. None: the timeout of `group`, and a broken group stays broken. `quorum`: the minimum number of
-    ranks with which `renew` continues; default: 1.
+    lost ranks. None: the timeout of `group`, and a broken group stays broken. `quorum`: minimum number of
+    ranks for `renew`.
 
-    `joint_calls`: checks that every rank makes a call; None once a rank was lost, as the others then continue
-    from different places.
-
-    `start_comm`: the same ranks with the timeout of `group`, until `started`: ranks may start at very
-    different times, and the first model takes long to send.
+    `joint_calls`: checks that every rank makes a call; None once a rank was lost. `start_comm`: the same
+    ranks with the timeout of `group`, until `started`: ranks may start at very different times.
     """
 
     def __init__(
@@ -67,59 +64,50 @@ class Membership:
 
     @property
     def side_meter(self) -> Metered:
-        """The side group, with the meter of `comm`."""
+        """Side group with the meter of `comm`."""
         return self.comm.over(self.side_comm)
 
     @property
     def regroup_requested(self) -> bool:
-        """Whether another rank waits for new groups."""
         return self.heartbeats is not None and self.heartbeats.regroup_requested
 
     @property
     def rejoining(self) -> bool:
-        """Whether this process replaces one that died while the others continued."""
         return self.heartbeats is not None and self.heartbeats.rejoining
 
     @property
     def generation(self) -> int:
-        """Number of times the groups were recreated."""
         return 0 if self.heartbeats is None else self.heartbeats.generation
 
     @property
     def finishing(self) -> tuple[int, ...]:
-        """Ranks that are not in the current groups because they wait in `finish()`."""
         return () if self.heartbeats is None else self.heartbeats.finishing
 
     @property
     def waited(self) -> bool:
-        """Whether this rank missed the previous groups only because it waited in `finish()`."""
         return self.heartbeats is not None and self.heartbeats.waited
 
     @property
     def exchanging(self) -> Exchanging:
-        """Marks an exchange for `joint_calls`."""
         return unwatched if self.joint_calls is None else self.joint_calls.exchange
 
     @property
     def failure(self) -> str:
-        """Reason of a failed joint call, or "" if none has failed; no new group is formed after one."""
         return "" if self.joint_calls is None else self.joint_calls.failure
 
     def started(self) -> None:
-        """All ranks have begun: from now on `patience_s` holds."""
+        """Make `patience_s` apply, as all ranks have begun."""
         self._start.close()
 
     @property
     def living(self) -> list[int]:
-        """Ranks of the current groups, by their original numbers."""
         return [*range(self._parent.size)] if self.heartbeats is None else [*self.heartbeats.members]
 
     def renew(self, why: str) -> None:
         """Leave the old groups, which frees ranks that wait in them, and create new ones of the living ranks.
 
-        `why`: this rank's reason, for the log. Raises `PeerError` if fewer than `quorum` ranks remain, if the
-        others continued without this rank and do not readmit it, if the store is gone, or after as many
-        failures as there are ranks.
+        `why`: for the log. Raises `PeerError` if fewer than `quorum` ranks remain, if the others do not
+        readmit this rank, if the store is gone, or after as many failures as there are ranks.
         """
         assert self.heartbeats is not None and self._patience_s is not None
         why_not = ""  # text: the error itself would keep a half-made group alive, in which others wait
@@ -139,7 +127,7 @@ class Membership:
         raise PeerError(f"no new group could be made: {why_not}")
 
     def tell(self, before: Sequence[int], step: int, agreed: Agreement, fresh: Iterable[str]) -> None:
-        """Log this regroup: members, reason, and reset memory. `fresh`: names of memory that was reset."""
+        """Log this regroup. `fresh`: names of memory that was reset."""
         assert self.heartbeats is not None
         now = self.living
         lost, back = ([*sorted({*one} - {*other})] for one, other in ((before, now), (now, before)))
@@ -181,7 +169,6 @@ class Membership:
         self._leave()
 
     def close(self) -> None:
-        """Leave permanently."""
         if self.heartbeats is not None:
             self.heartbeats.close()
         self._start.close()

@@ -18,8 +18,7 @@ class Stand:
     """State of a rank when a new group forms.
 
     `place`: its progress; `present`: it has missed no group; `trained`: it has a trained model. `memory`: the
-    strategy's memory that is equal on all ranks that have it: all, or the first rank of each machine.
-    `up_to_date`: it is from this rank's last step, not from an earlier group.
+    strategy's memory that is equal on all ranks. `up_to_date`: it is from this rank's last step.
     """
 
     place: int
@@ -31,7 +30,7 @@ class Stand:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Agreement. `place`: the furthest of any rank. `averaged`: the ranks whose models were averaged.
+    """Common state. `place`: the furthest of any rank. `averaged`: the ranks whose models were averaged.
 
     `trained`: whether these models were. `memory`: that of the furthest of these ranks with up-to-date
     memory, else of the furthest with any.
@@ -46,10 +45,8 @@ class Agreement:
 def average_(replica: Replica, model: Tensor, stand: Stand, comm: Comm, keep: bool = False) -> Agreement:
     """Load the ranks' average of model (n,) and of statistics into the replica. Called by all ranks.
 
-    `keep`: each averaged rank keeps its own statistics.
-
-    Ranks that missed no group decide; if there are none, those with a trained model; else all. If a rank is
-    lost meanwhile, parameters are unchanged.
+    `keep`: each averaged rank keeps its own statistics. Ranks that missed no group decide; if there are none,
+    those with a trained model; else all. If a rank is lost meanwhile, parameters are unchanged.
     """
     shapes = {key: list(value.shape) for key, value in stand.memory.items()}
     row = [stand.place, stand.present and stand.trained, stand.trained, True, shapes, stand.up_to_date]

@@ -1,7 +1,6 @@
 """Finishers: ranks that have called `finish()` and wait for those that still have steps.
 
-Each writes its generation of the group and its number of steps to the store. It removes its entry when all
-ranks are in `finish()`.
+Each has an entry in the store, which it removes when all ranks are in `finish()`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # torch marks
 
 @dataclass(frozen=True)
 class Place:
-    """Position of a rank that waits in `finish()`: its generation and number of steps."""
+    """Generation and number of steps of a rank that waits in `finish()`."""
 
     generation: int
     steps: int
@@ -36,22 +35,18 @@ class Standstill:
 
 
 class Finishers:
-    """Ranks that wait in `finish()`, by their entries in the store.
-
-    `waits`: whether this rank is one of them.
-    """
+    """Ranks that wait in `finish()`, by their entries in the store. `waits`: whether this rank does."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
         self.waits = False
 
     def announce(self, place: Place) -> None:
-        """Write to the store that this rank waits."""
         self.waits = True
         self._store.set(f"finishing/{self._rank}", f"{place.generation} {place.steps}")
 
     def withdraw(self) -> None:
-        """Write that this rank no longer waits. The entry stays, as reading a missing one blocks."""
+        """Clear this rank's entry, if it waits. The entry stays, as reading a missing one blocks."""
         if self.waits:
             self.waits = False
             self.forget()
@@ -61,7 +56,6 @@ class Finishers:
         self._store.set(f"finishing/{self._rank}", "")
 
     def places(self, ranks: Iterable[int] | None = None) -> dict[int, Place]:
-        """Return the places of those of these ranks that wait; default: of all ranks."""
         found = {}
         for rank in range(self._size) if ranks is None else ranks:
             key = f"finishing/{rank}"

@@ -32,23 +32,21 @@ from laconic.strategies.membership.finishers import Finishers, Place, Standstill
 
 BEAT_S = 0.25
 POLL_S = 0.02
-WHY = 300  # characters of a reason
+WHY = 300  # maximum length of a reason
 SURE_S = 4 * BEAT_S  # after this time a running process has sent a heartbeat
 STILL_S = 1.0  # after this time in one step a rank may be waiting for another
 
 
 class Heartbeats:
-    """This rank's view of the living ranks. It holds a thread, which `close` ends.
+    """This rank's view of the living ranks. Holds a thread, which `close` ends.
 
     `members`: the ranks of the current generation, ascending. `rejoining`: another process had this rank
-    before. `dead_after_s`: seconds without a heartbeat after which a rank counts as dead; default: 3.
-    `hung_after_s`: seconds without a step of a living rank while others wait in `finish()`; default: 1800.
+    before. `dead_after_s`: seconds without a heartbeat after which a rank counts as dead. `hung_after_s`:
+    seconds without a step of a living rank while others wait in `finish()`.
 
-    `finishers`: ranks that wait in `finish()`; `finishing`: those that were no members because of it.
-    `waited`: this rank was one of them until the current generation, and missed none otherwise.
-    `steps_begun`: steps of this rank.
-
-    `_outside`: this rank is not among the members, and is to be readmitted.
+    `finishers`: ranks that wait in `finish()`; `finishing`: those that are no members because of it.
+    `waited`: this rank was one of them until the current generation, and missed none otherwise. `_outside`:
+    this rank is not a member, and is to be readmitted.
     """
 
     hung_after_s = 1800.0
@@ -80,7 +78,6 @@ class Heartbeats:
 
     @classmethod
     def of(cls, store: Store, name: str, rank: int, size: int, dead_after_s: float = 3.0) -> Heartbeats:
-        """Return heartbeats whose keys in this store start with `name`."""
         return cls(PrefixStore(name, store), rank, size, dead_after_s)
 
     def check_same_training(self, mine: Mapping[str, str]) -> None:
@@ -106,15 +103,9 @@ class Heartbeats:
     def regroup(self, why: str, grace_s: float, timeout_s: float, quorum: int = 1) -> tuple[int, ...]:
         """Return the members of a new generation, including this rank. Called by every living rank.
 
-        Args:
-            why: This rank's reason; the first rank's becomes `why` on all.
-            grace_s: Seconds until living members that do not arrive are excluded, if half are present.
-            timeout_s: Seconds until they are excluded in any case, and until an excluded rank stops waiting.
-            quorum: Minimum number of members; default: 1.
-
-        Raises:
-            PeerError: Fewer members than `quorum` remain, this rank was excluded and is not readmitted, or
-                the store is gone.
+        `why`: the first rank's becomes `why` on all. Living members that do not arrive are excluded after
+        `grace_s` seconds if half are present, else after `timeout_s`. Raises `PeerError` if fewer than
+        `quorum` remain, if this rank is excluded and not readmitted for `timeout_s`, or if the store is gone.
         """
         start, taken_in, self.waited = time.monotonic(), False, False
         with self._reaching_the_store():
@@ -134,7 +125,7 @@ class Heartbeats:
         return self.members
 
     def _wait_for_trainers(self) -> None:
-        """Wait until no living member trains, or those that do hang. They may form generations meanwhile."""
+        """Wait until no living member trains, or those that do hang."""
         while True:
             while self._store.check([f"{self.generation + 1}/members"]):
                 self._enter(self.generation + 1)
@@ -180,7 +171,6 @@ class Heartbeats:
             time.sleep(POLL_S)
 
     def _enter(self, generation: int) -> None:
-        """Read the members of a generation, and the ranks that waited in `finish()` as it formed."""
         self.generation = generation
         entry = json.loads(self._store.get(f"{generation}/members"))
         self.members, self.finishing = tuple(entry["members"]), tuple(entry["finishing"])
@@ -190,11 +180,8 @@ class Heartbeats:
     def wait_to_finish(self, steps: int, *, clocked: bool, shared: bool, apart: bool) -> str:
         """Wait in `finish()` until all ranks are there; return why they need a new group first, or "".
 
-        Args:
-            steps: Steps of this rank.
-            clocked: Whether ranks may communicate after different numbers of steps.
-            shared: Whether ranks count their steps together: another may wait for this one in any step.
-            apart: Whether no rank waits for another in a step.
+        `clocked`: ranks may communicate after different numbers of steps. `shared`: ranks count their steps
+        together, so another may wait for this one in any step. `apart`: no rank waits for another in a step.
         """
         self._begun, self._standstill = {}, Standstill()
         with self._reaching_the_store():
@@ -223,7 +210,6 @@ class Heartbeats:
         return {rank: self._begun.get(rank, 0) for rank in ranks}
 
     def end_finish(self) -> None:
-        """Withdraw from the finishers: all ranks are in `finish()`, or this rank has left it."""
         with self._reaching_the_store():
             self.finishers.withdraw()
 
@@ -241,7 +227,6 @@ class Heartbeats:
         )
 
     def _latest(self) -> int:
-        """Return the last generation whose members are written."""
         generation = 0
         while self._store.check([f"{generation + 1}/members"]):
             generation += 1
@@ -249,7 +234,7 @@ class Heartbeats:
 
     @property
     def regroup_requested(self) -> bool:
-        """Return whether another rank waits for a new generation. Raises `PeerError` if the store is gone."""
+        """Whether another rank waits for a new generation. Raises `PeerError` if the store is gone."""
         with self._reaching_the_store():
             return bool(self._store.check([f"{self.generation + 1}/called"]))
 
@@ -266,11 +251,10 @@ class Heartbeats:
             ) from error
 
     def end(self) -> None:
-        """Request the end of the heartbeat, without waiting for it."""
+        """Request the end of the heartbeat."""
         self._closed.set()
 
     def close(self) -> None:
-        """Stop the heartbeat."""
         self.end()
         self._thread.join()
 

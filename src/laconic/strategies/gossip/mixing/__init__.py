@@ -16,7 +16,7 @@ from torch import Tensor
 from laconic.core.errors import SpecError
 from laconic.strategies.gossip.topologies import Topology
 
-ROUNDING = 1e-12  # of a sum of float64 shares
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,6 @@ def metropolis(topology: Topology, rank: int, size: int, step: int) -> Weights:
 
 
 def matrix(weights: Mixing, topology: Topology, size: int, step: int) -> Tensor:
-    """Return all shares of a step: float64 (size, size), entry [to, from]."""
     mixed = torch.zeros(size, size, dtype=torch.float64, device="cpu")
     for rank in range(size):
         own = weights(topology, rank, size, step)
@@ -75,7 +74,7 @@ def matrix(weights: Mixing, topology: Topology, size: int, step: int) -> Tensor:
 
 
 def check_column_stochastic(mixed: Tensor) -> None:
-    """Raise `SpecError` unless the shares that each rank keeps and sends sum to 1, which keeps the sum."""
+    """Raise `SpecError` unless the shares that each rank keeps and sends sum to 1."""
     _check_sums(mixed, 0, "the shares that rank {} keeps and sends")
 
 

@@ -14,7 +14,7 @@ import torch
 from laconic.strategies.gossip.mixing import matrix, uniform
 from laconic.strategies.gossip.topologies import Topology
 
-NOTHING = 1e-12  # largest remaining disagreement that counts as exact, relative to the step before
+NOTHING = 1e-12  # largest remaining disagreement that counts as none, relative to the step before
 
 
 class Averaging(NamedTuple):
@@ -25,7 +25,6 @@ class Averaging(NamedTuple):
     kept: float
 
     def steps_to(self, share: float) -> int:
-        """Estimate the steps after which this share of the disagreement remains."""
         return self.exact or ceil(log(share) / log(self.kept))
 
 

@@ -55,9 +55,9 @@ class CodedGossip(GossipStrategy):
 
 
 def coded_matrices(codec: Codec, layout: Layout, *, damped: bool) -> LayoutCodec:
-    """Return the codec of whole models: matrices by this codec, vectors as they are.
+    """Return the codec of whole models: matrices by this codec, vectors unchanged.
 
-    `damped`: whether an unbiased codec is damped where a difference to a copy would else grow. Raises
+    `damped`: whether to damp an unbiased codec if a difference to a copy would otherwise grow. Raises
     `SpecError` for a codec whose residual would grow without bound.
     """
     coded = layout.where(lambda entry: len(entry.shape) > 1)
@@ -67,7 +67,7 @@ def coded_matrices(codec: Codec, layout: Layout, *, damped: bool) -> LayoutCodec
 
 
 class BoundCodedGossip(BoundStrategy):
-    """Shared part of CHOCO and DeepSqueeze on one rank: encoding, and exchange with the neighbours."""
+    """Shared part of CHOCO and DeepSqueeze on one rank."""
 
     def __init__(self, config: CodedGossip, replica: Replica, comm: Metered, seed: int) -> None:
         super().__init__(replica, comm)
@@ -79,19 +79,17 @@ class BoundCodedGossip(BoundStrategy):
 
     @property
     def turn(self) -> Turn:
-        """Turn of this step."""
         return Turn(self.steps, self.comm.rank, self.seed)
 
     def notes(self) -> Notes:
         return {"peers": sorted(self.shares.out)}
 
     def swap(self, wire: Tensor) -> dict[int, Tensor]:
-        """Send this message, and return every neighbour's."""
         with self.comm.phase("gossip"):
             return swap(self.comm, wire, sorted(self.shares.into), self.wires.nbytes)
 
     def add_message_(self, wire: Tensor, out: Tensor, alpha: float) -> Tensor:
-        """out (n,) += alpha * a message of this step."""
+        """Add alpha times a message of this step to out (n,)."""
         return self.wires.decode_add_(wire, out, self.steps, alpha)
 
 

@@ -1,4 +1,4 @@
-"""Base of strategies whose messages follow the edges of a topology."""
+"""Base of gossip strategies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from laconic.strategies.strategy import Strategy
 
 
 class GossipStrategy(Strategy):
-    """Strategy with a `topology`. Its communication keeps the mean of the models."""
+    """Strategy with a `topology`, which keeps the mean of the models."""
 
     topology: Topology
 

@@ -15,18 +15,17 @@ from laconic.core import arguments
 from laconic.strategies.gossip.mixing import Weights
 
 WIRES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-HEAD = 8  # bytes; the weight
+HEAD = 8  # bytes of the weight
 
 
 def check_wire(wire: str) -> None:
-    """Raise `SpecError` unless `wire` is one of `WIRES`."""
     arguments.choice("wire", wire, tuple(WIRES))
 
 
 class ParameterMessage:
     """Weight and n parameters in one buffer, `packed` uint8 (8 + n * item size,).
 
-    `like`: the parameters (n,). `device`: of the buffer; default: that of the parameters.
+    `like`: the parameters (n,). `device`: default: theirs.
     """
 
     def __init__(self, like: Tensor, wire: str, device: torch.device | None = None) -> None:
@@ -45,7 +44,6 @@ class ParameterMessage:
 
     @property
     def weight(self) -> float:
-        """Weight of the sender."""
         return float(self.weight_cell)
 
 
@@ -58,16 +56,13 @@ class MessageBuffers:
 
     @property
     def count(self) -> int:
-        """Number of allocated buffers."""
         return len(self._messages)
 
     @property
     def sent(self) -> ParameterMessage:
-        """Message of this rank."""
         return self._at(0)
 
     def coming(self, shares: Weights) -> dict[int, ParameterMessage]:
-        """Return the message buffers of a round's in-peers, in rank order."""
         return {rank: self._at(1 + place) for place, rank in enumerate(sorted(shares.into))}
 
     def _at(self, place: int) -> ParameterMessage:
@@ -91,7 +86,7 @@ def mix_(x: Tensor, own: float, came: Mapping[int, Tensor], shares: Mapping[int,
 def subtract_sent_(x: Tensor, weight: Tensor, sent: ParameterMessage, shares: Weights) -> None:
     """Subtract the content of `sent`, times the shares of the out-peers, from x and its weight.
 
-    So the sum over ranks is kept, and this rank keeps the rounding error of the wire's type.
+    This rank thus keeps the rounding error of the wire's type, and the sum over ranks stays the same.
     """
     away = sum(shares.out.values())
     x.sub_(sent.x, alpha=away)
@@ -99,12 +94,10 @@ def subtract_sent_(x: Tensor, weight: Tensor, sent: ParameterMessage, shares: We
 
 
 def add_received_(x: Tensor, weight: Tensor, buffers: MessageBuffers, shares: Weights) -> None:
-    """Add the messages of the in-peers, in rank order."""
     for rank, message in buffers.coming(shares).items():
         x.add_(message.x, alpha=shares.into[rank])
         weight.add_(message.weight * shares.into[rank])
 
 
 def scale_(x: Tensor, factor: float) -> Tensor:
-    """Compute x *= factor, in place; 1 is free."""
     return x if factor == 1.0 else x.mul_(factor)

@@ -43,7 +43,6 @@ class PushSum(BoundStrategy):
 
     @contextmanager
     def numerator(self) -> Iterator[Tensor]:
-        """Convert the parameters to x within a context."""
         scale_(self.replica.flat, float(self.weight))
         self.inside = True
         yield self.replica.flat

@@ -15,7 +15,7 @@ from laconic.strategies.strategy import Notes, Update
 
 
 class Gossip(PushSum):
-    """Update, then mixing with this step's peers. `weighted`: whether weights are sent; if not, all are 1."""
+    """Update, then mixing with this step's peers. `weighted`: whether weights are sent; else all are 1."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Gossip(PushSum):
         self._weighted = weighted
         self._in_place = wire == "fp32" and not weighted
         self._buffers = MessageBuffers(replica.flat, wire)
-        self._landing: list[Tensor] = []  # one buffer for each in-peer of a step
+        self._landing: list[Tensor] = []  # a buffer per in-peer of a step
 
     def step_(self, update: Update, loss: float | None) -> None:
         swap = self._swap_in_place if self._in_place else self._swap_messages
@@ -42,7 +42,6 @@ class Gossip(PushSum):
                 swap(x, self.shares(self.steps))
 
     def shares(self, step: int) -> Weights:
-        """Return the shares that this rank keeps, sends and receives at a step."""
         return self.mixing(self.topology, self.comm.rank, self.comm.size, step)
 
     def _swap_in_place(self, x: Tensor, shares: Weights) -> None:

@@ -52,7 +52,6 @@ class Topology(Spec):
         """Raise `SpecError` if the graph is not defined for this many ranks, 2 or more."""
 
     def peers(self, rank: int, size: int, step: int) -> Peers:
-        """Return the peers of this rank at this step, among `size` ranks that pass `check`."""
         period = self.period(size)
         return graph_at(self, size, step % period if period else step)[rank]
 
@@ -81,7 +80,6 @@ class Topology(Spec):
 
 @lru_cache(maxsize=64)
 def graph_at(topology: Topology, size: int, step: int) -> tuple[Peers, ...]:
-    """Return the peers of every rank at a step below the period, in rank order."""
     out: list[set[int]] = [set() for _ in range(size)]
     into: list[set[int]] = [set() for _ in range(size)]
     for source, to in topology.arrows(size, step):

@@ -20,8 +20,7 @@ class BipartiteExponential(Undirected):
     """Odd rank r pairs with r + 1, r - 1, r + 3, r - 3, ..., r + (1 + 2^i), r - (1 + 2^i), one per step.
 
     All distances are odd, so each step is a perfect matching of odd with even ranks. In the authors' code
-    even ranks have their own such list and send ahead when odd ranks do; here they answer, so that each step
-    is symmetric.
+    even ranks send by their own such list; here they answer, so that each step is symmetric.
 
     >>> [BipartiteExponential().peers(rank=1, size=8, step=t).out[0] for t in range(6)]
     [2, 0, 4, 6, 6, 4]

@@ -66,7 +66,6 @@ class Graph(Topology):
 
 
 def _pair(edge: Any) -> bool:
-    """Return whether this is a pair of two different integers, 0 or more."""
     return (
         isinstance(edge, (tuple, list))
         and len(edge) == 2

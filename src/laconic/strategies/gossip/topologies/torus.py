@@ -17,8 +17,6 @@ from laconic.strategies.gossip.topologies import Arrow, Undirected
 class Torus(Undirected):
     """Rank r = row * columns + column and the ranks above, below, left and right exchange, at every step.
 
-    With two rows, above and below are the same rank.
-
     Args:
         rows: Rows of the grid, a divisor of size; default: 0, the grid nearest to a square. A prime size has
             one row, and is a ring.

@@ -13,8 +13,7 @@
     here    every    local_every   pull   local_pull   mix   local_mix   average
 
 Teng et al. 2019, arXiv:1905.10395; order and constants as in the authors' code. There a server counts the
-steps of all ranks, so that fast workers do more of them, as with count='total'; `periods` states the
-difference.
+steps of all ranks, as with count='total'; `periods` states the difference.
 """
 
 from __future__ import annotations
@@ -62,11 +61,10 @@ class LSGD(Strategy):
         ranks_per_node: Consecutive ranks that share a machine; default: 0, the value that torchrun sets.
         average: Number of last losses whose mean is a rank's score; default: 0, the same as `local_every`.
         count: "each" (default): an election follows when every rank has done the number of steps. "total":
-            when all ranks together have done that many times their number; fast ranks do more steps, and wait
-            at most for the current step of the slowest. Which rank does which step then depends on timing, so
-            no two runs are equal, and ranks may end after different numbers of steps. No other part of the
-            training loop may wait for other ranks, such as a barrier, an all-reduce of the loss or a second
-            strategy: it would deadlock with a rank that waits in an election.
+            when all ranks together have done that many times their number, so fast ranks do more steps and
+            wait at most for the current step of the slowest. No two runs are then equal, and ranks may end
+            after different numbers of steps. No other part of the training loop may wait for other ranks,
+            such as a barrier or an all-reduce of the loss: it would deadlock with a rank in an election.
 
     Raises:
         SpecError: An argument is outside its range.
@@ -142,7 +140,6 @@ class Leader:
 
     @classmethod
     def start(cls, comm: Comm, ranks: list[int], x: Tensor) -> Leader:
-        """Return a state without a leader: the copy is the initial model."""
         return cls(comm, ranks, x.clone(), torch.tensor(-1, dtype=torch.int64, device="cpu"))
 
     def follow_(self, x: Tensor, scores: list[float], share: float) -> None:
@@ -155,7 +152,7 @@ class Leader:
         if self.comm.rank == root:
             self.copy.copy_(x)
         self.comm.broadcast(self.copy, root)
-        x.lerp_(self.copy, share)  # x + share (copy - x): exactly x on the leader itself
+        x.lerp_(self.copy, share)  # exactly x on the leader itself
 
 
 class BoundLSGD(BoundStrategy):

@@ -24,24 +24,21 @@ class Losses:
         self.counts = torch.zeros(2, dtype=torch.int64, device="cpu")
 
     def note(self, loss: float) -> None:
-        """Replace the oldest loss."""
         self.window[int(self.counts[0]) % len(self.window)] = loss
         self.counts[0] += 1
 
     def mean(self) -> float:
-        """Return the mean of the losses in the window; NaN without any."""
         return float(self.window[: int(self.counts[0])].mean())
 
     def fresh(self) -> int:
-        """Return the number of losses since the last election."""
         return int(self.counts[0] - self.counts[1])
 
 
 def poll(comm: Comm, losses: Losses, x: Tensor, resting: bool = False, leads: bool = True) -> list[float]:
     """Return every rank's mean loss in rank order, inf if it is not finite. Called by all ranks.
 
-    `resting`: this rank has done no step since the last election, so it needs no new loss. `leads`: whether
-    it can be elected; otherwise its loss is inf.
+    `resting`: this rank has done no step since the last election. `leads`: whether it can be elected;
+    otherwise its loss is inf.
 
     Wire: 24 bytes per rank. Raises on every rank: `AttachError` if a rank has recorded no loss since the last
     election, `NonFiniteError` if the parameters x (n,) of a rank, or the losses of all, are not finite.

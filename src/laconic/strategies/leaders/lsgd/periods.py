@@ -1,14 +1,12 @@
 """Periods: the steps of a rank after which an election follows, by its own count or by the total.
 
     each    every `length`-th step of every rank
-        total   the last `size` of every size * length steps of all ranks: each rank's next step, once the
-                others of these are done
+    total   the last `size` of every size * length steps of all ranks: each rank's next step, once the
+            others of these are done
 
-With `total` a fast rank continues until a slow one has done its share, and waits at most for the slow one's
-current step. Teng et al. 2019, arXiv:1905.10395; in the authors' code a server counts, every worker asks it
-before each step, and after size * length steps it tells each worker to communicate. Here a counter numbers
-completed steps, and the steps before an election are part of the total, so that ranks in lockstep have
-elections at the same steps as with `each`.
+Teng et al. 2019, arXiv:1905.10395; in the authors' code a server counts, and after size * length steps it
+tells each worker to communicate. Here the steps before an election are part of the total, so that ranks in
+lockstep have elections at the same steps as with `each`.
 """
 
 from __future__ import annotations
@@ -45,8 +43,6 @@ class Periods(ABC):
 
 
 class EachPeriods(Periods):
-    """Counter of this rank's steps; all ranks do equally many."""
-
     def __init__(self, length: int) -> None:
         self._length = length
 
@@ -67,8 +63,7 @@ class EachPeriods(Periods):
 class TotalPeriods(Periods):
     """Counter of the steps of all ranks. A finished rank still joins elections.
 
-    Wire: a call to the counter at each step, an all-reduce of 16 bytes at each election. `device`: of the
-    all-reduce.
+    Wire: a call to the counter at each step, an all-reduce of 16 bytes, on `device`, at each election.
     """
 
     def __init__(self, length: int, comm: Comm, device: torch.device) -> None:
@@ -76,7 +71,7 @@ class TotalPeriods(Periods):
         self._comm, self._device = comm, device
         self._counter = comm.counter()
         self._began, self._last = 0, -1  # numbers of the period's first step, and of this rank's last
-        self._done = 0  # steps of this period, by all; as of the last `rest`
+        self._done = 0  # steps of this period, by all, at the last `rest`
 
     def step(self, done: int) -> bool:
         self._last = self._counter.add(1) - 1
@@ -86,7 +81,6 @@ class TotalPeriods(Periods):
         return self._gather(stepping=False)
 
     def _gather(self, stepping: bool) -> bool:
-        """Wait for all ranks; return whether any is stepping."""
         mine = torch.tensor([self._last, stepping], device=self._device, dtype=torch.int64)
         last, anybody = self._comm.all_reduce(mine, "max").tolist()
         if anybody:

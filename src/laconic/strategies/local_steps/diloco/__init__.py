@@ -115,8 +115,7 @@ class DiLoCo(Strategy):
 class OnItsWay:
     """Outer gradient that is being averaged, and the step after which it is applied.
 
-    `errors`: the reasons why it is skipped, on all ranks; the thread continues, as a state may be loaded
-    then.
+    `errors`: why all ranks skip it; the thread continues, as a state may be loaded then.
     """
 
     fragment: Fragment
@@ -163,7 +162,6 @@ class BoundDiLoCo(BoundStrategy):
         self.rounds += 1
 
     def _mean(self, gradient: Tensor, layout: Layout, errors: list[NonFiniteError]) -> Tensor:
-        """Return the mean outer gradient (m,); if not finite, record the error and return the gradient."""
         try:
             return self._outer.mean_(gradient, layout)
         except NonFiniteError as error:
@@ -171,7 +169,6 @@ class BoundDiLoCo(BoundStrategy):
             return gradient
 
     def _arrive(self) -> None:
-        """Wait for the oldest pending outer gradient, and apply its outer step."""
         oldest = self._under_way.popleft()
         try:
             mean = oldest.mean.wait()
@@ -182,7 +179,6 @@ class BoundDiLoCo(BoundStrategy):
         self._apply(oldest.fragment, mean)
 
     def _apply(self, fragment: Fragment, gradient: Tensor) -> None:
-        """Apply the outer step of a fragment, with its mean outer gradient (m,)."""
         self.replica.rest_(self.velocity)
         velocity = fragment.take(self.velocity).mul_(self.config.momentum).add_(gradient)
         step = gradient.add(velocity, alpha=self.config.momentum)

@@ -23,27 +23,25 @@ class Fragment:
     first: int
 
     def take(self, flat: Tensor) -> Tensor:
-        """Copy its part (m,) of a whole model's flat (n,)."""
+        """Copy its part (m,) of a whole model (n,)."""
         return torch.cat(self.at.views(flat))
 
     def put_(self, flat: Tensor, part: Tensor) -> None:
-        """Write its part (m,) into a whole model's flat (n,)."""
+        """Write its part (m,) into a whole model (n,)."""
         for view, new in zip(self.at.views(flat), self.layout.segments.views(part), strict=True):
             view.copy_(new)
 
     def is_due(self, steps: int, every: int) -> bool:
-        """Return whether an outer step starts after `steps` steps."""
         return steps >= self.first and (steps - self.first) % every == 0
 
     def begun(self, steps: int, every: int) -> int:
-        """Return the number of outer steps started after `steps` steps."""
         return (steps - self.first) // every + 1 if steps >= self.first else 0
 
 
 def fragments_of(layout: Layout, count: int, every: int) -> Iterator[Fragment]:
-    """Return the nonempty fragments, at most `count`, whose outer steps are evenly spaced.
+    """Yield the nonempty fragments, at most `count`, whose outer steps are evenly spaced.
 
-    Tensors are assigned from the largest down, each to the smallest fragment: so each fragment has tensors
+    Tensors are assigned from the largest down, each to the smallest fragment, so each fragment has tensors
     from all depths of the model, as the paper's strided fragments do.
     """
     loads, shares = [0] * count, [set[str]() for _ in range(count)]
