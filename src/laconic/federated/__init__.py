@@ -1,4 +1,4 @@
-"""Federated training: clients exchange models with a server once per round, over links slow both ways.
+"""Federated training: clients exchange models with a server once per round, over slow links.
 
 For a Flower app, two lines:
 

@@ -8,11 +8,8 @@ Floating-point sums depend on the order, so the clients' models would diverge in
               last change, which covers an absence of any length
     whole     the model
 
-Updates are shortest after few missed rounds, entries after more, and neither is longer than the model.
-
-For signs the paper sends the sum of the signs of s rounds, log2(2 s + 1) bits per entry, which needs one step
-size for all rounds. Our sign codecs send magnitudes with each update, and a sum of signs does not reveal
-which magnitude an entry got. So `sign` and `signmean` use the same three forms: s bits per entry, up to 32.
+For signs the paper sends the sum of the signs of s rounds, which needs one step size for all rounds. Our sign
+codecs send magnitudes with each update, so `sign` and `signmean` use the same three forms.
 """
 
 from __future__ import annotations
@@ -63,8 +60,7 @@ class Cache:
     def since(self, base: int, version: int, model: Tensor) -> tuple[Kind, Tensor]:
         """Return the shortest body that turns the model of version `base` (0: no model) into this one.
 
-        Args:
-            model: float32 (n,), of version `version`.
+        `model`: float32 (n,), of version `version`.
         """
         found = [(Kind.WHOLE, as_bytes(model))]
         if base > 0:
@@ -91,11 +87,9 @@ class Cache:
         return torch.cat([head, positions, as_bytes(model[indices.long()])])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the cache's state."""
         return {"changed": self._changed.clone(), "updates": list(self._updates)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the cache's state."""
         self._changed.copy_(state["changed"])
         self._updates = deque((int(number), update) for number, update in state["updates"])
 

@@ -29,8 +29,7 @@ class Client:
 
     If the server did not receive a reply, its content is sent again with the next one: each message names the
     last accepted reply. If a reply was refused because its update was too large, the client drops it and the
-    residual. The state is saved in one piece when the reply is made: a client that is killed at any moment
-    continues as if it had missed the round.
+    residual. A client that is killed at any moment continues as if it had missed the round.
 
     Args:
         like: The model's tensors, for their names, shapes and dtypes; or their form.
@@ -215,9 +214,7 @@ class Client:
         return self._answer(Kind.ANSWER, message, torch.cat([form.pack(trained, "sent"), wire]))
 
     def acknowledge(self) -> Tensor:
-        """Encode the answer of a client that did not train, uint8 (m,).
-
-        It reports that the client holds the received model, so that the server need not send it again.
+        """Encode the answer of a client that did not train, uint8 (m,): it holds the received model.
 
         Raises:
             StateError: There is no message to answer, or the memory could not be saved.

@@ -1,8 +1,4 @@
-"""Coding: a spec applied to a whole model, as one compressed message between a client and the server.
-
-It holds the part of `compress` that needs no other rank: the choice of a codec for each tensor, and the
-residual.
-"""
+"""Coding: a spec applied to a whole model, as one compressed message between a client and the server."""
 
 from __future__ import annotations
 
@@ -31,14 +27,14 @@ from laconic.reducers.gather import Gather
 from laconic.reducers.server import Server
 from laconic.reducers.sum import Sum
 
-LATE = (1 << 63) - 1  # step after every warm-up
+LATE = (1 << 63) - 1  # after every warm-up
 
 
 @dataclass(frozen=True)
 class UpdatePart(Part):
     """Group of tensors of an update.
 
-    decay: share of the residual that is added to the next update; None: no residual.
+    `decay`: share of the residual that is added to the next update; None: no residual.
     """
 
     decay: float | None = 1.0
@@ -60,8 +56,7 @@ class Coding:
     def up(cls, spec: Any, layout: Layout) -> Coding:
         """Return the coding of client updates: the codecs and residuals of the method of `spec`.
 
-        DGC's momentum correction works between steps, and a round has many steps. So `dgc` keeps only its
-        selection, its residual and its clipping. Warm-up and schedules count rounds.
+        `dgc` has no momentum correction, which works between steps. Warm-up and schedules count rounds.
 
         Raises:
             SpecError: The method needs all ranks at once, or its memory would grow without bound.
@@ -123,7 +118,7 @@ class Coding:
         return self._wires.encode(x, turn)
 
     def decode_add_(self, wire: Tensor, out: Tensor, step: int, alpha: float = 1.0) -> Tensor:
-        """out (n,) += alpha * the decoded message, in place, as `LayoutCodec.decode_add_`."""
+        """Add alpha times the decoded message to out (n,), in place."""
         return self._wires.decode_add_(wire, out, step, alpha)
 
     def limit_(self, update: Tensor, step: int) -> Tensor:

@@ -1,8 +1,7 @@
 """Form of a model: which tensors are compressed, which are sent uncompressed, and which stay local.
 
-Parameters are compressed: they lie one after the other in a flat float32 buffer. Buffers, such as BatchNorm's
-running statistics, and integer tensors are not sums of gradients: they are sent bit for bit, or stay local to
-each client.
+Parameters are compressed, in a flat float32 buffer. Buffers, such as BatchNorm's running statistics, and
+integer tensors are not sums of gradients: they are sent bit for bit, or stay local to each client.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ class Member:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -104,11 +102,7 @@ class Form:
 
     @classmethod
     def read(cls, text: str) -> Form:
-        """Parse `text`, which is not trusted.
-
-        Raises:
-            WireError: It is not the form of a model.
-        """
+        """Parse `text`, which is not trusted. Raises `WireError` if it is not the form of a model."""
         try:
             members = tuple(_member(*each) for each in json.loads(text))
         except (TypeError, ValueError, KeyError, RecursionError) as error:
@@ -122,7 +116,6 @@ class Form:
 
     @cached_property
     def layout(self) -> Layout:
-        """Layout of the compressed tensors, one after the other."""
         return Layout.of((member.name, member.shape) for member in self._with("coded"))
 
     @cached_property
@@ -133,12 +126,10 @@ class Form:
 
     @cached_property
     def local_names(self) -> frozenset[str]:
-        """Names of the local tensors."""
         return frozenset(member.name for member in self._with("local"))
 
     @cached_property
     def carried_nbytes(self) -> int:
-        """Bytes of the tensors that are sent uncompressed."""
         return sum(member.nbytes for member in self._with("sent"))
 
     @cached_property
@@ -162,7 +153,6 @@ class Form:
         return flat
 
     def check(self, model: Mapping[str, Tensor]) -> None:
-        """Raise `SpecError` unless the model has the same names and shapes."""
         if missing := [member.name for member in self.members if member.name not in model]:
             raise SpecError(f"the model has no tensor {missing[0]!r}, which it had before")
         if more := sorted(set(model) - {member.name for member in self.members}):
@@ -174,7 +164,6 @@ class Form:
                 )
 
     def shown(self, flat: Tensor) -> Tensor:
-        """Return `flat` rounded to the dtypes of the parameters."""
         if all(member.dtype == torch.float32 for member in self._with("coded")):
             return flat
         return self.flat_of(self.coded(flat))
@@ -190,7 +179,6 @@ class Form:
         }
 
     def flat_of(self, coded: Mapping[str, Tensor]) -> Tensor:
-        """Flatten the result of `coded`."""
         return torch.cat([coded[name].detach().reshape(-1).to(torch.float32) for name in self.layout.names])
 
     def whole(self, flat: Tensor, others: Mapping[str, Tensor]) -> Tensors:

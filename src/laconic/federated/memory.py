@@ -58,8 +58,8 @@ class InMemory(Memory):
 class InFile(Memory):
     """Memory in the file FOLDER/RUN/CLIENT.client.
 
-    A new state is written to a temporary file, flushed to disk, and renamed over the old one: if the process
-    is killed or the machine loses power at any moment, one of the two states remains.
+    A new state is flushed to a temporary file and renamed over the old one: after a crash at any moment, one
+    of the two remains.
 
     The file: b"lacnmem1", BLAKE2b of the rest (16 bytes), and the output of `torch.save`, whose format does
     not detect a flipped bit.

@@ -54,9 +54,7 @@ class NeedsWhole(Refused):
 
 
 class Kind(IntEnum):
-    """Kind of body: the model; updates since a version; entries changed since a version; a client's update;
-    nothing, from a client that only reports the version it holds.
-    """
+    """Kind of body: model; updates, or changed entries, since a version; update or version of a client."""
 
     WHOLE = 0
     UPDATES = 1
@@ -67,8 +65,6 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Message:
-    """Message with a body uint8 (m,)."""
-
     kind: Kind
     fingerprint: bytes
     token: int
@@ -81,7 +77,6 @@ class Message:
     body: Tensor
 
     def pack(self) -> Tensor:
-        """Return the message as bytes, uint8."""
         up, down = self.up.encode(), self.down.encode()
         head = HEAD.pack(
             MAGIC,
@@ -105,6 +100,7 @@ class Message:
 
         Args:
             wire: uint8 (m,), not trusted.
+            most: Limit of the body, in bytes.
 
         Raises:
             Refused: "malformed", "truncated", "oversized" or "other protocol".
@@ -148,7 +144,7 @@ class Message:
 
 
 def too_large(token: int) -> int:
-    """Return the mark, derived from an odd token, of an answer that was refused for the size of its update.
+    """Return the mark, derived from an odd token, of an answer that was refused for its size.
 
     Its client then drops its residual, which would make all later answers too large.
     """
@@ -158,7 +154,6 @@ def too_large(token: int) -> int:
 def digest(model: Tensor) -> int:
     """Return a 64-bit digest of a model float32 (n,).
 
-    Both sides compare it: equal version numbers do not reveal that the server was restored from an older
-        state.
+    Both sides compare it: the server may have been restored from an older state with equal version numbers.
     """
     return int.from_bytes(hashlib.blake2b(model.numpy().tobytes(), digest_size=8).digest(), "little")

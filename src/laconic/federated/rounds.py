@@ -47,8 +47,7 @@ def majority(model: Tensors, proposals: Proposals) -> Tensors:
     """Apply signSGD with majority vote (Bernstein et al. 2018, arXiv:1810.05291) to updates, per tensor.
 
     The step is the sign of most clients times the median of the clients' mean magnitudes. BatchNorm
-    statistics are averaged: they are not sums of gradients, and a variance has a lower limit. Integers come
-    from the first proposal.
+    statistics are averaged: they are not sums of gradients. Integers come from the first proposal.
     """
 
     def voted(name: str, value: Tensor) -> Tensor:

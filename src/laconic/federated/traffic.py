@@ -26,8 +26,8 @@ class Round:
 class Traffic:
     """Rounds of a run, the current one last, and the totals.
 
-    Memory is bounded: details are stored for the last `ROUNDS` rounds and the first `REFUSED` refused
-    messages of each; the totals count all.
+    Details are stored for the last `ROUNDS` rounds and the first `REFUSED` refused messages of each; the
+    totals count all.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -36,35 +36,29 @@ class Traffic:
     refusals: Counter[tuple[str, str]] = field(default_factory=Counter)  # by client and reason
 
     def begin(self, number: int) -> None:
-        """Start a round."""
         self.rounds.append(Round(number))
         del self.rounds[:-ROUNDS]
 
     @property
     def now(self) -> Round:
-        """Current round."""
         return self.rounds[-1]
 
     def sent_down(self, client: str, nbytes: int, kind: str) -> None:
-        """Count a message to a client."""
         self.now.down[client] = self.now.down.get(client, 0) + nbytes
         self.now.kinds[kind] += 1
         self.down_nbytes += nbytes
 
     def came_up(self, client: str, nbytes: int) -> None:
-        """Count a message from a client, accepted or refused."""
         self.now.up[client] = self.now.up.get(client, 0) + nbytes
         self.up_nbytes += nbytes
 
     def refuse(self, client: str, reason: str, details: str) -> None:
-        """Count a refused message."""
         if len(self.now.refused) < REFUSED:
             self.now.refused.append((client, reason, details))
         self.refusals[client, reason] += 1
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> Traffic:
-        """Restore the result of `as_dict`."""
         return cls(
             [
                 Round(
@@ -82,7 +76,6 @@ class Traffic:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a dictionary for JSON."""
         return {
             "down_nbytes": self.down_nbytes,
             "up_nbytes": self.up_nbytes,

@@ -6,11 +6,11 @@
     TopDiff            w_E - w_t   on the top-rho of |w_E - w_t|    w_{t+1} = w_t + sum_k n_k/n d^k
 
 w_t: the server's weights at the start of a round, w_E: a client's after its local epochs by
-`laconic.sparsity.swat`. Entries that are not sent count as zero and are dropped. Qiu et al. 2022,
-arXiv:2208.02507 (ZeroFL, ICLR): masks, averages and sizes as in the paper's text; there is no public code.
+`laconic.sparsity.swat`. Entries that are not sent count as zero. Qiu et al. 2022, arXiv:2208.02507 (ZeroFL,
+ICLR): masks, averages and sizes as in the paper's text; there is no public code.
 
-All three share one wire: zeros are never sent, so a mask maps (w_t, w_E) to one tensor whose nonzero entries
-are sent by its `codec`, `sparse(topk(density=rho), indices=golomb())`.
+A mask maps (w_t, w_E) to one tensor whose nonzero entries are sent by its `codec`, `sparse(topk(density=rho),
+indices=golomb())`.
 """
 
 from __future__ import annotations
@@ -73,15 +73,12 @@ class UplinkMask(ABC):
 
     @abstractmethod
     def content(self, start: Tensor, end: Tensor, segments: Segments) -> Tensor:
-        """Return the tensor whose nonzero entries are sent.
+        """Return the tensor whose nonzero entries are sent, float32 (n,).
 
         Args:
             start: The server's weights w_t, float32 (n,).
             end: The client's weights w_E, float32 (n,).
-            segments: The sparse layers, each masked alone.
-
-        Returns:
-            float32 (n,); entries outside the segments are ignored.
+            segments: The sparse layers, each masked alone; entries outside are ignored.
         """
 
     def rest(self, start: Tensor, end: Tensor) -> Tensor:
@@ -198,10 +195,10 @@ class Uplink:
 def csr_nbytes(shapes: Mapping[str, Sequence[int]], sparse: Collection[str], density: float) -> int:
     """Return the bytes of one message as the paper counts them: every tensor in CSR, even dense ones.
 
-    A tensor is a matrix of shape[0] rows, or of one row: float32 values, an int32 column each, and int32
-    row pointers, 8 k + 4 (rows + 1). The paper gives sizes without a formula; this one, over all parameters
-    and buffers of ResNet-18 with its 3 x 3 convolutions sparse, except the first, gives all of them, in
-    units of 1,024,000 bytes.
+    A tensor is a matrix of shape[0] rows, or of one row: float32 values, an int32 column each, and int32 row
+    pointers, 8 k + 4 (rows + 1). The paper gives sizes without a formula; this one gives all of them, in
+    units of 1,024,000 bytes, over all parameters and buffers of ResNet-18 with its 3 x 3 convolutions sparse,
+    except the first.
 
     >>> csr_nbytes({"weight": (4, 8), "bias": (4,)}, ["weight"], density=0.25)
     124

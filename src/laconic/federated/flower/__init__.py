@@ -1,4 +1,1 @@
-"""Integration with Flower (Beutel et al. 2020, arXiv:2007.14390): a client mod, and a grid for strategies.
-
-Only these files import `flwr`.
-"""
+"""Integration with Flower (Beutel et al. 2020, arXiv:2007.14390). Only these files import `flwr`."""

@@ -1,9 +1,4 @@
-"""Schemes in Flower's simulation engine, which runs each client in a Ray process.
-
-Numbered    a strategy that selects the clients of a scheme's sampling
-app_of      a client app of a `Train` function
-simulate    rounds with both, as `federated.rounds.simulate` runs in one process
-"""
+"""Schemes in Flower's simulation engine, which runs each client in a Ray process."""
 
 from __future__ import annotations
 
@@ -103,12 +98,7 @@ class Numbered(Strategy):
 
 
 def app_of(train: Train, folder: Path) -> ClientApp:
-    """Return a client app that trains with this function and stores clients' memory in this folder.
-
-    Args:
-        train: Sent to the engine's processes by pickle.
-        folder: See `laconic.federated.mod`.
-    """
+    """Return a client app that trains with a picklable function and stores clients' memory in this folder."""
 
     def answer(message: Message, context: Context) -> Message:
         asked = message.content[CONFIG]
@@ -156,7 +146,7 @@ def simulate(
         EngineError: The engine ended before the last round.
     """
     os.environ.update(QUIET)
-    from flwr.simulation import run_simulation  # a slow import, as it imports Ray
+    from flwr.simulation import run_simulation  # imports Ray, which is slow
 
     numbered = Numbered(model, sampling, scheme.aggregate, clients, seed)
     strategy = Compressed(

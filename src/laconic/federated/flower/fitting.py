@@ -1,7 +1,6 @@
 """Compatibility of Flower's strategies with compressed updates and with codecs.
 
-Incompatible ones are refused with a reason before any node is contacted: a run that ends normally but has
-learned nothing is worse than one that does not start.
+Incompatible ones are refused before any node is contacted, as the run would learn nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.federated.coding import LATE, Coding
 
-SHAPE = (256, 256)  # of the test tensor that measures how many entries a codec sends
+SHAPE = (256, 256)  # of the test tensor for the share of entries that a codec sends
 MOST_ZEROS = 0.5  # of an update's entries, so that a median over clients can move
 
 
@@ -47,7 +46,6 @@ def check_fits(strategy: Strategy, up: Any, max_norm: float | None) -> None:
 
 
 def innermost(strategy: Strategy) -> Any:
-    """Return the strategy inside all wrappers."""
     found: Any = strategy
     while isinstance(getattr(found, "strategy", None), Strategy):
         found = found.strategy

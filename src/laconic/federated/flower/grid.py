@@ -37,7 +37,7 @@ ACTIONS = ("train", "evaluate")
 class CompressingGrid(Grid):
     """Grid whose `send_and_receive` exchanges compressed messages with clients of `laconic.federated.mod`.
 
-    `push_messages` and `pull_messages` are those of the wrapped grid and do not compress.
+    `push_messages` and `pull_messages` do not compress.
 
     Args:
         grid: The grid that carries the messages.
@@ -81,10 +81,10 @@ class CompressingGrid(Grid):
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the connected nodes.
+        """Return the ids of the connected nodes, once there are enough.
 
         FedAvg samples from these before it waits for its `min_available_nodes`, so it would sample only from
-        the nodes that connected early. Therefore this method waits.
+        the nodes that connected early.
         """
         while len(ids := list(self._grid.get_node_ids())) < self._least_nodes:
             log(INFO, "laconic: waiting for nodes: %d connected, %d needed", len(ids), self._least_nodes)

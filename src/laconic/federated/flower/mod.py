@@ -1,11 +1,10 @@
 """Client side: a mod, so that the app sees plain arrays.
 
-receive   the wire  -> the model, for the app          (train and evaluate)
-reply     the app's model -> the wire of its update    (train)
-                        a report that this version is held         (evaluate)
+    receive   the wire  -> the model, for the app          (train and evaluate)
+    reply     the app's model -> the wire of its update    (train)
+              a report that this version is held           (evaluate)
 
-          The client's state is stored in a file per run and node: Flower's own `Context.state` ends with
-          its process.
+The client's state is stored in a file per run and node: Flower's own `Context.state` ends with its process.
 """
 
 from __future__ import annotations
@@ -40,12 +39,11 @@ from laconic.federated.form import Form
 from laconic.federated.memory import KEEP_DAYS, InFile
 from laconic.federated.message import NeedsWhole, Refused
 
-SMALL = Layout.of([("w", (1, 1))])  # a test model to check whether a spec is usable
+SMALL = Layout.of([("w", (1, 1))])  # test model to check whether a spec is usable
 CallNext = Callable[[Message, Context], Message]
 
 
 def default_folder() -> Path:
-    """Return $XDG_STATE_HOME/laconic/federated, or ~/.local/state/laconic/federated if it is not set."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "laconic" / "federated"
 
@@ -54,9 +52,6 @@ class Mod:
     """Client mod. See `laconic.federated.mod`.
 
     It holds no state between messages: each may be handled by a different process.
-
-    Raises:
-        SpecError: `up` or `down` is not a valid spec between a client and a server.
     """
 
     def __init__(

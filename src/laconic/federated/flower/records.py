@@ -18,17 +18,13 @@ STYPE = "laconic.v1"
 WIRE, FORM = (
     "laconic",
     "laconic.form",
-)  # WIRE: an array and, unless it has another name, its record; FORM: a record
+)  # WIRE: an array, and by default its record; FORM: a record
 NEEDS_WHOLE = "laconic needs the whole model"  # first words of a client's error that requests it
 SECAGG = ("secaggplus_configs", "secaggplus_state")  # of Flower's secure aggregation
 
 
 def tensors_of(record: ArrayRecord) -> Tensors:
-    """Return the arrays of a record as CPU tensors.
-
-    Raises:
-        SpecError: An array is not a tensor, but strings or another serialisation.
-    """
+    """Return the arrays of a record as CPU tensors. Raises `SpecError` if one is not a tensor."""
     return {name: _tensor(name, array) for name, array in record.items()}
 
 
@@ -40,7 +36,6 @@ def _tensor(name: str, array: Array) -> Tensor:
 
 
 def record_of(tensors: Tensors) -> ArrayRecord:
-    """Reverse `tensors_of`."""
     return ArrayRecord({name: Array(value.contiguous().numpy()) for name, value in tensors.items()})
 
 
@@ -58,27 +53,20 @@ def rounded(tensors: Tensors, form: Form) -> Tensors:
 
 
 def packed(wire: Tensor) -> ArrayRecord:
-    """Return a record with a wire uint8 (n,)."""
     raw = wire.numpy().tobytes()
     return ArrayRecord({WIRE: Array("uint8", (len(raw),), STYPE, raw)})
 
 
 def form_record(form: Form) -> ConfigRecord:
-    """Return a record with a model's form."""
     return ConfigRecord({"form": form.text})
 
 
 def is_packed(record: ArrayRecord) -> bool:
-    """Return whether a record holds a wire."""
     return WIRE in record and record[WIRE].stype == STYPE
 
 
 def unpacked(record: ArrayRecord) -> Tensor:
-    """Return the wire of a record, uint8 (n,).
-
-    Raises:
-        Refused: It holds no wire, or more than one.
-    """
+    """Return the wire of a record, uint8 (n,). Raises `Refused` if it holds none, or more than one."""
     if not is_packed(record):
         kinds = sorted({array.stype for array in record.values()})
         raise Refused(
@@ -99,13 +87,13 @@ def _said(record: ArrayRecord) -> str:
 
 
 def form_in(content: RecordDict) -> Form | None:
-    """Return a message's form, or None without one. Raises `WireError` if it is invalid."""
+    """Return a message's form, or None. Raises `WireError` if it is invalid."""
     record = content.config_records.get(FORM)
     return None if record is None else Form.read(str(record.get("form")))
 
 
 def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
-    """Return the name of a message's only ArrayRecord, and the record; else raise `Refused`."""
+    """Return a message's only ArrayRecord, with its name; raise `Refused` otherwise."""
     records = list(content.array_records.items())
     if len(records) != 1:
         raise Refused("malformed", f"one ArrayRecord is expected, got {len(records)}")
@@ -113,5 +101,4 @@ def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
 
 
 def nbytes_of(record: ArrayRecord) -> int:
-    """Return the bytes of a record's arrays as sent."""
     return sum(len(array.data) for array in record.values())

@@ -41,12 +41,11 @@ class Asked:
 
     @property
     def node(self) -> int:
-        """Id of the receiving node."""
         return self.plain.metadata.dst_node_id
 
     @property
     def action(self) -> str:
-        """'train' or 'evaluate'."""
+        """Either 'train' or 'evaluate'."""
         return self.plain.metadata.message_type.split(".")[0]
 
 

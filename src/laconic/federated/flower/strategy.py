@@ -20,7 +20,7 @@ from laconic.federated.server import Server
 from laconic.federated.traffic import Traffic
 
 TIMEOUT_S = 3600.0
-CHOICE = ("fraction_train", "min_train_nodes")  # how FedAvg chooses nodes
+CHOICE = ("fraction_train", "min_train_nodes")  # FedAvg's attributes for the choice of nodes
 FURTHER = ("min_available_nodes", "weighted_by_key")
 
 
@@ -58,7 +58,7 @@ class Compressed(Strategy):
                 model, up, down, buffers=buffers, max_norm=max_norm, seed=seed, cache_nbytes=cache_nbytes
             )
 
-        # Fail early for invalid arguments, before nodes connect. Buffers may name tensors of the model.
+        # fail early for invalid arguments, before nodes connect; `buffers` may name tensors of the model
         serve(
             {"w": torch.zeros(1, 1, dtype=torch.float32, device="cpu")},
             buffers if isinstance(buffers, str) else "send",
@@ -74,11 +74,7 @@ class Compressed(Strategy):
 
     @property
     def server(self) -> Server:
-        """Server of the model, with its state and public model.
-
-        Raises:
-            StateError: No message was sent yet.
-        """
+        """Server of the model, with its state and public model. Raises `StateError` before a run."""
         if self._grid is None or self._grid.server is None:
             raise StateError("no message was sent yet: start the strategy first")
         return self._grid.server

@@ -10,7 +10,7 @@ from laconic.core.errors import SpecError
 from laconic.core.spec import Spec
 from laconic.core.turn import COMMON, mix
 
-LEAST = 2  # clients per round: the update of a single client could be read from the next model
+LEAST = 2  # the update of a single client could be read from the next model
 
 
 class Sampling(Spec):
@@ -25,11 +25,7 @@ class Sampling(Spec):
         return min(clients, max(LEAST, round(self.fraction(number) * clients)))
 
     def chosen(self, number: int, clients: int, seed: int) -> list[int]:
-        """Return the clients of round `number`, ascending, drawn without replacement in each round.
-
-        Raises:
-            SpecError: `clients` is below 1.
-        """
+        """Return the clients of round `number`, ascending, drawn without replacement in each round."""
         if clients < 1:
             raise SpecError(f"a round needs at least 1 client, got {clients}")
         rng = torch.Generator("cpu").manual_seed(mix(seed, number, COMMON) >> 1)

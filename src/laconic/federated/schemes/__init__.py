@@ -76,16 +76,12 @@ class Scheme(Spec):
 def scheme_of(spec: Any) -> Scheme:
     """Return the scheme of a spec: a scheme, or any method, codec or selector, used for clients' updates.
 
-    Args:
-        spec: A string, or the result of `parse` for one. `stc(down=0.01)` sets both directions.
-
-    Raises:
-        SpecError: It is something else, such as a strategy.
+    `stc(down=0.01)` sets both directions. Raises `SpecError` for anything else, such as a strategy.
 
     >>> scheme_of("fedavg()"), scheme_of("topk(density=0.01)")
     (fedavg(), updates(topk(density=0.01)))
     """
-    from laconic.federated.schemes.updates import Updates  # it imports this module
+    from laconic.federated.schemes.updates import Updates  # imports this module
 
     found = parse(spec) if isinstance(spec, str) else spec
     if isinstance(found, Scheme):

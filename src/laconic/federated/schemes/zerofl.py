@@ -59,7 +59,7 @@ class ZeroFL(Scheme):
     def __post_init__(self) -> None:
         arguments.choice("mask", self.mask, get_args(Mask))
         arguments.names("keep", self.keep, "head")
-        _ = self._uplink  # it checks its own arguments
+        _ = self._uplink  # checks its own arguments
 
     @property
     def _uplink(self) -> UplinkMask:
