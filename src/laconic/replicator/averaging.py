@@ -37,7 +37,6 @@ class Averaging(GradientController):
         self._stepping = waiting if in_step else nullcontext
 
     def step(self, update: Update, loss: float | None) -> None:
-        """Exchange the gradients, then step the optimiser."""
         with torch.no_grad():
             for bucket in self._buckets:
                 bucket.fill()
@@ -81,7 +80,7 @@ class Averaging(GradientController):
 def averaging(seat: RankContext, optimizer: Optimizer, compressor: Any, name: str, seed: int) -> Averaging:
     """Bind averaging to this replica, with the first replica's parameters. Called by all replicas in sync.
 
-    Raises `AttachError` on all of them if they differ, and `SpecError` if `compressor` is no method.
+    Raises `AttachError` on all if they differ, and `SpecError` if `compressor` is no method.
     """
     comm = Metered(seat.side)
 
@@ -103,7 +102,7 @@ def averaging(seat: RankContext, optimizer: Optimizer, compressor: Any, name: st
 
 
 def as_method(compressor: Any) -> Method:
-    """Return the method that `compressor` names. Raise `SpecError` for a strategy."""
+    """Return the method that `compressor` names. Raises `SpecError` for a strategy."""
     found = strategy_or_method(compressor)
     if not isinstance(found, Method):
         raise SpecError(

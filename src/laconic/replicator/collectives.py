@@ -46,9 +46,8 @@ class Collectives(ABC):
 
     def all_gather(self, tree: Pytree) -> Pytree:
         """Return all replicas' rows of each leaf, in replica order; for 0-dim leaves a vector.
-        Differentiable.
 
-        The first dimension may differ between replicas.
+        Differentiable. The first dimension may differ between replicas.
         """
         tensors, structure = flatten(tree)
         return structure.rebuilt(self._collective_group.gathers(tensors, "all_gather({})", Kinds(tensors)))

@@ -86,7 +86,6 @@ class Deployment(Spec):
 
 
 def only(seat: tuple[RankContext, Callable[[], Any]], play: Callable[[RankContext], T]) -> list[T]:
-    """Run the only replica of this process."""
     place, close = seat
     try:
         return [play(place)]

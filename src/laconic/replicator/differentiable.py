@@ -6,8 +6,7 @@ Each replica has its own loss L_r, and gradients are those of sum_r L_r:
     y = [x_0, x_1, ...]  on every replica     dL/dx_r = sum_s (dL_s/dy_s)[r]     a reduce-scatter
     y = x_root           on every replica     dL/dx_root = sum_s dL_s/dy_s       a sum, used by the root
 
-Backward passes communicate as well, so all replicas must run them in the same order. They can be
-differentiated again.
+Backward passes communicate as well, so all replicas must run them in the same order.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class Group:
         return list(_AllSum.apply(self, note, *tensors)) if tensors else []  # type: ignore[no-untyped-call]
 
     def gathers(self, tensors: Sequence[Tensor], what: str, *parts: object) -> list[Tensor]:
-        """Return all replicas' rows of each tensor, in replica order."""
         note = self.order.note(what, *parts)
         made: list[Tensor] = []
         for each in tensors:
@@ -46,7 +44,6 @@ class Group:
         return made
 
     def broadcasts(self, tensors: Sequence[Tensor], root: int, what: str, *parts: object) -> list[Tensor]:
-        """Return the root's tensors."""
         note = self.order.note(what, *parts)
         return [_Broadcast.apply(self, note, root, each) for each in tensors]  # type: ignore[no-untyped-call]
 
@@ -131,7 +128,7 @@ def differentiable(x: Tensor) -> bool:
 
 
 def by_kind(tensors: Sequence[Tensor], combine: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """Apply `combine`, in place on flat tensors, to all tensors of each dtype and device at once; copies."""
+    """Apply `combine` to all tensors of each dtype and device at once, in place on a flat copy."""
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for i, each in enumerate(tensors):
         kinds.setdefault((each.dtype, each.device), []).append(i)

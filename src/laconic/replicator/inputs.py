@@ -41,8 +41,7 @@ class InputContext:
     fed: int
 
     def per_replica(self, batch: int) -> int:
-        """Return the examples per replica for `batch` examples per update. Raise `DataError` if they do not
-        divide.
+        """Return the examples per replica for `batch` examples per update. Raises `DataError` for a rest.
 
         >>> InputContext(pipeline=0, pipelines=2, replicas=4, fed=2).per_replica(64)
         16
@@ -56,7 +55,7 @@ class InputContext:
         return batch // self.replicas
 
     def per_pipeline(self, batch: int) -> int:
-        """Return the examples per batch of this pipeline. Raise `DataError` if they do not divide.
+        """Return the examples per batch of this pipeline. Raises `DataError` for a rest.
 
         >>> InputContext(pipeline=0, pipelines=2, replicas=4, fed=2).per_pipeline(64)
         32
@@ -68,10 +67,7 @@ InputFn = Callable[[InputContext], Iterable[Any]]
 
 
 def inputs(seat: RankContext, input_fn: InputFn, replication: Replication) -> Iterator[Any]:
-    """Return this replica's batches.
-
-    Called by all replicas of a group, which then request each batch together.
-    """
+    """Return this replica's batches. Replicas of a group call this, and request each batch, together."""
     size = seat.comm.size
     shared = size > 1 and (replication == SINGLE or (replication == PER_WORKER and seat.one_process))
     if shared:
@@ -100,7 +96,7 @@ def _shared(comm: Comm, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
                 failure, text = error, f"{type(error).__name__}: {error}"
                 said = json.dumps(["data", str(error)] if isinstance(error, DataError) else ["error", text])
         if failure is not None:
-            with suppress(PeerError):  # another replica may have heard of it and ended
+            with suppress(PeerError):  # another replica may have ended already
                 gather_text(comm, said)
             raise failure
         heard = gather_text(comm, said)[0]
@@ -116,8 +112,7 @@ def _shared(comm: Comm, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
 
 
 def cut(batch: Pytree, size: int) -> tuple[list[list[Tensor]], str]:
-    """Split each tensor along its first dimension for the replicas, on the host; return the parts and a
-    header.
+    """Split each tensor along its first dimension for the replicas, on the host; return parts and a header.
 
     Numbers go to all replicas unchanged. Raises `DataError` if a tensor does not divide.
     """
@@ -141,7 +136,6 @@ def cut(batch: Pytree, size: int) -> tuple[list[list[Tensor]], str]:
 def _distribute_parts(
     comm: Comm, leaves: Sequence[tuple[str, list[int]]], parts: list[list[Tensor]]
 ) -> list[Tensor]:
-    """Return this replica's part of each tensor, sent by replica 0."""
     mine = []
     for i, (dtype, shape) in enumerate(leaves):
         if comm.rank == 0:

@@ -42,7 +42,6 @@ class Structure:
         return self.text
 
     def rebuilt(self, tensors: Iterable[Tensor]) -> Pytree:
-        """Return the pytree with these tensors as its leaves."""
         left, leaves = iter(tensors), dict.fromkeys(self.places)
         for place, kind in zip(self.places, self.kinds, strict=True):
             if kind != "none":
@@ -64,7 +63,6 @@ class Structure:
 
     @classmethod
     def from_json(cls, text: str) -> Structure:
-        """Return the structure from a result of `to_json`."""
         spec, places, kinds = json.loads(text)
         return cls(pytree.treespec_loads(spec), tuple(places), tuple(kinds))
 
@@ -72,11 +70,8 @@ class Structure:
 def flatten(tree: Pytree, *, exact: bool = False) -> tuple[list[Tensor], Structure]:
     """Return the tensors of a pytree in sorted order, and its structure.
 
-    Args:
-        exact: Keep integers and bools; otherwise all numbers become floats, as for a mean.
-
-    Raises:
-        TypeError: A leaf is no tensor, number or None.
+    `exact`: keep integers and bools; otherwise all numbers become floats, as for a mean. Raises `TypeError`
+    for a leaf that is no tensor, number or None.
 
     >>> tensors, structure = flatten({"b": 2.0, "a": [torch.ones(3), None]})
     >>> [each.tolist() for each in tensors], str(structure)
@@ -121,14 +116,13 @@ def _kind(leaf: Any, exact: bool) -> str:
 
 
 def _key(entry: Any) -> tuple[str, Any]:
-    """Return the sort key of an entry of a path."""
     if isinstance(entry, pytree.MappingKey):
         return type(entry.key).__name__, str(entry.key)
     return "", entry.idx if isinstance(entry, pytree.SequenceKey) else str(entry)
 
 
 def with_plain_tuples(tree: Pytree) -> Pytree:
-    """Return a pytree with plain tuples instead of named ones, whose classes other processes may lack."""
+    """Replace named tuples, whose classes other processes may lack, by plain ones."""
 
     def is_named(node: Any) -> bool:
         return isinstance(node, tuple) and hasattr(node, "_fields")

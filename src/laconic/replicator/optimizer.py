@@ -46,8 +46,7 @@ class ReplicatedOptimizer(DistributedOptimizer):
         return self.stats().updates
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Compute the closure, if given, make one step with the other replicas, and return the closure's
-        result.
+        """Make one step with the other replicas, and return the closure's result.
 
         Raises:
             NonFiniteError: A gradient is NaN or infinite on one replica: no parameter was changed by it.

@@ -1,11 +1,9 @@
 """Order: check that all replicas make the same collective.
 
 Replicas that call collectives in different orders deadlock or mix tensors silently. With `debug=True` each
-replica keeps a hash of its collectives so far: their kinds, shapes, dtypes and calling lines. Before each
-collective the replicas gather 8 bytes of it; at the first difference every replica raises `PeerError` with
-the next collective of each.
-
-The calling line counts, to find loops over sets and branches on the rank before tensors are mixed.
+replica hashes its collectives so far: their kinds, shapes, dtypes and calling lines, which reveal loops over
+sets and branches on the rank. Before each collective the replicas gather 8 bytes of it; at the first
+difference every replica raises `PeerError` with the next collective of each.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ END = "the end of the script"
 
 
 class Order:
-    """Order without checks, as used without `debug=True`."""
+    """Order without checks, for `debug=False`."""
 
     def note(self, what: str, *parts: object) -> str:
         """Return the description of a collective, `what.format(*parts)`, and the calling line."""
@@ -37,10 +35,9 @@ class Order:
 
 
 class CheckedOrder(Order):
-    """Compares each collective with those of the other replicas before it begins.
+    """Comparison of each collective with those of the other replicas before it begins.
 
-    Args:
-        comm: A separate group of the replicas in sync; all create it at once.
+    `comm`: a separate group of the replicas in sync, created by all at once.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -53,7 +50,6 @@ class CheckedOrder(Order):
         return f"{what.format(*parts)} at {caller_location()}"
 
     def check(self, note: str) -> None:
-        """Raise `PeerError` on every replica unless all make this collective."""
         comm = self._comm
         self._count += 1
         self._digest = hashlib.blake2b(self._digest + note.encode(), digest_size=8).digest()
@@ -90,7 +86,6 @@ def describe_difference(count: int, texts: list[str]) -> str:
 
 
 def caller_location() -> str:
-    """Return file and line of the calling script."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(OURS):
         frame = frame.f_back

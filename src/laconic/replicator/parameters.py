@@ -34,7 +34,7 @@ def named(optimizer: Optimizer) -> dict[Tensor, str]:
 
 @dataclass(frozen=True)
 class GradientBucket:
-    """Gradients of the parameters of one device and dtype, concatenated, as in a DDP bucket.
+    """Gradients of the parameters of one device and dtype, with the interface of a DDP bucket.
 
     `flat` (n,); complex gradients are pairs of reals.
     """
@@ -45,23 +45,18 @@ class GradientBucket:
     held: Sequence[Tensor]
 
     def index(self) -> int:
-        """Return the number of the bucket in a step."""
         return self.number
 
     def is_last(self) -> bool:
-        """Return whether this is the last bucket of a step."""
         return self.last
 
     def buffer(self) -> Tensor:
-        """Return all gradients, flat."""
         return self.flat
 
     def parameters(self) -> list[Tensor]:
-        """Return the parameters, in order."""
         return list(self.held)
 
     def gradients(self) -> list[Tensor]:
-        """Return each parameter's gradient as a view of the buffer."""
         whole = torch.view_as_complex(self.flat.view(-1, 2)) if self.held[0].is_complex() else self.flat
         parts = torch.split(whole, [each.numel() for each in self.held])
         return [part.view(each.shape) for part, each in zip(parts, self.held, strict=True)]
@@ -75,7 +70,6 @@ class GradientBucket:
                 view.copy_(dense(each.grad))
 
     def give(self) -> None:
-        """Copy the buffer to the parameters' gradients."""
         for view, each in zip(self.gradients(), self.held, strict=True):
             if each.grad is None or each.grad.is_sparse:
                 each.grad = torch.empty_like(each)
@@ -88,7 +82,6 @@ def dense(grad: Tensor) -> Tensor:
 
 
 def buckets(parameters: Sequence[Tensor]) -> list[GradientBucket]:
-    """Return a bucket for each device and dtype, in order of first occurrence."""
     kinds = [(str(each.device), str(each.dtype)) for each in parameters]
     order = sorted(range(len(parameters)), key=lambda i: kinds.index(kinds[i]))
     found = [[parameters[i] for i in run] for _, run in groupby(order, key=lambda i: kinds[i])]

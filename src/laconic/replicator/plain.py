@@ -21,13 +21,11 @@ from laconic.strategies.strategy import Notes, Update
 
 
 class Plain(Controller):
-    """Controller that counts the optimiser's steps."""
-
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer, self.steps = optimizer, 0
 
     def step(self, update: Update, loss: float | None) -> None:
-        """Call `update()`. Raise `NonFiniteError`, with nothing changed, as with many replicas."""
+        """Call `update()`. Raises `NonFiniteError`, with nothing changed, as with many replicas."""
         if not all_finite(gradients(self._optimizer)):
             raise NonFiniteError(
                 "a gradient is NaN or infinite: nothing was changed; call optimizer.zero_grad() and continue,"

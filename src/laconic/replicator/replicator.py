@@ -235,8 +235,7 @@ class Replicator(Collectives):
         name: str = "optimizer",
         seed: int = 0,
     ) -> ReplicatedOptimizer:
-        """Return an optimiser that steps with the deployment. All replicas start with the first one's
-        parameters.
+        """Return an optimiser that steps with the deployment; all start with the first replica's parameters.
 
         In "single" it steps alone. In "sync" and "local" it uses the mean of all gradients or, with
         `topology`, its own gradients, and averages parameters with neighbours. In "async" and "groups" it

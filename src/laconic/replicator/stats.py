@@ -25,7 +25,6 @@ class ReplicatorStats(Stats):
 
     @classmethod
     def over(cls, stats: Stats) -> ReplicatorStats:
-        """Return the figures of `stats`; without servers all steps have staleness 0."""
         if isinstance(stats, cls):
             return stats
         own = {each.name: getattr(stats, each.name) for each in fields(stats)}

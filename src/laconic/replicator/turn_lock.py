@@ -1,9 +1,8 @@
 """Lock that lets one replica of a process run at a time, and swaps the random state with it.
 
 torch's default generator belongs to the process, so threads that draw from it in any order would not be
-reproducible. A replica runs only while it holds the lock, and releases it while it waits for others. The
-state of the default generators of torch, Python and NumPy is swapped with it: each replica draws as in its
-own process.
+reproducible. A replica runs only while it holds the lock, and releases it while it waits for others; the
+state of the default generators of torch, Python and NumPy is swapped with it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ class TurnLock:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold the lock, with this replica's random state."""
         self._acquire_lock()
         try:
             yield
@@ -42,7 +40,6 @@ class TurnLock:
 
     @contextmanager
     def release(self) -> Iterator[None]:
-        """Release the lock while this replica waits."""
         self._release_lock()
         try:
             yield
@@ -59,12 +56,10 @@ class TurnLock:
 
 
 def random_state() -> RandomState:
-    """Return the state of the default generators of torch, Python and NumPy."""
     return torch.get_rng_state(), random.getstate(), np.random.get_state()
 
 
 def restore(state: RandomState) -> None:
-    """Restore a result of `random_state`."""
     torch.set_rng_state(state[0])
     random.setstate(state[1])
     np.random.set_state(state[2])

@@ -16,7 +16,7 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def join_world(timeout_s: float, deployment: object) -> tuple[TorchComm, Callable[[], None]]:
-    """Return a new group of all ranks and its close function. Raise `AttachError` without torchrun."""
+    """Return a new group of all ranks and its close function. Raises `AttachError` without torchrun."""
     joined = not dist.is_initialized()
     if joined:
         missing = [name for name in NEEDED if name not in os.environ]
@@ -38,5 +38,4 @@ def join_world(timeout_s: float, deployment: object) -> tuple[TorchComm, Callabl
 
 
 def local_rank() -> int:
-    """Return torchrun's number of this process on its machine; 0 without torchrun."""
     return int(os.environ.get("LOCAL_RANK", "0"))

@@ -60,7 +60,6 @@ def served(
     play: Callable[[RankContext], T],
     terms: LaunchOptions,
 ) -> list[T]:
-    """Serve on the first ranks of torchrun, and run a replica on each of the others."""
     world, close = join_world(terms.timeout_s, deployment)
     try:
         workers = world.size - servers

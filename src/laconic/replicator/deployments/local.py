@@ -22,8 +22,7 @@ T = TypeVar("T")
 class Local(Deployment):
     """Replicas as threads, one running at a time, each with its own random state.
 
-    The results equal those of `sync`. Replicas run one after the other; torch's threads use the cores. The
-    random state of the process is restored.
+    The results equal those of `sync`. The random state of the process is restored.
 
     Args:
         replicas: Number of replicas, at least 1; default: 2.

@@ -7,6 +7,6 @@
                                                    <--  new version and tensors, applied or rejected
     bye                                            -->
 
-Every worker has a connection to every server, and a server has a thread per worker, so the loss of one does
-not affect others.
+Each worker has a connection to each server, and a server a thread per worker, so the loss of one does not
+affect others.
 """

@@ -29,7 +29,7 @@ class Link:
 
     `flat`, `grad`, `residual`: float32 (n,) of the tensors there, on the host. The residual has the unsent
     part of gradients for a biased codec, and all of a rejected one. `staleness`: of the last push, None if
-    rejected. `pair`: None on replicas that leave communication to the first of their group.
+    rejected. `pair`: None except on the first replica of a group, which communicates.
     """
 
     def __init__(
@@ -61,7 +61,6 @@ class Link:
 
     @property
     def dense_sent(self) -> int:
-        """Bytes on the wire of a float32 gradient."""
         return 0 if self.pair is None else self.pair.dense_sent(self.flat.nbytes)
 
     def open(self, config: Mapping[str, Any]) -> None:
@@ -84,7 +83,6 @@ class Link:
                 part.copy_(dense(given))
 
     def encode(self, step: int) -> None:
-        """Encode the gradient plus the residual."""
         x = self.residual.add_(self.grad) if self.keeps else self.grad
         self._wire = self.wires.encode(x, Turn(step, self._rank_context.group, self._seed))
 
@@ -101,12 +99,10 @@ class Link:
             self.wires.decode_add_(self._wire, self.residual, step, -1.0)
 
     def pull(self) -> None:
-        """Load the server's current tensors."""
         self._ask(Message(MessageKind.PULL, self._number))
         self._load_answer(self._receive())
 
     def load(self) -> None:
-        """Copy the tensors to the parameters."""
         with torch.no_grad():
             for entry in self.layout:
                 self.tensors[entry.name].copy_(view(self.flat, entry))

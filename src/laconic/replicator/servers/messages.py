@@ -46,7 +46,7 @@ class Message:
 
 
 def send(comm: Comm, peer: int, call: Message) -> None:
-    """Send a message to this rank of a pair. Raise `PeerError` if it is gone."""
+    """Send a message to this rank of a pair. Raises `PeerError` if it is gone."""
     text = json.dumps(call.body).encode()
     text += b" " * (-len(text) % 8)
     tensors = torch.empty(0, dtype=torch.uint8, device="cpu") if call.tensors is None else call.tensors
@@ -64,10 +64,7 @@ def send(comm: Comm, peer: int, call: Message) -> None:
 
 
 def receive(comm: Comm, peer: int) -> Message:
-    """Return the next message from this rank of a pair.
-
-    Raise `PeerError` if it is gone, `WireError` if invalid.
-    """
+    """Return the next message from this rank of a pair. Raises `PeerError` or `WireError`."""
     header = torch.zeros(4, dtype=torch.int64, device="cpu")
     comm.exchange({}, {peer: header})
     kind, nbytes, number, version = header.tolist()

@@ -18,10 +18,7 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 def to_config(optimizer: Optimizer, names: Mapping[Tensor, str]) -> dict[str, Any]:
-    """Return class, settings and tensor names of an optimiser.
-
-    Raise `AttachError` if it cannot be rebuilt.
-    """
+    """Return class, settings and tensor names. Raises `AttachError` if a server cannot rebuild them."""
     kind = type(optimizer)
     if "<locals>" in kind.__qualname__:
         raise AttachError(
@@ -40,7 +37,7 @@ def to_config(optimizer: Optimizer, names: Mapping[Tensor, str]) -> dict[str, An
 def settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Return the current settings of each group.
 
-    Raise `AttachError` for one that is no number, string or list.
+    Raises `AttachError` for one that is no number, string or list.
     """
     return [
         {key: _plain(key, value) for key, value in group.items() if key not in SILENT}
@@ -65,7 +62,7 @@ def from_config(
 ) -> tuple[Optimizer, dict[str, nn.Parameter]]:
     """Return the optimiser of a config, and its parameters by name as views of flat float32 (n,).
 
-    Raises `AttachError` if the class does not exist here or cannot be built from the settings of its groups.
+    Raises `AttachError` if the class does not exist here or cannot be built from its groups.
     """
     module, name = config["class"]
     try:
@@ -95,7 +92,6 @@ def from_config(
 
 
 def view(flat: Tensor, entry: Entry) -> Tensor:
-    """Return a tensor's part of flat (n,), in its shape."""
     return flat[entry.offset : entry.offset + entry.numel].view(entry.shape)
 
 

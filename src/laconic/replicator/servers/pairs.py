@@ -12,11 +12,9 @@ SERVER, WORKER = 0, 1  # ranks in a pair
 
 
 def connect(world: Comm, servers: Iterable[int], workers: Iterable[int]) -> dict[int, Comm]:
-    """Return this rank's pairs by the other's rank: of a server with all workers, of a worker with all
-    servers.
+    """Return this rank's pairs by the other's rank. Called by all ranks of `world`, servers first.
 
-    Called by all ranks of `world`, in which servers come before workers. The order of workers, then servers,
-    avoids deadlocks.
+    The order of workers, then servers, avoids deadlocks.
     """
     found: dict[int, Comm] = {}
     for server, worker in ((server, worker) for worker in workers for server in servers):

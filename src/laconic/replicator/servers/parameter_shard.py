@@ -52,7 +52,6 @@ class ParameterShard:
 
     @property
     def bytes(self) -> Tensor:
-        """Copy of the current tensors as bytes."""
         return as_bytes(self.flat.clone())
 
     def check_same(self, config: dict[str, Any]) -> None:
@@ -87,7 +86,6 @@ class ParameterShard:
         return staleness
 
     def save(self) -> None:
-        """Write a checkpoint atomically."""
         if self.file is None or (self._saved == self.version and self.file.exists()):
             return
         self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -126,5 +124,4 @@ class ParameterShard:
 
 
 def read_floats(wire: Tensor) -> Tensor:
-    """Return bytes as float32 (n,)."""
     return as_numbers(wire, torch.float32)

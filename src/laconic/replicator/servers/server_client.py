@@ -34,11 +34,11 @@ from laconic.strategies.strategy import Notes, Update
 class ServerClient(Controller):
     """Controller that pushes the group's mean gradient at each step and loads the updated parameters.
 
-    The wrapped optimiser never steps: servers have a copy, which gets the current settings of its groups with
-    each push. Starts from the servers' parameters, or its own if they have none yet.
+    The wrapped optimiser never steps: servers have a copy, which gets the current settings with each push.
+    Starts from the servers' parameters, or its own if they have none yet.
 
-    `number`: number of optimisers that this replica wrapped before. Raises `AttachError` if workers differ,
-    and `SpecError` if `compressor` is no codec or selector.
+    `number`: of optimisers that this replica wrapped before. Raises `AttachError` if workers differ, and
+    `SpecError` if `compressor` is no codec or selector.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ServerClient(Controller):
         return links
 
     def step(self, update: Update, loss: float | None) -> None:
-        """Push the gradient instead of `update()`. Raise `NonFiniteError`, with nothing pushed."""
+        """Push the gradient instead of `update()`. Raises `NonFiniteError`, with nothing pushed."""
         size = self.comm.size
         for link in self._links:
             link.collect()
@@ -111,7 +111,6 @@ class ServerClient(Controller):
         self.dense_bytes += sum(link.dense_sent for link in self._links)
 
     def _for_each_link(self, act: Callable[[Link], None]) -> None:
-        """Call `act` for each link on the first replica of a group."""
 
         def each() -> None:
             for link in self._links:

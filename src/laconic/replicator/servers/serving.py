@@ -24,7 +24,7 @@ from laconic.strategies.membership.heartbeats import Heartbeats
 
 log = logging.getLogger("laconic")
 POLL_S = 0.5  # between checks of heartbeats
-GRACE_S = 1.0  # for workers that have failed
+GRACE_S = 1.0  # for errors of workers
 BEATS = "replicator"
 
 
@@ -37,7 +37,6 @@ def heartbeats(world: Comm) -> Heartbeats | None:
 
 
 def file_of(folder: Path | None, name: str, server: int) -> Path | None:
-    """Return the checkpoint file of a server for this optimiser."""
     return None if folder is None else folder / f"{name}-server{server}.pt"
 
 
@@ -95,7 +94,6 @@ class Service:
             return self.shares[name]
 
     def save(self) -> None:
-        """Write a checkpoint of all shards."""
         for share in self.shares.values():
             with share.lock:
                 share.save()
