@@ -1,8 +1,8 @@
 """Batch augmentation: several independent augmentations of each example in one step.
 
-Hoffer et al. 2020, arXiv:1901.09335: a batch of B examples with M copies takes as many steps as a batch of B,
-at the same learning rate (copies are correlated), and generalises better. Across ranks, groups of M ranks use
-the same examples, so that a step reads 1/M of the distinct examples.
+Hoffer et al. 2020, arXiv:1901.09335: batches with M copies of B examples take as many steps as batches of B,
+at the same learning rate, and generalise better. Across ranks, groups of M ranks use the same examples, so
+that a step reads 1/M of the distinct examples.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ def batch_augmentation(
 
     It distributes examples to ranks itself: pass the loader that one process would use. Order and
     augmentation are functions of (seed, epoch, index, copy), for any number of worker processes. Each
-    iteration is the next epoch; a resumed run first calls `loader.batch_sampler.set_epoch(epoch, start=step)`
-    and then continues as if it had not stopped. Examples that do not fill a step on all ranks are dropped.
+    iteration is the next epoch; a resumed run first calls
+    `loader.batch_sampler.set_epoch(epoch, start=step)`. Examples that do not fill a step on all ranks are
+    dropped.
 
     Args:
         source: A DataLoader with a `batch_size`, which remains the number of distinct examples per rank and

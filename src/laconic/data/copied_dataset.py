@@ -20,10 +20,11 @@ class CopiedDataset(Dataset[Any]):
     """Wrapper of `dataset` for a `CopiesSampler`: items are functions of (index, key), in any process.
 
     Args:
-        dataset: Data set with items by index. Without `augment` its own random transforms run for each copy,
-            with torch's, Python's and NumPy's generators seeded by the key and restored afterwards.
+        dataset: Data set with items by index.
         augment: Function augment(example, generator) that returns an augmented example. Each example of a
-            batch is then read once for all its copies.
+            batch is then read once for all its copies. None: the data set's own random transforms run for
+            each copy, with torch's, Python's and NumPy's generators seeded by the key and restored
+            afterwards.
 
     >>> dataset = CopiedDataset([10.0, 20.0], lambda x, rng: x + torch.rand(1, generator=rng).item())
     >>> one, again, other = dataset.__getitems__([Draw(0, 0, 7), Draw(0, 0, 7), Draw(0, 1, 8)])

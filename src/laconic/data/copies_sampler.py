@@ -1,9 +1,9 @@
 """Sampler of examples and copies.
 
-Draws are pure functions of (seed, epoch, index, copy), and of the visit if a sampler repeats an example
-within an epoch. Across ranks, ranks g * copies to (g + 1) * copies - 1 use the same examples, each a
-different copy. Inside a batch, all examples of copy 0 come first, then all of copy 1: so each chunk of
-`batch` inputs has distinct examples, as ghost BatchNorm requires.
+Draws are pure functions of (seed, epoch, index, copy), and of the visit if a sampler repeats an example.
+Across ranks, ranks g * copies to (g + 1) * copies - 1 use the same examples, each a different copy. Inside a
+batch, all examples of copy 0 come first, then all of copy 1, so that each chunk has distinct examples, as
+ghost BatchNorm requires.
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ class OnDisk(Memory):
     """File of `samples * nbytes` bytes, allocated at once and deleted when closed.
 
     The file is `path`, or `path.1`, `path.2`, ... if another process holds its lock. The system releases a
-    lock when its process ends, so the file of a killed run is reused, and no two runs share one.
+    lock when its process ends, so the file of a killed run is reused.
 
     Rows of the current and the next mini-batch are in RAM. One thread reads ahead and writes, in the order of
-    the calls. It uses no memory mapping: a full disk raises `OSError`, while a mapped file would kill the
-    process with SIGBUS.
+    the calls, without memory mapping: a full disk raises `OSError` instead of killing the process with
+    SIGBUS.
 
     Raises:
         OSError, StateError: The disk is too small.

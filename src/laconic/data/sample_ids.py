@@ -11,16 +11,10 @@ from laconic.core.errors import StateError
 
 
 def sample_ids(ids: Tensor | Sequence[int] | None, samples: int, *, missing: str, call: str) -> Tensor:
-    """Return the ids of a batch, each once, int64 (batch,) on the CPU.
+    """Return the ids of a batch, int64 (batch,) on the CPU.
 
-    Args:
-        ids: The caller's value.
-        samples: Number of samples: ids are 0..samples - 1.
-        missing: Error message if there are no ids.
-        call: Function that got `samples`, for the error message.
-
-    Raises:
-        StateError: There are no ids, they are not integers, one is out of range or repeated.
+    Raises `StateError` unless they are unique integers in 0..samples - 1. `missing`: error message without
+    ids. `call`: function that got `samples`, for the message.
     """
     if ids is None:
         raise StateError(missing)

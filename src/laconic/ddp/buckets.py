@@ -4,9 +4,8 @@
                     -> the communication thread: Attached.mean_(bucket), over a separate process group
                     -> optimizer.step()
 
-DDP passes its buckets in index order and regroups them after the first step, so layouts are built by
-parameter name. Buckets of all dtypes are exchanged in float32; complex buckets are pairs of reals, as DDP
-passes them.
+DDP regroups its buckets after the first step, so layouts are built by parameter name. Buckets of all dtypes
+are exchanged in float32; complex buckets are pairs of reals, as DDP passes them.
 """
 
 # no `from __future__ import annotations`: DDP reads the types of its hook
@@ -38,12 +37,7 @@ UNSTEPPED = "two exchanged backward passes without optimizer.step() between them
 class Buckets:
     """Queue of a model's buckets for one communication thread.
 
-    Args:
-        exchange: Replaces a bucket by the mean over all ranks.
-        names: The name of each parameter of the model.
-        optimisers: The optimisers of the model.
-        scaler: The GradScaler in use, if any: memory is stored unscaled.
-        keep_means: Whether to keep the means of parameters that no rank used.
+    `keep_means`: whether to keep the means of parameters that no rank used.
     """
 
     def __init__(
@@ -145,8 +139,8 @@ class Buckets:
     def before_step(self, optimiser: OptimiserView, step: int) -> None:
         """Prepare the gradients of this optimiser for the current step.
 
-        A parameter that no rank has used gets the mean of the residuals. Master weights get the mean before
-        it was rounded to 16 bits. Warns about a gradient that changed since the exchange.
+        A parameter that no rank has used gets the mean of the residuals, and masters the mean before
+        rounding. Warns about gradients that changed since the exchange.
         """
         assert isinstance(optimiser, OptimiserHooks)
         if self.unused_parameters is not None:

@@ -80,10 +80,9 @@ def compress(
             print(handle.stats().ratio)  # times fewer bytes on the wire than dense
 
     Args:
-        model: A `DistributedDataParallel`, before or after its first backward pass, or a module that wraps
-            one, as `torch.compile` and Fabric do; or a model under `fully_shard`, for methods such as
-            "cgx(bits=4)", which compress all its gradients. If shards have replicas (HSDP), the method runs
-            between replicas.
+        model: A `DistributedDataParallel`, or a module that wraps one, as `torch.compile` and Fabric do; or a
+            model under `fully_shard`, for methods such as "cgx(bits=4)", which compress all its gradients. If
+            shards have replicas (HSDP), the method runs between replicas.
         optimizer: The optimiser, or a list of several with disjoint parameters. Other parameters in it, such
             as a loss's, are not exchanged. Wrappers of Accelerate, Fabric, Lightning and torchft are
             unwrapped.

@@ -1,7 +1,7 @@
 """Checks for gradients that are changed or dropped between the exchange and the step.
 
 Under local momentum `p.grad` holds sent velocity, so clipping it would clip momentum; and a GradScaler that
-was not passed to `compress` changes the scale of residuals. One small tensor per bucket shows both.
+was not passed to `compress` changes the scale of residuals.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Noted:
 class GradientWatch:
     """Comparison of a mean per bucket after the exchange and before the step; warns once.
 
-    On a GPU the magnitudes of a step are read in the next exchange, all in one copy, without an extra wait,
-    and compared in the next step. `release`: leaves momentum to the optimiser, if velocities were changed.
+    A GPU's magnitudes are read in the next exchange, all in one copy, without an extra wait. `release`:
+    leaves momentum to the optimiser, if velocities were changed.
     """
 
     def __init__(self, release: Callable[[str, str | None], None]) -> None:
@@ -131,13 +131,11 @@ class GradientWatch:
 class LostGradientCheck:
     """Warning about gradients that were exchanged, then dropped by zero_grad() without a step.
 
-    Their unsent share is still in the method's memory and is sent with later gradients: a GAN's discriminator
-    would learn from its generator's loss. The check runs before the next gradient is added: only then do
-    dropped gradients differ from accumulated ones.
+    Their unsent share is sent with later gradients: a GAN's discriminator would learn from its generator's
+    loss. The check runs before the next gradient is added: only then do dropped gradients differ from
+    accumulated ones.
 
-    Attributes:
-        pending: Whether exchanged gradients wait for a step.
-        warned: Whether it has warned.
+    `pending`: whether exchanged gradients wait for a step. `warned`: whether it has warned.
     """
 
     def __init__(self, parameters: Iterable[Tensor], method: str) -> None:

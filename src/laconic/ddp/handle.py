@@ -33,7 +33,7 @@ from laconic.exchange.stats import Stats
 class Handle(Joinable):
     """A compressed model on one rank: statistics, state and removal. `laconic.compress` returns it.
 
-    It may be passed to torch's `Join` after its model, `with Join([model, handle])`. This is required if the
+    It may be passed to torch's `Join` after its model, `with Join([model, handle])`, and must be if the
     method exchanges inside `optimizer.step()`: a rank without further inputs then takes these steps too.
     """
 
@@ -150,9 +150,9 @@ class Handle(Joinable):
     def discard(self) -> None:
         """Clear all residuals, so that no earlier gradient affects a later step. Call it on every rank.
 
-        Use it when you occasionally skip a step by zero_grad() instead of step(): otherwise the unsent share
-        of its gradients is sent with later ones. It also clears momentum that is applied before the exchange.
-        Run backward passes whose gradients are never used, such as that of a GAN's generator, under
+        Use it when you occasionally skip a step by zero_grad() instead of step(), as the unsent share of its
+        gradients is sent with later ones. It also clears momentum that is applied before the exchange. For
+        backward passes whose gradients are never used, such as that of a GAN's generator, use
         `model.no_sync()` instead.
         """
         self.exchange.discard()

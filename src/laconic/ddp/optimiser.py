@@ -1,7 +1,7 @@
 """Hooks around an optimiser's `step`, and a view of its parameter groups.
 
-Before `step` the method's rules update their tensors, which are hidden from the optimiser during the step.
-Parameter groups are never rewritten, so schedulers work as usual.
+Before `step` the method's rules update their tensors, which are then hidden from the optimiser. Parameter
+groups are never rewritten, so schedulers work as usual.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks at each step of a compressed model: all stepped parameters are exchanged, and steps happen.
 
-DistributedDataParallel exchanges the parameters that required a gradient when it was built. One that is
-unfrozen or added later has only this rank's gradient, and replicas would silently diverge.
+A parameter that is unfrozen or added after DistributedDataParallel was built has only this rank's gradient,
+and replicas would silently diverge.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `torch.distributed.algorithms.Join` continues only DDP's collectives without inputs, so the handle joins too:
 it takes each step of the other ranks, with the mean from DDP's hook, or with a zero gradient if gradients
-stay local. Moments then stay equal. At the end every rank copies the last rank that had inputs, as DDP does
-for weights, since schedules and clipping continued only there.
+stay local. At the end every rank copies the last one that had inputs, as schedules and clipping continued
+only there.
 """
 
 from __future__ import annotations

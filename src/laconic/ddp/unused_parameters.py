@@ -1,8 +1,7 @@
 """Parameters without a gradient on any rank in a backward pass (find_unused_parameters).
 
-DDP exchanges their residuals with the rest of the bucket, but does not write the mean to their gradients.
-With one optimiser the mean becomes their gradient at the end of backward. With several, as for a GAN, it is
-kept until their optimiser steps, possibly after more backward passes.
+DDP exchanges their residuals, but does not write the mean to their gradients. With one optimiser the mean
+becomes their gradient at the end of backward. With several, as for a GAN, it is kept until theirs steps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Exchanges of sharded gradients that overlap the backward pass, on a communication thread.
 
-On a CPU, FSDP2 waits for a reduce-scatter on autograd's thread. It then only makes views of the output, so
-the output may be filled at any time before backward returns. At most two modules are in flight, which bounds
-the memory. On a GPU FSDP2 overlaps by streams, and a job runs immediately.
+On a CPU, FSDP2 waits for a reduce-scatter on autograd's thread, and then only makes views of the output,
+which may be filled at any time before backward returns. At most two modules are in flight. On a GPU FSDP2
+overlaps by streams, and a job runs immediately.
 """
 
 from __future__ import annotations

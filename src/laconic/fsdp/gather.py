@@ -1,9 +1,9 @@
 """Compressed all-gather of FSDP2's parameters.
 
 All ranks decode every shard, including their own, so that all compute with the same weights. The optimiser's
-shards stay float32 and exact, as in QSDP (Markov, Vladu, Guo, Alistarh 2023, arXiv:2302.02390) and in
-ZeRO++'s qwZ (Wang et al. 2023, arXiv:2306.10209): a reconstruction, without QSDP's learned levels. FSDP2
-gathers a module's parameters before its forward pass and again before its backward pass, with the same bits.
+shards stay exact, as in QSDP (Markov, Vladu, Guo, Alistarh 2023, arXiv:2302.02390) and in ZeRO++'s qwZ (Wang
+et al. 2023, arXiv:2306.10209): a reconstruction, without QSDP's learned levels. The gathers before the
+forward and the backward pass have the same bits.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class CodedAllGather:
     """All-gather of one module, as `torch.distributed.fsdp` calls it. It replaces `before`.
 
     Wire: the encoded shard, to each other rank; an empty message for a non-finite shard, which is NaN on
-    every rank. Modules with parameters of several dtypes, or of integers, are sent unencoded, and counted.
-    Gathers in the smaller group of an integer `reshard_after_forward`, meant for one machine, stay FSDP's own
-    and are not counted.
+    every rank. Modules with parameters of several dtypes, or of integers, are sent unencoded. Gathers in the
+    smaller group of an integer `reshard_after_forward`, meant for one machine, stay FSDP's own and are not
+    counted.
     """
 
     def __init__(self, codec: Codec, shards: Shards, module: str, before: Any) -> None:

@@ -1,10 +1,9 @@
 """Sharded data parallel: `fully_shard` with a compressed reduce-scatter, or all-reduce of replicas.
 
 A rank of FSDP2 needs only the mean gradient of its shard: the first half of `scatter_reduce`. FSDP2 passes
-flat chunks of several tensors without names, so a method's choice of tensors does not apply. Error feedback
-stores an 8-bit residual. Parameters are gathered in full precision, or encoded by the codec of `parameters=`.
-
-If shards have replicas (HSDP), the reduce-scatter stays FSDP2's own, and the method runs between replicas.
+flat chunks of several tensors without names, so a method's choice of tensors does not apply. Residuals have 8
+bits. If shards have replicas (HSDP), the reduce-scatter stays FSDP2's own, and the method runs between
+replicas.
 """
 
 from __future__ import annotations
@@ -56,12 +55,7 @@ def compress_sharded(
     seed: int = 0,
     parameters: Any = None,
 ) -> ShardedHandle:
-    """Reduce the gradients of a model under `fully_shard` by the method `spec`.
-
-    Call it on all ranks of the model. Raises `AttachError` on every rank, with nothing attached, for a method
-    that cannot be sharded, an optimiser without the sharded parameters, a module with a custom
-    reduce-scatter, a `scaler`, or ranks that disagree; `SpecError` for a wrong spec.
-    """
+    """Reduce the gradients of a model under `fully_shard` by the method `spec`, as `laconic.compress`."""
     sharing, holding = groups_of(model)
     groups: list[TorchComm] = []
 
@@ -176,11 +170,7 @@ class ShardedHandle:
         weakref.finalize(model, close, groups).atexit = False
 
     def stats(self) -> Stats:
-        """Return bytes and seconds of the compressed collectives; `dense`: bytes without compression.
-
-        These are reduce-scatters of gradients, or all-reduces between replicas, and with `parameters=` the
-        all-gathers of parameters.
-        """
+        """Return bytes and seconds of the compressed collectives; `dense`: bytes without compression."""
         parts = (self._within, self._shards)
         meter = Meter.of(dict(item for part in parts for item in part.comm.snapshot().parts.items()))
         seconds = self._within.seconds.plus(self._shards.seconds)
@@ -190,8 +180,8 @@ class ShardedHandle:
     def state_dict(self, *, gather: bool = False) -> dict[str, Any]:
         """Return the step, from which stochastic rounding draws its bits, and this rank's memory, if any.
 
-        With a memory each rank must save its own state: `gather` and Accelerate's
-        `register_for_checkpointing` raise `StateError`.
+        Each rank must save its own memory: `gather` and Accelerate's `register_for_checkpointing` raise
+        `StateError`.
         """
         if self.saved_by_each:
             if gather or saved_by_rank_0():

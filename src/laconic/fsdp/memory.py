@@ -2,9 +2,8 @@
 
     x_t = decay * e_t + g_t        sent_t = C(x_t)        e_{t+1} = Q(x_t - sent_t)
 
-In float32 the residual e would be as large as the model on every rank, which sharding avoids; it is stored in
-8 bits, as in LoCo (Xie et al. 2024, arXiv:2407.04480). A reconstruction, without LoCo's moving average of
-errors and its resets.
+In float32 e would be as large as the model on every rank; it is stored in 8 bits, as in LoCo (Xie et al.
+2024, arXiv:2407.04480). A reconstruction, without LoCo's moving average of errors and its resets.
 """
 
 from __future__ import annotations

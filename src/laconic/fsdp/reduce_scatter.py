@@ -1,9 +1,8 @@
 """Compressed reduce-scatter of FSDP2: each rank's shard of the mean gradient.
 
-FSDP2 calls it once per module, with the module's gradients as one flat chunk per rank, without names, so a
-codec sees a chunk as one tensor. On a GPU all checks, for non-finite gradients and damaged messages, are
-flags that the host reads in one copy. Only then does autograd's thread wait for the GPU, unless the codec or
-pattern waits too.
+FSDP2 calls it once per module, with flat chunks without names, so a codec sees a chunk as one tensor. On a
+GPU all checks are flags that the host reads in one copy; only then does autograd's thread wait for the GPU,
+unless the codec or pattern waits too.
 """
 
 from __future__ import annotations
@@ -156,8 +155,8 @@ class Scatter:
     ) -> Tensor | None:
         """Return this rank's chunk of the mean of flat x, float32; None if x is not finite on some rank.
 
-        x is overwritten with a memory, and on a GPU if it is not finite. `call`: the number of earlier calls
-        in this step; each rounds by its own keys. `remembers`: whether x has a residual, given a memory.
+        May overwrite x. `call`: the number of earlier calls in this step; each rounds by its own keys.
+        `remembers`: whether x has a residual.
         """
         began = time.perf_counter()
         shards, comm = self.shards, self.shards.comm

@@ -4,11 +4,11 @@
              -> Attached.mean_, between the ranks that hold this shard, in place of the all-reduce
              -> the sharded gradient
 
-Each module's shard is a bucket, and the shard of each of its parameters a tensor of it, with FSDP2's padding.
-So a method chooses tensors by their shapes, and has float32 memory only for this shard.
+Each module's shard is a bucket, and the padded shard of each of its parameters a tensor of it. So a method
+chooses tensors by their shapes, and has float32 memory only for this shard.
 
-fully_shard has a hook after its all-reduce, not instead of it. It skips the all-reduce for a model without
-replicas, so an attached method removes the replicas from its description of the mesh.
+fully_shard has a hook after its all-reduce, which it skips for a model without replicas. So an attached
+method removes the replicas from its description of the mesh.
 """
 
 from __future__ import annotations

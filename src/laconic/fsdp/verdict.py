@@ -1,7 +1,7 @@
 """Agreement of all ranks whether a backward pass is skipped.
 
 A non-finite gradient appears only in the shards that contain it. Without agreement the other ranks would
-store residuals of that pass, and a rank without elements of that module would step.
+store residuals of that pass, or step.
 """
 
 from __future__ import annotations

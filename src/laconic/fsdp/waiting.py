@@ -1,11 +1,10 @@
 """Gradients that wait for the end of the backward pass, since their module may have more of them.
 
-FSDP2 reduces the gradient of a module once for every call in the forward pass, and adds them up. An exchange
+FSDP2 reduces the gradient of a module once for every call in the forward pass, and adds them up; an exchange
 takes each tensor once in a step. So gradients of a module with further calls add up here, FSDP2 gets zeros,
-and the mean of the sum is added to the sharded gradients at the end of the pass.
-
-Once one gradient waits, all later ones of the pass do, so the order of exchanges is the order of the first
-gradients, even if another rank has counted other calls, as after an evaluation on one machine alone.
+and the mean of the sum is added at the end of the pass. Once one gradient waits, all later ones do, so the
+order of exchanges is that of the first gradients, even if another rank has counted other calls, as after an
+evaluation on one machine alone.
 """
 
 from __future__ import annotations
@@ -105,8 +104,8 @@ class WaitingGradients:
 def has_more_calls(module: FSDPModule) -> bool:
     """Return whether the forward pass may have called this module again, for another gradient.
 
-    FSDP2 records each call, also without gradients, and forgets one before each gradient, except where the
-    script has chosen what to prefetch.
+    FSDP2 records each call and forgets one before each gradient, except where the script chooses what to
+    prefetch.
     """
     chosen = getattr(module._get_fsdp_state(), "_states_to_backward_prefetch", ())
     return len(param_group_of(module)._post_forward_indices) > bool(chosen)

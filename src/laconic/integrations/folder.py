@@ -3,8 +3,7 @@
     checkpoint-500/laconic.pt          result of `handle.state_dict(gather=True)` on rank 0
     checkpoint-500/laconic-rank3.pt    one file per rank, for error feedback on a sharded model
 
-From the single file, rank 0 sends each rank its part, so only its machine needs the file. Of several files,
-each rank needs its own. Files are replaced atomically.
+Only rank 0 reads the single file; of several files, each rank needs its own. Files are replaced atomically.
 """
 
 from __future__ import annotations

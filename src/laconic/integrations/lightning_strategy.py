@@ -43,8 +43,7 @@ class LightningStrategy(DDPStrategy):
         options: Options of Lightning's DDPStrategy that are not DDP's, such as `timeout`.
 
     Attributes:
-        optimizer: The result of `laconic.distribute`, after set-up, with statistics and notes of the last
-            step.
+        optimizer: The result of `laconic.distribute`, after set-up, with statistics.
 
     Raises:
         AttachError: The spec is a method that exchanges gradients, or an option is not supported.

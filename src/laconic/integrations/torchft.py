@@ -75,19 +75,14 @@ class ReplicaHandle:
     def state_dict(self) -> RankState:
         """Return this replica's state, to be saved by this replica, between steps.
 
-        Returns:
-            Plain numbers, strings and tensors, which load under `torch.load(weights_only=True)`.
-
-        Raises:
-            StateError: No step has run yet.
+        It loads under `torch.load(weights_only=True)`. Raises `StateError` before the first step.
         """
         return self._exchange.state_dict(self._manager.current_step())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of `state_dict`. When other replicas rejoin, each gets the mean of all.
 
-        Raises:
-            StateError: A step has started, or the state belongs to another model, method or seed.
+        Raises `StateError` after a step, and for a state of another model, method or seed.
         """
         self._exchange.load_state_dict(state)
 

@@ -17,14 +17,9 @@ TESTED = {  # from the first version, below the second
 
 
 def check(library: str, use: str) -> None:
-    """Warn if the installed library is outside the tested range.
+    """Warn if the installed library is outside the tested range. Raises `ExtraError` if it is missing.
 
-    Args:
-        library: Its name in `import`, in pip and as an extra.
-        use: Name of the caller, for the message.
-
-    Raises:
-        ExtraError: It is not installed.
+    `library`: its name in `import`, in pip and as an extra. `use`: name of the caller, for the message.
     """
     install = f"pip install 'laconic[{library}]'"
     require(library, use, install)

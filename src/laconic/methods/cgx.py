@@ -2,11 +2,10 @@
 
 Markov, Ramezanikebrya, Alistarh 2022, arXiv:2111.08617. Quantiser, scatter-reduce and filters as in the
 release (IST-DASLab/torch_cgx) [V]. It reports, at 4 bits and blocks of 1024, dense to compressed: ResNet-50
-75.8 to 75.9 %, ViT-B 79.2 to 78.6 %, Transformer-XL 22.8 to 22.9 and GPT-2 14.1 to 13.9 in perplexity.
+75.8 to 75.9 %, ViT-B 79.2 to 78.6 %, perplexity of Transformer-XL 22.8 to 22.9 and of GPT-2 14.1 to 13.9.
 
-Differences: tensors are distinguished by shape and size from the first step on, not registered at the third;
-a tensor larger than the release's fusion buffer, which it drops, is reduced; links inside a machine are
-treated like those between machines.
+Differences: tensors are distinguished by shape and size from the first step on, not the third; very large
+ones are reduced, not dropped; links inside a machine are treated like those between machines.
 """
 
 from __future__ import annotations
@@ -46,9 +45,8 @@ def cgx(
     Works with any optimiser.
 
     There is no feedback, as in the release, so rounding to nearest always loses entries below half a unit. At
-    4 bits the release reports no loss; at 2 bits use 'stochastic', or `scatter_reduce(minmax(bits=2,
-    block=16), feedback='both')`, which stores the loss of both roundings. Error feedback on the way up alone
-    does not correct the second rounding.
+    2 bits use 'stochastic', or `scatter_reduce(minmax(bits=2, block=16), feedback='both')`, which stores the
+    loss of both roundings.
 
     Payload: bits + 64 / block bits per entry, (N - 1) / N of it up and 1 / N down: 4.125.
 

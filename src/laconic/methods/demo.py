@@ -35,10 +35,9 @@ def demo(
         m = decay * m + g;   S = top density * tile^2 of |D m| in each tile;   send C((D m)[S])
         m = m - D'(sent share);   the optimiser gets D'(mean over ranks of the sent shares)
 
-    Fast components are sent at once; slow ones accumulate in the momentum until they are strong. The paper's
-    first version steps along the sign of the mean: that is
-    `torch.optim.Adam(parameters, lr=0.001, betas=(0.0, 0.0))`. Any optimiser works too, including one with
-    momentum. Tensors of one dimension are summed without compression.
+    Fast components are sent at once; slow ones accumulate until they are strong. The paper's first version
+    steps along the sign of the mean: that is `torch.optim.Adam(parameters, lr=0.001, betas=(0.0, 0.0))`. Any
+    optimiser works, also with momentum. Tensors of one dimension are summed without compression.
 
     Payload: about density * n * (2 + log2(1 / density) + 1.5) bits, by default 390 times less than the
     gradient. Memory: one float32 an element.

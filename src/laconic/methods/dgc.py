@@ -62,12 +62,11 @@ def dgc(
     a `torch.optim.SGD` or `laconic.optim.LARS`; tensors of other optimisers have plain error feedback, and a
     log line gives the reason.
 
-    Payload: about density * n * (32 + log2(1 / density) + 1.5) bits, to each of the N - 1 others: a rank's
-    traffic grows with N. With `down`, each entry is sent to the rank that serves it, and the servers answer
-    with the share `down`, so that a rank sends at most twice as much among 64 ranks as among 4, from 2
-    million entries on; in a smaller model headers grow with N (see `server`). Up to N * density of the
-    entries arrive at the servers; all but `down` wait there, without further momentum, longer with more
-    ranks.
+    Payload: about density * n * (32 + log2(1 / density) + 1.5) bits, to each of the N - 1 others. With
+    `down`, each entry is sent to the rank that serves it, and the servers answer with the share `down`: a
+    rank sends at most twice as much among 64 ranks as among 4, from 2 million entries on (see `server`). Up
+    to N * density of the entries arrive at the servers; all but `down` wait there, without further momentum,
+    longer with more ranks.
 
     Args:
         density: Share of the entries that is sent, in (0, 1].

@@ -35,8 +35,8 @@ def dion2(fraction: float = 0.25) -> Method:
         w[S] = w[S] - adjusted lr * NewtonSchulz(U)      after w = (1 - lr * weight decay) * w
 
     Columns are chosen if they are fewer than the rows. As all is linear up to U, this is Dion2 on the mean
-    gradient, up to rounding; `fraction=1` is Muon. The iteration, the rate and its adjustment are those of
-    Muon's groups. Newton-Schulz runs on the chosen rows only, so a step is also faster than Muon's.
+    gradient, up to rounding; `fraction=1` is Muon. Newton-Schulz runs on the chosen rows only, so a step is
+    also faster than Muon's.
 
     Needs `torch.optim.Muon` with `nesterov=False`, usually with AdamW for embeddings, heads and vectors:
     `compress(model, [muon, adamw], "dion2()")`. Tensors that Muon does not hold are summed without

@@ -30,11 +30,11 @@ def ef21_sgdm(compressor: Any = TOP, *, eta: float = 0.1) -> Method:
         v_i = (1 - eta) * v_i + eta * g_i        c_i = C(v_i - h_i)        h_i = h_i + c_i
         G = G + mean over ranks of c_i;          the optimiser gets G
 
-    When gradients converge, so does v_i - h_i, and C's error goes to zero: unlike error feedback, it needs no
-    bound on gradients, no large batches, and no similarity of the ranks' data. Works with any optimiser; the
-    papers use SGD without momentum, as eta plays that role: the learning rate is then 1 / eta times that of
-    SGD with momentum 1 - eta. Tensors of one dimension are summed without compression. Payload: that of
-    `compressor`. Memory: three float32 per element.
+    When gradients converge, C's error goes to zero: unlike error feedback, it needs no bound on gradients, no
+    large batches, and no similarity of the ranks' data. Works with any optimiser; the papers use SGD without
+    momentum, as eta plays that role: the learning rate is then 1 / eta times that of SGD with momentum 1 -
+    eta. Tensors of one dimension are summed without compression. Payload: that of `compressor`. Memory: three
+    float32 per element.
 
     Args:
         compressor: C, a codec, selector or reducer with an error below |x|^2, by default topk(density=0.01).

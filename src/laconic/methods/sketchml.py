@@ -36,14 +36,13 @@ def sketchml(
     Differences from the paper, whose gradients are sparse and sent whole: the largest entries are chosen,
     with error feedback for the rest; a bin is a mean, not the middle of its interval; deltas may have any
     number of bits. Tensors of one dimension are summed without compression. Payload: about k (log2(1 /
-    density) + 2.4 + log2(bins)) + 32 * bins bits, k = density * n: with a few hundred sent entries the bins
-    dominate, so use fewer.
+    density) + 2.4 + log2(bins)) + 32 * bins bits, k = density * n: with a few hundred sent entries use fewer
+    bins.
 
-    With `groups` the bins are sent in the paper's MinMaxSketch (`minmax_sketch`), two rows of 0.3 cells per
-    value: log2(groups) + 0.6 log2(bins / groups) bits instead of log2(bins). On a stored gradient and on
-    normal numbers, densities 0.01 to 0.3 (benchmarks/sketch.py), 256 bins in 16 groups take 6.4 bits per
-    value instead of 8, but the squared error of the sent values is 18 to 30 times larger; plain bins have
-    that error with 4.3 to 4.9 bits.
+    With `groups` the bins are sent in the paper's MinMaxSketch (`minmax_sketch`): log2(groups) + 0.6
+    log2(bins / groups) bits per value instead of log2(bins). With 256 bins in 16 groups
+    (benchmarks/sketch.py) these are 6.4 bits instead of 8, but the squared error of the sent values is 18 to
+    30 times larger; plain bins have that error with 4.3 to 4.9 bits.
 
     Args:
         density: Share of the entries that is sent, in (0, 1].

@@ -47,14 +47,13 @@ def sparse_adam(
         send C(x): S, the signs of x[S], and their mean magnitude
         m = D * mean of C(x) over ranks              w = w - lr * m / D
 
-    This is 1-bit Adam that sends few entries, to all ranks or with `down` to servers, and chooses them by
-    |m| / D, which moves the weights, instead of |m|. The rest is as in `onebit_adam`: the exchange inside
-    `optimizer.step()`, weight decay, the bound of m / D, tensors of one dimension, v = 0, uneven inputs.
+    This is 1-bit Adam that sends few entries, to all ranks or with `down` to servers, and chooses them by |m|
+    / D, which moves the weights. The rest is as in `onebit_adam`.
 
-    Needs `torch.optim.Adam` or `AdamW`, with or without amsgrad. Payload after the warm-up: about
-    density * n * (log2(1 / density) + 2.5) bits, to each of the N - 1 others; in the warm-up 32 * n bits.
-    Memory: 4 bytes per entry of a matrix, for e, in addition to Adam's; during a step 4 buffers as large as
-    the gradient. Error of a message: omega <= 1 - 1 / n.
+    Needs `torch.optim.Adam` or `AdamW`, with or without amsgrad. Payload after the warm-up: about density * n
+    * (log2(1 / density) + 2.5) bits, to each of the N - 1 others; in the warm-up 32 * n bits. Memory: 4 bytes
+    per entry of a matrix, for e, in addition to Adam's; during a step 4 buffers as large as the gradient.
+    Error of a message: omega <= 1 - 1 / n.
 
     Args:
         density: Share of the entries that is sent, in (0, 1].

@@ -1,9 +1,9 @@
 """Sparse Ternary Compression: the largest entries of each tensor, as positions, signs and one magnitude.
 
 Sattler et al. 2019, arXiv:1903.02891. Verified against the authors' release (felisat/federated-learning).
-Differences: entries are chosen by index; the release compares with a threshold, which sends more than k
-entries if some are equal, and turns all zeros into values if it is zero. Positions are Golomb-Rice coded on
-the wire; the release only counts their bits. One-dimensional tensors are summed without compression.
+Differences: entries are chosen by index, while the release compares with a threshold, and so sends more than
+k entries if some are equal. Positions are Golomb-Rice coded on the wire; the release only counts their bits.
+One-dimensional tensors are summed without compression.
 """
 
 from __future__ import annotations

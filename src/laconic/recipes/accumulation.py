@@ -1,8 +1,8 @@
 """Gradient accumulation: a global batch as the mean over micro-batches that fit in memory.
 
-A step's gradient equals that of the whole batch except for BatchNorm. Ranks exchange once per step. One rank
-measures the gradient noise scale from the first part and the whole; on several ranks the exchange measures
-it, see `laconic.exchange.noise_scale`.
+A step's gradient equals that of the whole batch except for BatchNorm. Ranks exchange once per step, and
+measure the gradient noise scale, see `laconic.exchange.noise_scale`; one rank measures it from the first
+part.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Training step on a batch with several augmentations of each example.
 
-Hoffer et al. 2020, arXiv:1901.09335, with the options of its code: sequential chunks, averaged outputs over
-an example's copies, and a correction of the gradient's norm. Gradients of copies partly cancel; the
-correction restores the mean norm of a single copy:
+Hoffer et al. 2020, arXiv:1901.09335, with the options of its code: sequential chunks, averaged outputs, and a
+correction of the gradient's norm, as gradients of copies partly cancel:
 
     factor = mean_j |g_j| / |mean_j g_j|        of copy j's gradient g_j, every `correct_every` steps
 """

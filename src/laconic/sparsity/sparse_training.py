@@ -157,8 +157,7 @@ class SparseTraining(TransformHandle):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, to continue with the same bits. Load it last, after `sparsify`, model and
-        optimiser.
+        """Restore a state, to continue with the same bits; load it after model and optimiser.
 
         Raises:
             StateError: The state is damaged or of another sparsifier, length, seed or model; `remove()` was

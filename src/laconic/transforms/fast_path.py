@@ -1,8 +1,8 @@
 """Fast path of torch's transformers, which reads the weights of layers instead of calling them.
 
-In evaluation without gradients `nn.TransformerEncoderLayer` passes the weights of its layers to one kernel;
-`nn.TransformerEncoder` packs padded inputs in a nested tensor for it. A replaced layer would be ignored
-there, or lacks the weight. `nn.MultiheadAttention` always reads its `out_proj`.
+In evaluation without gradients `nn.TransformerEncoderLayer` passes the weights of its layers to one kernel,
+and `nn.TransformerEncoder` nested tensors. A replaced layer would be ignored there, or lacks the weight.
+`nn.MultiheadAttention` always reads its `out_proj`.
 """
 
 from __future__ import annotations

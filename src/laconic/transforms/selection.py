@@ -29,7 +29,7 @@ class Layers:
     Attributes:
         modules: All modules by name; a shared one under each of its names.
         found: The layers of these kinds by name, in the model's order, also inside `keep`.
-        keep: Names of modules that do not change, with everything inside.
+        keep: Names of modules that do not change.
     """
 
     modules: dict[str, nn.Module]

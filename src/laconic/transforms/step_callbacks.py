@@ -24,15 +24,8 @@ _lock = threading.Lock()  # ranks can be threads
 class StepCallbacks:
     """Hooks that call `before` and `after` around each step, without gradients.
 
-    A closure is evaluated first, so `before` sees the gradients. A step that a GradScaler skips calls only
-    `skipped`, afterwards. Many backward passes without a step raise a warning.
-
-    Args:
-        feature: Name for the warning.
-        optimizer: Result of `require_plain`.
-        parameters: The trained parameters.
-        before, after, skipped: The callbacks.
-        first: Whether `before` runs ahead of earlier hooks, so that these see its changes.
+    A closure is evaluated first, so `before` sees the gradients; `first`: ahead of earlier hooks. A step that
+    a GradScaler skips calls only `skipped`, afterwards. Many backward passes without a step raise a warning.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ A `Transform` is the configuration, parsed from a spec such as "rigl(density=0.1
     handle.finish()                                  the model that the training was for
 
 A new transform is one file in `lowbit`, `sparsity` or `activations`, with a subclass of `Transform` that has
-the name of the file. `laconic train` accepts it under its `option`.
+the name of the file.
 """
 
 from __future__ import annotations

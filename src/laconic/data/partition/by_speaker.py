@@ -25,8 +25,7 @@ FEW = ("leave", "join")
 class BySpeaker(Partition):
     """Every speaker with at least `least` examples is a client, in the order of their numbers.
 
-    The kinds of this rule are speakers. If fewer clients are requested, they are drawn at random and remain
-    in order; nothing else is random.
+    The kinds of this rule are speakers. If fewer clients are requested, they are drawn at random.
 
     Args:
         least: Minimum number of a client's examples, 1 or more.

@@ -24,8 +24,8 @@ from laconic.data.partition import Partition, ascending, classes
 class ClassesPerClient(Partition):
     """Each client takes size / `classes` examples of a random class, then of the next, and so on.
 
-    An exhausted class is skipped, so the last clients may hold more than `classes` classes; so may a client
-    whose size is not a multiple of `classes`. Rounding down leaves fewer than N examples unassigned.
+    An exhausted class is skipped, so the last clients may hold more classes; so may a client whose size is
+    not a multiple of `classes`. Rounding down leaves fewer than N examples unassigned.
 
     Args:
         classes: Labels per client, 1 up to the number of labels.
