@@ -105,20 +105,25 @@ class Sparse(Codec):
         return replace(self, select=self.select.at(step), values=self.values.at(step))
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
-        return self._message(x, segments, keys, keys)[0]
+        return self._message(x, segments, keys, keys, decode=False)[0]
 
     def encode_layout(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
-        return self.encode_carried(x, layout, turn)[0]
+        return self.encode_carried(x, layout, turn, decode=False)[0]
 
-    def encode_carried(self, x: Tensor, layout: Layout, turn: Turn) -> tuple[Tensor, Carried]:
+    def encode_carried(
+        self, x: Tensor, layout: Layout, turn: Turn, *, decode: bool = True
+    ) -> tuple[Tensor, Carried]:
         own = turn.own_keys(layout.names)
         common = [turn.common(name) for name in layout.names] if self.select.replayable else own
-        return self._message(x, layout.segments, common, own)
+        return self._message(x, layout.segments, common, own, decode=decode)
 
     def _message(
-        self, x: Tensor, segments: Segments, keys: Sequence[int], drawn: Sequence[int]
+        self, x: Tensor, segments: Segments, keys: Sequence[int], drawn: Sequence[int], *, decode: bool = True
     ) -> tuple[Tensor, Carried]:
-        """Positions by `keys`, which may travel; values by `drawn`, which decoding does without."""
+        """Encode positions by `keys`, which may be sent, and values by `drawn`, which decoding does not need.
+
+        The entries that are returned with the message have decoded values if `decode`.
+        """
         if self._fused and (padded := self.select.padded(x, segments, keys)) is not None:
             whole = kernels.padded_encode(x, segments, *padded)
             if whole is not None:
@@ -134,7 +139,8 @@ class Sparse(Codec):
         else:
             units = Segments.consecutive(counts.tolist())
             values = self.values.encode_segments(chosen, units, [key ^ VALUES for key in drawn])
-            chosen = self.values.decode_segments_add_(values, units, torch.zeros_like(chosen))
+            if decode:
+                chosen = self.values.decode_segments_add_(values, units, torch.zeros_like(chosen))
         carried = Carried(indices, counts, chosen, at)
         if self.select.replayable:
             return torch.cat([framing.sent_to(framing.keys_bytes(keys), x.device), values]), carried
