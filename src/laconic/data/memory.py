@@ -95,8 +95,8 @@ def check_size(what: str, samples: int, nbytes: int, taken: int, most: int, plac
     >>> check_size("0>1:0", 1000, 4096, taken=0, most=1_000_000, place="most_bytes")
     Traceback (most recent call last):
     laconic.core.errors.StateError: the buffer of 0>1:0 needs 4,096,000 bytes (1,000 samples of 4,096), 0 \
-    are in use, and most_bytes allows 1,000,000: keep="cast('fp16')" halves it, keep="minmax(bits=8)" \
-    quarters it, folder=... puts it on a disk
+are in use, and most_bytes allows 1,000,000: keep="cast('fp16')" halves it, keep="minmax(bits=8)" \
+quarters it, folder=... puts it on a disk
     """
     needed = samples * nbytes
     if taken + needed > most:
