@@ -35,24 +35,21 @@ class MinmaxSketch(TensorCodec):
 
     w = bins / groups. An element sends its group; its bin, counted from the one closest to zero, goes into
     the group's table of `rows` by c = ceil(share * n / groups) cells, where the least bin of a cell stays.
-    The decoder takes the largest of an element's cells.
-
-    So no element is decoded to a bin further from zero than its own, nor to the other sign. `value` of a bin
-    is the "mean" of the elements that are decoded to it, with the least error; or "least", their smallest
-    magnitude, so that no decoded magnitude exceeds the true one.
+    The decoder takes the largest of an element's cells: never a bin further from zero than its own, nor the
+    other sign. `value` of a bin is the "mean" of the elements that are decoded to it, with the least error;
+    or "least", their smallest magnitude, so that no decoded magnitude exceeds the true one.
 
     Wire: the bins' values float32 (bins,), group by group from zero on, 0 if unused; groups of elements in
     ceil(log2 groups) bits; the tables in ceil(log2 w) bits per cell: about 4 bins + n (log2 groups + rows *
     share * log2 w) / 8 bytes. Up to `bins` elements are sent exactly, as by `quantile(bins)`; larger wires
     are padded with zeros to the size of `bins` elements, so that more elements never take fewer bytes.
 
-    Error: with "mean", as for `quantile(groups)`, at most 1 - 1/m of |x|^2, m = ceil(2 n / groups), since
-    elements decoded to one bin are of one group. With "least" at most |x|^2, so error feedback refuses it.
-    rows * share is below 1: larger tables would exceed the bins.
+    Error: with "mean" at most 1 - 1/m of |x|^2, m = ceil(2 n / groups), as for `quantile(groups)`. With
+    "least" at most |x|^2, so error feedback refuses it. rows * share is below 1: larger tables would exceed
+    the bins.
 
-    It is rarely worthwhile: compared with 256 bins of 8 bits its 6.4 bits per value have 18 to 30 times the
-    error, which `quantile` has with 4.3 to 4.9 bits, codebooks excluded (benchmarks/sketch.py). The groups
-    take 4 of the 6.4 bits, and hold nearly as much information.
+    It is rarely worthwhile: `quantile` has the same error with 4.3 to 4.9 instead of 6.4 bits per value,
+    codebooks excluded (benchmarks/sketch.py).
 
     >>> x = torch.tensor([4.0, -1.0, 2.0, -2.0, 8.0, -4.0, 1.0, -8.0, 6.0])
     >>> codec = MinmaxSketch(bins=8, groups=2, value="least")

@@ -29,11 +29,11 @@ class Natural(Codec):
         bits=9   [sign bits, ceil(n / 8) bytes, 1 is negative | exponent uint8 (n,) in 0..254, 0 is zero]
         bits=8   [sign 1 | code 7] (n,), code = exponent - 18 clipped to 0..127, 0 is zero
 
-    Error: p (1 - p) 4^a per element, so omega = 1/8, reached at p = 1/3. Powers of two are exact. With 9 bits
+    Error: p (1 - p) 4^a per element, so omega = 1/8, reached at p = 1/3; powers of two are exact. With 9 bits
     it is unbiased from zero through the denormals (which become 0 or 2^-126) up to 2^127, which larger values
-    become. With 8 bits both hold from 2^-108 to 2^18: smaller results become zero, larger ones 2^18, with
-    errors up to the element itself; so it counts as biased, and `compress` gives it error feedback. `normal`
-    is the range of each. NaN and Inf raise `NonFiniteError`.
+    become. With 8 bits, only from 2^-108 to 2^18: smaller results become zero, larger ones 2^18, so it counts
+    as biased, and `compress` gives it error feedback. `normal` is the range of each. NaN and Inf raise
+    `NonFiniteError`.
 
     >>> import torch
     >>> codec = Natural()

@@ -144,7 +144,7 @@ class BoundMasked(BoundReducer):
         self._masks: dict[str, Mask] = {}
         self._packings: PerLayout[Packing] = PerLayout(self._packing)
         self._loaded: dict[str, Tensor] | None = None  # loaded state, until the next step
-        self._let_go: dict[str, Tensor] | None = None  # that state, during the next step
+        self._released: dict[str, Tensor] | None = None  # that state, during the next step
         self._inner = spec.bind(layout, comm)
 
     @property
@@ -202,15 +202,15 @@ class BoundMasked(BoundReducer):
         return (packed, packing.layout, turn, mean, alpha), unpack
 
     def put_back(self, layout: Layout) -> None:
-        if self._let_go is not None:
-            self._loaded = self._let_go
+        if self._released is not None:
+            self._loaded = self._released
         self._inner.put_back(self._packed_layout(layout))
 
     def _packed_layout(self, layout: Layout) -> Layout:
         return layout if self._masks.keys().isdisjoint(layout.names) else self._packings(layout).layout
 
     def accept(self, layout: Layout) -> None:
-        self._let_go = None
+        self._released = None
         self._inner.accept(self._packed_layout(layout))
 
     def discard(self) -> None:
@@ -226,7 +226,7 @@ class BoundMasked(BoundReducer):
         else:
             self._packings.clear()
             self._inner = self._spec.bind(after if self._masks else self._layout, self._comm)
-        self._loaded = self._let_go = None
+        self._loaded = self._released = None
         if state:
             self._inner.load_state_dict(self._narrowed(self._agreed(state)))
 

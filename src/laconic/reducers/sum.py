@@ -32,10 +32,10 @@ class Sum(Reducer):
     """Mean of x over ranks, added in `dtype`: 'fp32' (exact up to rounding), 'fp16' or 'bf16'.
 
     Payload: 4 or 2 bytes per element, and 4 bytes more for 'fp16'. In 'fp16' all ranks scale x by a power of
-    two such that N times the largest |x| of all ranks, M, just fits: nothing overflows, and an entry loses at
-    most 2^-11 of it in each addition, or 2^-40 N M if that is more (M > 1e-24). In 'bf16' each rank divides
-    by N before it rounds, and saturates where the sum could overflow. So in 16 bits a finite x has a finite
-    mean; in 'fp32' an overflowing sum skips the step.
+    two such that N times the largest |x| of all ranks, M, just fits: an entry loses at most 2^-11 of it in
+    each addition, or 2^-40 N M if that is more (M > 1e-24). In 'bf16' each rank divides by N before it
+    rounds, and saturates where the sum could overflow. In 16 bits a finite x has a finite mean; in 'fp32' an
+    overflowing sum skips the step.
 
     >>> Sum(dtype="fp16")
     sum(dtype='fp16')

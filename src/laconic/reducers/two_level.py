@@ -6,9 +6,9 @@ For N ranks on G machines, machine g with n_g ranks, where links between machine
     2. y_g = G n_g / N * m_g    mean = 1/G * sum of y_g, by `outer`, between the leaders
     3. the leader broadcasts the mean inside its machine
 
-Only step 2 crosses machines. The leader accounts for the loss of `outer`, y_g - share_g: rank i's share is
-that of `inner`, less N/G * (y_g - share_g) on the leader. The average of the shares is then the mean, and the
-leader's error memory stores the loss of its whole machine; this reducer stores nothing.
+The leader accounts for the loss of `outer`, y_g - share_g: rank i's share is that of `inner`, less
+N/G * (y_g - share_g) on the leader. The average of the shares is then the mean, and the leader's error memory
+stores the loss of its whole machine.
 
 The groups are those of hierarchical all-reduce (Jia et al. 2018, arXiv:1807.11205); compressing only step 2,
 and the accounting of its error, are ours.
@@ -49,10 +49,9 @@ class TwoLevel(Reducer):
     which machines of different sizes require. `inner` is stateless: `sum()`, or `gather` of a codec. `outer`
     is any reducer, or, for `compress`, a method: then its reductions are between machines, and the tensors
     that it sums are summed over all ranks. With `dgc()` each machine is one node that sparsifies the sum of
-    its ranks, as in the paper: memories add up over a machine's ranks to the node's. `tells`: the leader
-    sends its machine the mask of its sent entries, one bit per entry, for a feedback that clears these; set
-    if a method's feedback does. Payload of a leader, who sends most: that of both, and 4 bytes per element
-    inside.
+    its ranks, as in the paper. `tells`: the leader sends its machine the mask of its sent entries, one bit
+    per entry, for a feedback that clears these; set if a method's feedback does. Payload of a leader, who
+    sends most: that of both, and 4 bytes per element inside.
 
     >>> from laconic.core.spec import parse
     >>> parse("two_level(sum(), gather(sparse(topk(density=0.01))), ranks_per_node=8)")
@@ -151,7 +150,7 @@ class Relayed(Sent):
 
 
 @dataclass(frozen=True)
-class Told(Sent):
+class MaskedShare(Sent):
     """Share with a mask `crossed` bool (runs.numel,) of the entries that have crossed machines."""
 
     share: Sent
@@ -214,7 +213,7 @@ class _TwoLevel(BoundReducer):
                 view.copy_(part)
         if not self._tells or sent is None or inner is None:
             return sent
-        return Told(sent, inner, runs, self._crossed(sent, runs, out))
+        return MaskedShare(sent, inner, runs, self._crossed(sent, runs, out))
 
     def _crossed(self, sent: Sent, runs: Segments, out: Tensor) -> Tensor:
         """Return the entries that this machine's leader has sent, bool (runs.numel,), on all its ranks."""

@@ -170,7 +170,7 @@ def _padded_most(ks: tuple[int, ...], segments: Segments) -> int:
 
 
 def sparse_add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor | None:
-    """Add alpha * the entries of N messages of `sparse_encode` to `out`, in order.
+    """Add alpha * the entries of N messages to `out`, in order; nothing if one is damaged.
 
     Args:
         wires: uint8 (m_i,) per message, at least as long as its header; not trusted.
@@ -178,7 +178,7 @@ def sparse_add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha:
         out: float32, in place.
 
     Returns:
-        int32 (N,) flags of damaged messages, which add nothing; None, with `out` unchanged, without a kernel.
+        int32 (N,) flags of damaged messages; None, with `out` unchanged, without a kernel.
     """
     if not len(segments) or not dispatch.gpu(out, *wires):
         return None

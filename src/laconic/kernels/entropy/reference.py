@@ -140,7 +140,7 @@ def rice_places(
         wires: uint8 (m_i,) per message.
         counts: int64 (N, s), from 0 to the segment's size.
         sizes: int64 (s,).
-        bases: Offset added to the positions of each segment, int64 (s,).
+        bases: int64 (s,), added to the positions of each segment, which count from 1.
 
     Returns:
         Positions int64 (K + N - 1,), with one meaningless number between messages; and whether a message is

@@ -59,14 +59,14 @@ class Autotune(Reducer):
 
     `candidates`: stateless reductions in order of loss; the first is `sum()`. Training starts dense; lossier
     candidates are then timed as long as they pay. The search repeats if the exchange's seconds change 1.5
-    times, and every `every` steps. All ranks decide the same. `lossiest`: upper limit for the search.
-    `pinned`: candidate to use from the first step, without timing.
+    times, and every `every` steps. `lossiest`: upper limit for the search. `pinned`: candidate to use from
+    the first step, without timing. One-dimensional tensors are summed exactly.
 
     Payload: that of the candidate, plus 24 bytes after each step of a search and after every 6 steps between
     searches. Memory: a residual of 4 bytes per element of tensors with two or more dimensions, once a
     candidate has lost something. A candidate whose omega is at most 1/2 also sends the residual of the
     others, in parts of at most 1 / sqrt(ranks) of the gradient's norm. Timing decides, so two runs of one
-    training may differ in their bits; ranks of one run never do.
+    training can have different bits; ranks of one run never do.
 
     >>> Autotune((Sum(), Sum(dtype="fp16")))
     autotune(candidates=(sum(), sum(dtype='fp16')))

@@ -1,7 +1,7 @@
 """Autotuner: selects the candidate to use by timing candidates alternately.
 
     1. Training starts with the lossless candidate. The next lossier one alternates with it, COUNTED steps
-       each, until it is clear whether it saves `gain` of a step (`duel`). If so, it meets the next one.
+       each, until it is clear whether it saves `gain` of a step (`duel`). The next one then follows.
     2. The search ends after MISSES consecutive candidates that do not pay, or if an exchange takes at most
        `gain` of a step. A tie keeps the less lossy one. If one's seconds have clearly changed, the link has,
        and both are timed again.
@@ -45,7 +45,7 @@ CHANGING = (
     "_changed",
     "_looked",
     "_trial",
-)  # what an observation changes, except the seconds of the window and the search
+)  # all that an observation changes, except the seconds of the window and the search
 PATIENCE, MAX_PATIENCE = 2, 16  # windows
 
 log = logging.getLogger("laconic")

@@ -14,7 +14,7 @@ from laconic.reducers.autotune.duel import clear, pays
 
 COLD, COUNTED = 2, 5  # uncounted first steps of a candidate, and counted steps per turn
 FEW = 2  # steps of each that suffice if one is clearly faster
-LONG_S, WAIT_S = 1.0, 10.0  # of an exchange: unaffected by cold memory; one step suffices
+LONG_S, WAIT_S = 1.0, 10.0  # exchanges: longer ones count at once; one step suffices
 MISSES = 2  # consecutive failures that end the search
 LESS, MORE = "less", "more"  # directions of the search: towards less or more loss
 

@@ -45,11 +45,9 @@ class Borders:
         return Parts(tuple(Segments(tuple(start), tuple(length)) for start, length in pairs))
 
     def moved(self, counts: Sequence[int]) -> Borders:
-        """Move the borders by ExDyna's rule, from the number of entries chosen in each part.
+        """Move the borders by ExDyna's rule (see `exdyna`), from the number of entries chosen in each part.
 
-        At each border, from left to right: if one part has more than 1.05 times the average and its neighbour
-        less than 1 / 1.05 of it, the first gives the second one block, unless it has only a quarter of an
-        even part. The counts move with the blocks, as if every block had the same number.
+        The counts move with the blocks, as if every block had the same number.
         """
         mean, least = sum(counts) / self.size, max(1, self.blocks // (4 * self.size))
         cuts, load = list(self.cuts), [float(count) for count in counts]

@@ -26,7 +26,7 @@ from torch import Tensor
 from laconic.core.layout import Segments
 
 FASTEST, SLOWEST, DAMPING = 0.15, 0.01, 2.0
-MOST, ANEW = 4.0, 8.0  # largest error counted per step; ratio that indicates changed data
+MOST, RESET = 4.0, 8.0  # largest error counted per step; ratio that indicates changed data
 SHIFT, BINS = 20, 2048  # float32 as [sign 1 | exponent 8 | mantissa 3 | the rest 20]: eight bins per octave
 LARGEST = torch.finfo(torch.float32).max
 
@@ -53,7 +53,7 @@ class ThresholdController:
         return replace(self, threshold=quantile(histogram, asked) * 2.0**self.growth, steps=2)
 
     def after(self, sent: int, asked: float) -> ThresholdController:
-        if sent > ANEW * asked + ANEW:
+        if sent > RESET * asked + RESET:
             return replace(self, threshold=0.0)
         gain = min(FASTEST, max(SLOWEST, DAMPING / self.steps))
         error = gain * min(MOST, sent / asked - 1)

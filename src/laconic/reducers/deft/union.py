@@ -6,7 +6,7 @@ buffer is split into N parts that do not overlap; rank r chooses in part (step +
     1. all_gather of the chosen positions           S = union of the ranks' choices
     2. all_reduce of every rank's own x[S]          mean[S] = 1/N * sum over ranks of x_r[S], and 0 elsewhere
 
-Each entry is sent once, while `gather` sends it up to N times. Nothing is padded to the longest message.
+Each entry is sent once, while `gather` sends it up to N times.
 
 Message of one rank, for a part of s segments with K chosen entries:
 

@@ -8,14 +8,13 @@ that mean:
     server    c = E(w_l) of the leader l          p_i = g_i D(c), but w_i on I_i      mean = 1/N * sum p_i
     per_node  c = E(w_l) of the leader l          p_i = g_i D_i(c), but w_i on I_i    mean = 1/N * sum p_i
 
-In the ring the p_i average to D(c), because the changes of c average to zero. I_i is the innovation: the
-places of the few largest |w_i|, whose values every rank sends to all. In the paper they are one more channel
-of the decoder's input; replacing its output makes them exact, and the residual shrinks in every step, however
-little the net has learned.
+I_i is the innovation: the places of the few largest |w_i|, whose values every rank sends to all. In the paper
+they are one more channel of the decoder's input; replacing its output makes them exact, so that the residual
+shrinks in every step.
 
-The gains are ours. The residual is w_i minus the rank's part, which a bad net could make larger than w_i
-without limit. So g_i minimises it, or is 0 if the minimiser is negative; in the ring one g for all minimises
-the sum of squares over ranks, and is limited so that no rank's residual grows.
+The gains are ours. A bad net could make the residual, w_i minus the rank's part, larger than w_i. So g_i
+minimises it, or is 0 if the minimiser is negative; in the ring one g for all minimises the sum of squares
+over ranks, and is limited so that no rank's residual grows.
 """
 
 from __future__ import annotations

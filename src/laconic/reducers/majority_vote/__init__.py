@@ -43,10 +43,10 @@ from laconic.reducers.majority_vote.coins import Coins
 class MajorityVote(Reducer):
     """mean = (median over ranks of mean |x_r|) * the majority of the ranks' signs, entry by entry.
 
-    It is not an average of the sent shares, hence biased, and no rank knows its loss: `feedback_codec()` is
-    None, and error feedback is refused. In return any faulty rank has one vote per sign, and fewer than half
-    of the ranks cannot move the scale. A non-finite gradient skips the step on all ranks. As a method,
-    one-dimensional tensors are summed, and there a faulty rank is not limited: `signum()` votes on these too.
+    It is not an average of the sent shares, hence biased, and no rank knows its loss: error feedback is
+    refused. In return any faulty rank has one vote per sign, and fewer than half of the ranks cannot move the
+    scale. As a method, one-dimensional tensors are summed, where a faulty rank is not limited: `signum()`
+    votes on these too.
 
     Payload: 1 bit per entry, up and down together ((N-1)/N of it up, 1/N down), and 4 bytes per tensor.
 

@@ -63,9 +63,9 @@ class OkTopk(DensityReducer):
     most k entries of a tensor change, in a group of any size. `every`: steps between two cuts of the regions.
 
     Payload: up to twice k values in 32 bits with positions by `golomb`: up the entries outside this rank's
-    region, at most k; down those inside, to every other rank: k / N on average, at most k, if all of the mean
-    is in one region. A rank sends about 2 k (N-1)/N entries for any N, and receives as many, while `gather`
-    sends and receives (N-1) k. A group of more than 64 ranks adds up to 15 bytes per rank to `nbytes`.
+    region, at most k; down those inside, to every other rank: k / N on average, at most k. A rank sends and
+    receives about 2 k (N-1)/N entries for any N, while `gather` takes (N-1) k. A group of more than 64 ranks
+    adds up to 15 bytes per rank to `nbytes`.
 
     >>> OkTopk(density=0.01)
     oktopk(density=0.01)

@@ -4,9 +4,8 @@
     tree   ceil(log2 size) hops; ranks form pairs, and one of each pair sends its sum to the other (binomial).
            Every piece has a tree rooted at its rank, so that the load is equal
 
-A rank sends each piece except its own once, as in sending all directly. A piece is rounded once per hop, so
-the error grows with the group's size or with its logarithm. The loss of each hop is returned, for the
-rounding rank to store.
+A rank sends each piece except its own once. A piece is rounded once per hop, so the error grows with the
+group's size or with its logarithm. The loss of each hop is returned, for the rounding rank to store.
 """
 
 from __future__ import annotations

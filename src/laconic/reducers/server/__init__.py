@@ -42,10 +42,9 @@ class Server(Reducer):
     """mean = decode(down(e + average of decode(up_r))): codec `up` to the servers, codec `down` back.
 
     Every rank serves equally many elements (see `deal`): a large tensor is cut into pieces, at most one per
-    rank, and both codecs treat a piece as a separate tensor, with its own largest entries or scale. Payload:
-    for each piece the up-message or, on the rank that serves it, the down-message. On the wire (N - 1)/N of
-    `up` and (N - 1)/N of `down`, and 2 (N - 1) headers, one per piece: with large pieces, it hardly grows
-    with N.
+    rank, and both codecs treat a piece as a separate tensor. Payload: for each piece the up-message or, on
+    the rank that serves it, the down-message. On the wire (N - 1)/N of `up` and (N - 1)/N of `down`, and 2 (N
+    - 1) headers, one per piece: with large pieces, it hardly grows with N.
 
     >>> from laconic.core.spec import parse
     >>> parse("server(sparse(topk(density=0.01)), cast('bf16'))")

@@ -10,12 +10,10 @@ at more. Per tensor, or per block of it, with ranks r = 0..N-1:
     4. all_to_all of the l_r of all tensors, in N chunks; each rank adds those of its chunk
     5. all_gather of the sums; mean = s / (levels * N) * sum of l_r, the same bits on all
 
-The root mean square rms, which equals sigma for a mean of 0, is not in the paper: see `ternary`.
-
-Unbiased without clipping. An entry is clipped at the shared scale, not at its own rank's: less than in the
-paper. A rank with a small gradient is rounded in the steps of the largest: this costs accuracy if ranks
-differ a lot, has no bound in that rank's gradient, and so excludes error feedback; `gather(ternary())` has a
-scale per rank.
+rms, the root mean square, is not in the paper: see `ternary`. Unbiased without clipping. Entries are clipped
+at the shared scale, hence less than in the paper. A rank with a small gradient is rounded in the steps of the
+largest, an error without a bound in that rank's gradient, which excludes error feedback; `gather(ternary())`
+has a scale per rank.
 """
 
 from __future__ import annotations
