@@ -137,9 +137,8 @@ def padded_encode(x: Tensor, segments: Segments, chosen: Padded, ks: Tensor) -> 
     """Encode entries that the host has not counted, at most ks int64 (s,), with one synchronisation.
 
     Returns:
-        Message, indices int32 (K,), counts int64 (s,) on the CPU, and values and positions as
-            `sparse_encode`;
-        None if the candidates exceed the room.
+        Message, indices int32 (K,), counts int64 (s,) on the CPU, and values and positions as in
+        `sparse_encode`; None if the candidates exceed the room.
     """
     from laconic.kernels.entropy import gpu
 

@@ -43,9 +43,8 @@ def encode(
 
     Returns:
         Message uint8, and values float32 and positions int64 of the entries, all with unused room at the end;
-        and facts int64 (2,): bytes of the message's positions, and 1 if indices do not ascend, which makes
-            the
-        rest invalid.
+        and facts int64 (2,): bytes of the message's positions, and 1 if indices do not ascend: then the rest
+        is invalid.
     """
     device, num, total = x.device, len(segments), indices.numel()
     words = torch.zeros(most // 4 + 2, dtype=torch.int32, device=device)
