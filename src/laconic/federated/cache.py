@@ -1,15 +1,12 @@
 """Cache of updates for clients that missed rounds: the shortest of three exact messages.
 
-Sattler et al. 2019 (arXiv:1903.02891) store partial sums P(s) of the last s updates, for each s.
-Floating-point sums depend on the order, so the clients' models would diverge in their last bits. Instead:
-
     updates   the updates of all missed rounds, in order, while they are cached
     entries   positions and values of the entries changed since that version; an int32 per entry stores its
               last change, which covers an absence of any length
     whole     the model
 
-For signs the paper sends the sum of the signs of s rounds, which needs one step size for all rounds. Our sign
-codecs send magnitudes with each update, so `sign` and `signmean` use the same three forms.
+Sattler et al. 2019 (arXiv:1903.02891) send sums of the missed updates. Floating-point sums depend on the
+order, so the clients' models would diverge in their last bits.
 """
 
 from __future__ import annotations
@@ -37,9 +34,9 @@ from laconic.federated.message import Kind
 
 
 class Cache:
-    """Last updates of the server, and the version of each entry's last change. Versions start at 1.
+    """Last updates of the server, at most `most_nbytes`, and the version of each entry's last change.
 
-    Memory: 4 bytes per entry, and at most `most_nbytes` of updates.
+    Versions start at 1.
     """
 
     def __init__(self, n: int, most_nbytes: int) -> None:
@@ -104,7 +101,7 @@ def _packed(updates: list[tuple[int, Tensor]]) -> Tensor:
 
 
 def read_updates(body: Tensor, base: int, version: int) -> list[tuple[int, Tensor]]:
-    """Return the updates of versions base + 1 to version. Raises `WireError` if their number is wrong."""
+    """Return the updates of versions base + 1 to version. Raises `WireError`."""
     head, rest = read_bytes(body, 4, "the number of updates")
     count = int(unsigned(head))
     if count != version - base:

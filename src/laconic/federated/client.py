@@ -28,15 +28,14 @@ class Client:
         reply      x = residual + (trained - model);   send C(x);   residual = x - decode(C(x))
 
     If the server did not receive a reply, its content is sent again with the next one: each message names the
-    last accepted reply. If a reply was refused because its update was too large, the client drops it and the
-    residual. A client that is killed at any moment continues as if it had missed the round.
+    last accepted reply. If an update was refused as too large, the client drops it and the residual. A client
+    that is killed at any moment continues as if it had missed the round.
 
     Args:
         like: The model's tensors, for their names, shapes and dtypes; or their form.
         memory: Storage of the client's state; default: in this process.
-        buffers: As the server's.
+        buffers, shared_start: As the server's; with `shared_start`, `like` is the first model.
         up, down: Specs that it accepts; default: those the server asks for.
-        shared_start: As the server's: `like` is the first model and is not sent.
 
     Raises:
         SpecError: A spec is invalid, or `shared_start` is set and `like` has no tensors.
@@ -81,16 +80,13 @@ class Client:
 
     @property
     def rounds(self) -> int:
-        """Number of replies so far."""
         return int(self._state.get("rounds", 0))
 
     def receive(self, wire: Tensor) -> Tensors:
         """Decode a message of the server and return the model, in its dtypes.
 
-        Raises:
-            NeedsWhole: The message updates a version that this client does not hold, or holds with other
-                values.
-            Refused: The message is damaged, or belongs to another model, spec or protocol.
+        Raises `NeedsWhole` if this client does not hold the version, or the values, that the message updates;
+        `Refused` if it is damaged, or belongs to another model, spec or protocol.
         """
         form = self.form
         most = 4 * form.layout.numel + form.carried_nbytes + form.local_nbytes
@@ -129,10 +125,7 @@ class Client:
         return form.whole(public, self._others)
 
     def _owed(self, accepted: int) -> Tensor | None:
-        """Return the residual, plus the last reply if it was not accepted; None if that was too large.
-
-        Its residual would make all later replies too large.
-        """
+        """Return the residual, plus the last reply if it was not accepted; None if that was too large."""
         residual: Tensor | None = self._state.get("residual")
         pending = self._state.get("pending")
         if residual is None or pending is None or pending["token"] == accepted:
@@ -171,12 +164,8 @@ class Client:
     def reply(self, trained: Mapping[str, Tensor]) -> Tensor:
         """Encode the answer to the last message: the change of its model by training, uint8 (m,).
 
-        Args:
-            trained: The model after training, with the names and shapes of the one received.
-
-        Raises:
-            NonFiniteError: It holds NaN or Inf: training has diverged. Nothing is sent or saved.
-            StateError: There is no message to answer, or the memory could not be saved.
+        Raises `NonFiniteError`, with nothing sent or saved, if training has diverged; `StateError` if there
+        is no message to answer, or the memory could not be saved.
         """
         if self._message is None:
             raise StateError("this client has received no model to answer: call receive first")
@@ -214,11 +203,7 @@ class Client:
         return self._answer(Kind.ANSWER, message, torch.cat([form.pack(trained, "sent"), wire]))
 
     def acknowledge(self) -> Tensor:
-        """Encode the answer of a client that did not train, uint8 (m,): it holds the received model.
-
-        Raises:
-            StateError: There is no message to answer, or the memory could not be saved.
-        """
+        """Encode the answer of a client that did not train, uint8 (m,). Raises `StateError` like `reply`."""
         if self._message is None:
             raise StateError("this client has received no model to keep: call receive first")
         message = self._message

@@ -42,10 +42,7 @@ class UpdatePart(Part):
 
 @dataclass(frozen=True)
 class Coding:
-    """Encoder and decoder of one spec for flat float32 tensors of one layout.
-
-    Wire: that of a framed `LayoutCodec`, of the parts that hold elements.
-    """
+    """Encoder and decoder of one spec for flat float32 tensors of one layout."""
 
     text: str
     layout: Layout
@@ -57,9 +54,7 @@ class Coding:
         """Return the coding of client updates: the codecs and residuals of the method of `spec`.
 
         `dgc` has no momentum correction, which works between steps. Warm-up and schedules count rounds.
-
-        Raises:
-            SpecError: The method needs all ranks at once, or its memory would grow without bound.
+        Raises `SpecError` if the method needs all ranks at once, or its memory would grow without bound.
         """
         found = lift(spec)
         made = cls._of(found, layout, [_codec(found, route) for route in found.routes])
@@ -105,12 +100,10 @@ class Coding:
 
     @property
     def lossless(self) -> bool:
-        """Whether decoding returns exactly the encoded values."""
         return all(part.codec.lossless for part in self.parts)
 
     @property
     def remembers(self) -> bool:
-        """Whether a residual is added to the next update."""
         return any(part.decay is not None for part in self.parts)
 
     def encode(self, x: Tensor, turn: Turn) -> Tensor:
@@ -146,7 +139,6 @@ class Coding:
         return residual
 
     def most_nbytes(self) -> int:
-        """Return the largest size of a message, at a step without a schedule."""
         return self._wires.most_nbytes
 
     @cached_property

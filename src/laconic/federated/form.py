@@ -58,13 +58,9 @@ class Form:
     def of(cls, model: Mapping[str, Tensor], buffers: Buffers = "send") -> Form:
         """Return the form of a model's tensors, as `state_dict()` names them.
 
-        Args:
-            model: Tensors of any dtype; floating-point tensors are parameters unless they are buffers.
-            buffers: 'send' or 'local', for integers and for BatchNorm's statistics, which are recognised by
-                the end of their names; or the names of the local tensors, while the others are sent.
-
-        Raises:
-            SpecError: No tensor is compressed, a tensor is complex, or `buffers` names a missing tensor.
+        `buffers`: 'send' or 'local', for integers and for BatchNorm's statistics, which are recognised by
+        their names; or the names of the local tensors, while the others are sent. Raises `SpecError` if no
+        tensor is compressed, if one is complex, or if `buffers` names a missing tensor.
         """
         local = set() if isinstance(buffers, str) else set(buffers)
         if isinstance(buffers, str) and buffers not in ("send", "local"):
@@ -91,7 +87,6 @@ class Form:
 
     @property
     def text(self) -> str:
-        """The form as text, for `read`."""
         return json.dumps(
             [
                 [member.name, member.shape, str(member.dtype).removeprefix("torch."), member.role]
@@ -182,7 +177,7 @@ class Form:
         return torch.cat([coded[name].detach().reshape(-1).to(torch.float32) for name in self.layout.names])
 
     def whole(self, flat: Tensor, others: Mapping[str, Tensor]) -> Tensors:
-        """Assemble the model in its order: the compressed tensors from `flat`, the rest from `others`."""
+        """Assemble the model: the compressed tensors from `flat`, the rest from `others`."""
         tensors = {**others, **self.coded(flat)}
         return {member.name: tensors[member.name] for member in self.members}
 

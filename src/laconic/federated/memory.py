@@ -58,15 +58,15 @@ class InMemory(Memory):
 class InFile(Memory):
     """Memory in the file FOLDER/RUN/CLIENT.client.
 
-    A new state is flushed to a temporary file and renamed over the old one: after a crash at any moment, one
-    of the two remains.
+    A new state is flushed to a temporary file and renamed over the old one: after a crash, one of the two
+    remains.
 
     The file: b"lacnmem1", BLAKE2b of the rest (16 bytes), and the output of `torch.save`, whose format does
     not detect a flipped bit.
 
     Args:
         folder: Folder of all runs.
-        run, client: Names; characters invalid in a file name are replaced, and a hash keeps them distinct.
+        run, client: Names; a hash distinguishes those with characters invalid in a file name.
         keep_days: Files of other runs that are older than this are removed, as are temporary files older than
             a day; 0 removes none.
     """

@@ -65,6 +65,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Message:
+
     kind: Kind
     fingerprint: bytes
     token: int
@@ -96,14 +97,9 @@ class Message:
 
     @classmethod
     def unpack(cls, wire: Tensor, most: int) -> Message:
-        """Read a message whose body has at most `most` bytes.
+        """Read an untrusted message, uint8 (m,), whose body has at most `most` bytes.
 
-        Args:
-            wire: uint8 (m,), not trusted.
-            most: Limit of the body, in bytes.
-
-        Raises:
-            Refused: "malformed", "truncated", "oversized" or "other protocol".
+        Raises `Refused`: "malformed", "truncated", "oversized" or "other protocol".
         """
         if wire.dtype != torch.uint8 or wire.dim() != 1:
             raise Refused("malformed", f"a vector of bytes is expected, got {wire.dtype} {tuple(wire.shape)}")

@@ -98,15 +98,12 @@ def simulate(
         train: Trains one client's copy of the model for one round and returns it with the number of
             examples. A client without examples sends no update and counts in no mean.
         server: Encodes the model and decodes the updates.
-        clients: Number of clients; each is created when it is first chosen, and keeps its memory.
+        clients: Number of clients; each is created when it is first chosen.
         sampling: Chooses the clients of a round.
         rounds: Number of rounds.
         aggregate: Computes the next model from the current one and the clients' proposals.
         buffers, shared_start: As the server's.
         seed: Seed of the sampling.
-
-    Raises:
-        SpecError: `clients` or `rounds` is below 1.
     """
     arguments.whole("clients", clients, 1)
     arguments.whole("rounds", rounds, 1)

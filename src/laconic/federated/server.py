@@ -34,7 +34,6 @@ FORMAT = 3
 
 @dataclass
 class Contact:
-    """Server's record of a client: the version that it holds, and the tokens of its messages."""
 
     version: int = 0
     token: int = 0
@@ -50,11 +49,7 @@ class Server:
         model: The first model: tensors by name, as `state_dict()` returns them.
         up: Spec of the clients' updates, for `compress`, that needs no other rank. A spec with both
             directions, such as `stc(down=0.01)`, sets `down` too.
-        down: Spec of the server's updates; default: the uncompressed model, in float32.
-        buffers: 'send' or 'local', or names of the local tensors: see `Form`.
-        max_norm: Euclidean norm to which longer updates are scaled; default: no limit.
-        seed: Seed of random codecs.
-        cache_nbytes: Memory for past updates; default: the bytes of one model.
+        down, buffers, max_norm, seed, cache_nbytes: See `laconic.federated.compressed`.
         shared_start: Whether every client creates the first model from a common seed, so that it is not
             sent. A client with other values is refused.
 
@@ -114,9 +109,7 @@ class Server:
     def publish(self, model: Mapping[str, Tensor]) -> int:
         """Publish this model as the next version, encoded by `down`, and return the version's number.
 
-        Raises:
-            SpecError: Names or shapes differ from those of the first model.
-            WireError: It holds NaN or Inf. The server is unchanged then.
+        Raises `SpecError` if names or shapes differ, and `WireError`, with nothing changed, for NaN or Inf.
         """
         target = self.form.flat(model)
         if (bad := not_finite(self.form, model)) is not None:
@@ -144,7 +137,7 @@ class Server:
     def message_for(self, client: str) -> Tensor:
         """Return the message that gives this client the current version, uint8 (m,).
 
-        It is never longer than the model and a header. The client's next reply must answer it.
+        The client's next reply must answer it.
         """
         contact = self._contacts.setdefault(client, self._stranger())
         contact.met += 1
@@ -170,14 +163,10 @@ class Server:
     def receive(self, client: str, wire: Tensor) -> Tensors:
         """Return the client's proposed model: W plus its update, and its own buffers if these are sent.
 
-        Args:
-            client: The client's name in the transport.
-            wire: The client's reply, uint8 (m,), not trusted.
-
-        Raises:
-            Refused: The reply is malformed, truncated, oversized, replayed, not finite, too large, or of
-                another round, model, spec or protocol. It is counted, and nothing else changes. If the update
-                was too large, the next message reports this to the client, which then drops its residual.
+        `client`: its name in the transport. `wire`: its reply, uint8 (m,), not trusted. Raises `Refused`,
+        counted, with nothing else changed, for a reply that is malformed, truncated, oversized, replayed, not
+        finite, too large, or of another round, model, spec or protocol. After a too large update, the next
+        message makes the client drop its residual.
         """
         self.traffic.came_up(client, wire.numel())
         try:
@@ -187,11 +176,7 @@ class Server:
             raise
 
     def noted(self, client: str, wire: Tensor) -> None:
-        """Record that a client that did not train holds the version that it was sent.
-
-        Raises:
-            Refused: As for `receive`.
-        """
+        """Record that a client that did not train holds the version that it was sent. Raises `Refused`."""
         self.traffic.came_up(client, wire.numel())
         try:
             message = self._checked(client, wire, Kind.HOLDS, 0)
@@ -243,7 +228,6 @@ class Server:
         return message
 
     def forget(self, client: str) -> None:
-        """Record that this client holds no version: its next message is the whole model."""
         self._contacts.setdefault(client, self._stranger()).version = 0
 
     def holds(self, client: str) -> int:
@@ -274,12 +258,9 @@ class Server:
         return self._identity.hex(), self.up.text, "" if self.down is None else self.down.text
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a saved state.
+        """Load a saved state. Raises `StateError` if it belongs to another model or other specs.
 
-        Later rounds are lost: a client that holds a later model reports it and gets the whole model.
-
-        Raises:
-            StateError: The state belongs to another model or other specs.
+        Later rounds are lost: a client that holds a later model gets the whole model.
         """
         if state.get("format") != FORMAT:
             raise StateError("the saved state is not a server's, or is from another version of laconic")

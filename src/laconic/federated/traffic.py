@@ -24,10 +24,9 @@ class Round:
 
 @dataclass
 class Traffic:
-    """Rounds of a run, the current one last, and the totals.
+    """Rounds of a run, the current one last, and totals.
 
-    Details are stored for the last `ROUNDS` rounds and the first `REFUSED` refused messages of each; the
-    totals count all.
+    Details are stored for the last `ROUNDS` rounds and the first `REFUSED` refused messages of each.
     """
 
     rounds: list[Round] = field(default_factory=list)

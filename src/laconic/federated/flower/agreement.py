@@ -23,9 +23,8 @@ def metrics_of(
 ) -> tuple[str, MetricRecord]:
     """Return the name of a reply's only MetricRecord, and the record.
 
-    Raises:
-        Refused: There is not exactly one record, a value is not finite, the weight is not above 0, the loss,
-            whose power weights a reply in q-FedAvg, is below 0, or weight or loss is above `MOST`.
+    Raises `Refused` unless there is one record of finite values, with a weight above 0 and a loss, whose
+    power weights a reply in q-FedAvg, of 0 or more, both at most `MOST`.
     """
     records = list(content.metric_records.items())
     if len(records) != 1:
@@ -49,7 +48,6 @@ def metrics_of(
 
 
 def signature(name: str, metrics: Mapping[str, Any]) -> tuple[str, Signature]:
-    """Return the names and lengths that must be the same in all replies."""
     lengths = {key: len(value) if isinstance(value, list) else -1 for key, value in metrics.items()}
     return name, tuple(sorted(lengths.items()))
 

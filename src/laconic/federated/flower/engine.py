@@ -49,7 +49,6 @@ class Numbered(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return one message per client of the round. Raises `EngineError` if nodes are missing."""
         nodes = self._nodes(grid)
         self._numbers = {node: number for number, node in enumerate(nodes)}
         self._model = tensors_of(arrays)
@@ -128,22 +127,11 @@ def simulate(
     seed: int = 0,
     cores: Mapping[str, float] | None = None,
 ) -> None:
-    """Train for `rounds` rounds in Flower's engine. Clients get the first model by message, not by seed.
+    """Train for `rounds` rounds in Flower's engine, like `federated.rounds.simulate`.
 
-    Args:
-        model: The first model.
-        train: Trains one client's copy of the model for one round; must be picklable.
-        scheme: Codecs of both directions and aggregation.
-        tell: Called after each round, in a thread of the engine.
-        folder: Folder of the clients' residuals, one file each.
-        clients: Number of clients, each a node.
-        sampling: Chooses the clients of a round.
-        rounds: Number of rounds.
-        seed: Seed of the sampling and of random codecs.
-        cores: Ray's resources per client, such as {"num_cpus": 1}.
-
-    Raises:
-        EngineError: The engine ended before the last round.
+    Clients get the first model by message, not by seed. `train` must be picklable; `tell` is called after
+    each round, in a thread of the engine; `folder`: of the clients' residuals; `cores`: Ray's resources per
+    client, such as {"num_cpus": 1}. Raises `EngineError` if the engine ended before the last round.
     """
     os.environ.update(QUIET)
     from flwr.simulation import run_simulation  # imports Ray, which is slow

@@ -37,8 +37,6 @@ ACTIONS = ("train", "evaluate")
 class CompressingGrid(Grid):
     """Grid whose `send_and_receive` exchanges compressed messages with clients of `laconic.federated.mod`.
 
-    `push_messages` and `pull_messages` do not compress.
-
     Args:
         grid: The grid that carries the messages.
         serve: Creates the server from the first model.
@@ -105,10 +103,8 @@ class CompressingGrid(Grid):
     ) -> Iterable[Message]:
         """Send encoded messages, and return the decoded replies in the order of their nodes' ids.
 
-        Raises:
-            SpecError: The strategy sends different models to different nodes, several ArrayRecords in one
-                message, or another model than before.
-            WireError: The strategy's model holds NaN or Inf.
+        Raises `SpecError` if the strategy sends different models to different nodes, several ArrayRecords in
+        one message, or another model than before; `WireError` if its model holds NaN or Inf.
         """
         until = None if timeout is None else time.monotonic() + timeout
         asked: dict[int, Asked] = {}

@@ -45,7 +45,6 @@ class Asked:
 
     @property
     def action(self) -> str:
-        """Either 'train' or 'evaluate'."""
         return self.plain.metadata.message_type.split(".")[0]
 
 
@@ -59,11 +58,7 @@ def checked(
 ) -> list[Message]:
     """Return the replies in a form safe for the strategy, in the order of their nodes' ids.
 
-    Args:
-        asked: The sent messages, by node.
-        weighted_by: Metric that weights a reply, or None.
-        loss: Metric of a training reply whose power weights it, or None.
-        others: Whether plain messages were sent too, whose replies pass through unchanged.
+    `asked`: the sent messages, by node. `others`: plain messages were sent too, whose replies pass through.
     """
     result: list[Message] = []
     agreeing: list[tuple[Message, tuple[str, agreement.Signature]]] = []
@@ -136,7 +131,6 @@ def _count(server: Server, reply: Message, error: Refused) -> None:
 
 
 def _failed(reply: Message, asked: Asked, server: Server) -> Message:
-    """Return an error reply unchanged, or with a clear reason if the client lacks the mod."""
     if STYPE not in (reply.error.reason or ""):
         return reply
     error = Refused("not compressed", WITHOUT_MOD)

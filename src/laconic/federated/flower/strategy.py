@@ -135,7 +135,6 @@ class Compressed(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Call the wrapped strategy. Raises `SpecError` on a grid that does not compress."""
         self._check_grid(grid)
         return self.strategy.configure_train(server_round, arrays, config, grid)
 
@@ -147,7 +146,6 @@ class Compressed(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Call the wrapped strategy. Raises `SpecError` on a grid that does not compress."""
         self._check_grid(grid)
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 

@@ -1,4 +1,4 @@
-"""Entry point of the `laconic` command. Ctrl-C is handled before the import of torch, which takes seconds."""
+"""Entry point of the `laconic` command: handles Ctrl-C before torch is imported."""
 
 from __future__ import annotations
 

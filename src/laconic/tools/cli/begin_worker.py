@@ -1,4 +1,4 @@
-"""First code of a worker of `laconic run`: Ctrl-C ends it silently, even during imports."""
+"""First code of a worker of `laconic run`: Ctrl-C ends it silently."""
 
 import os
 import signal

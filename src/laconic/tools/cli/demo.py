@@ -1,8 +1,4 @@
-"""`laconic demo`: compares times to one accuracy over slow links.
-
-Four workers have links of 100 Mbit/s, if this machine can emulate links (root or user namespaces, iproute2);
-otherwise they use its loopback interface, which no method can beat.
-"""
+"""`laconic demo`: compares times to one accuracy over slow links, or over loopback without emulation."""
 
 from __future__ import annotations
 

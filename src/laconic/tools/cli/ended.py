@@ -1,4 +1,4 @@
-"""End of `laconic train`: its report, the reason for an early end, and the command to resume."""
+"""End of `laconic train`: report, reason and resume command."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def show_report(folder: Path, screen: Console, ended: Ended | None) -> None:
 
 
 def complain(ended: Ended, folder: Path, *, started: bool) -> None:
-    """Print the reason, below the traceback of a fault. A report, if `started`, shows interruptions."""
+    """Print the reason, below the traceback of a fault."""
     stderr = errors()
     if ended.code == INTERRUPTED:
         if not started:

@@ -1,7 +1,6 @@
 """Catalogue entries: for every name that can follow --with, its payload, paper and measured figures.
 
-`python -m benchmarks.methods` writes the figures to `measured.json` here: it runs every registered name on a
-stored gradient of a small trained network.
+`python -m benchmarks.methods` writes the figures to `measured.json`.
 """
 
 from __future__ import annotations
@@ -133,7 +132,7 @@ def entries() -> list[CatalogueEntry]:
 
 
 def pieces() -> dict[str, dict[str, Callable[..., Any]]]:
-    """Return the names that can only be part of another spec: their makers, by title and name."""
+    """Return the makers of names that can only be part of another spec, by title and name."""
     makers = {name: find(name) for name in names()}
     return {
         title: {

@@ -1,4 +1,4 @@
-"""`laconic federate`: a built-in task among clients, with several schemes and seeds, and a report."""
+"""`laconic federate`: a built-in task among clients, and a report."""
 
 from __future__ import annotations
 

@@ -76,8 +76,7 @@ def check_name(name: str, out: Path) -> None:
 def check_free(folder: Path, *, overwrite: bool, way_out: str) -> None:
     """Raise `StateError` if this folder holds another run with measurements, or other files.
 
-    Raises `SpecError` if the folder cannot be created. `overwrite`: an older run may be deleted; `way_out`:
-    the remedy named in the error.
+    Raises `SpecError` if the folder cannot be created.
     """
     try:
         if in_the_way := next((each for each in folder.parents if each.exists() and not each.is_dir()), None):

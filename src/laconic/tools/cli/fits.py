@@ -1,4 +1,4 @@
-"""Checks that the methods of `laconic train` fit the workers, the model and the optimiser."""
+"""Checks that methods fit the workers, the model and the optimiser."""
 
 from __future__ import annotations
 

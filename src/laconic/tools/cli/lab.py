@@ -1,4 +1,4 @@
-"""`laconic lab`: run a command on several emulated hosts, over links of any speed, delay and loss."""
+"""`laconic lab`: runs a command on several emulated hosts."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def starts_workers(command: list[str]) -> bool:
 
 
 def stages_on_hosts(command: list[str], hosts: int) -> str:
-    """Describe which hosts run a pipeline's stages, and warn if neighbours share a host.
+    """Describe which hosts run a pipeline's stages, and whether neighbours share a host.
 
     >>> stages_on_hosts(["laconic", "train", "shakespeare", "--stages", "2", "--replicas=2"], 4)
     'stages by host (replica.stage): 0.0; 0.1; 1.0; 1.1'

@@ -1,4 +1,4 @@
-"""Notice at the start of a run on several machines, while torch waits for them; Ctrl-C ends the wait.
+"""Notice at the start of a run on several machines, while torch waits for them.
 
 torch waits outside Python, where no signal handler runs. A thread reads the byte that a signal writes, and
 ends the process if its main thread does not.
@@ -22,7 +22,6 @@ GRACE_S = 1.0  # for the main thread to end
 
 @contextmanager
 def meeting(given: Any) -> Iterator[None]:
-    """Print a notice and handle Ctrl-C while torchrun's agent runs with these parsed arguments."""
     if given.nnodes in ("1", "1:1"):
         yield
         return

@@ -1,4 +1,4 @@
-"""`laconic methods`: the names for --with, one line each; all figures; or one name in full."""
+"""`laconic methods`: lists the names for --with, or shows one in full."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def listing(found: Sequence[CatalogueEntry], *, with_pieces: bool = True) -> Tab
 
 
 def source(named: CatalogueEntry | Callable[..., Any]) -> str:
-    """Return a name's paper, if any, and status.
+    """Return a name's paper and status.
 
     >>> source(find("ring")), source(find("torus"))
     ('Lian et al. 2017, arXiv:1705.09056, verified', 'own')

@@ -1,4 +1,4 @@
-"""`laconic partition`: the examples of each client of a task, in a table and a picture."""
+"""`laconic partition`: the examples of each client of a task."""
 
 from __future__ import annotations
 

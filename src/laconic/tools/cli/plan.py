@@ -1,4 +1,4 @@
-"""`laconic plan`: forecasts of a step with each method, for these workers and this link; and advice."""
+"""`laconic plan`: forecasts of a step with each method, and advice."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def layout_given(params: str | None, probed: Probe | None) -> Layout:
 
 
 def layout_of(params: int) -> Layout:
-    """Return a stand-in for a model: square matrices of side at most `SIDE`, then a matrix and a vector.
+    """Return a stand-in for a model: square matrices, then a smaller matrix and a vector.
 
     >>> [entry.shape for entry in layout_of(200_000)][-3:]
     [(91, 91), (13, 91), (73,)]

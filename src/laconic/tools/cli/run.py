@@ -1,4 +1,4 @@
-"""`laconic run`: runs a script on several workers through torch.distributed.run, with all of its flags."""
+"""`laconic run`: runs a script on several workers through torch.distributed.run."""
 
 from __future__ import annotations
 
@@ -73,10 +73,7 @@ def run(
 
 
 def checked(words: list[str], parse: Callable[..., Any], configure: Callable[..., Any]) -> Any:
-    """Parse torchrun's arguments. Raises `SpecError` with the last line of its error message.
-
-    Also rejects numbers that only torchrun's agent would refuse, by an assertion.
-    """
+    """Parse torchrun's arguments. Raises `SpecError` with the last line of its error message."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):

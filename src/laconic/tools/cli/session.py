@@ -1,4 +1,4 @@
-"""One run of `laconic train`: every method with every seed, with events to the ledger and the screen."""
+"""One run of `laconic train`: every method with every seed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ class Session:
         self._finished = finished(settings) if settings.resume else set()
 
     def train_all(self) -> None:
-        """Train every method with every seed; always stop all workers and remove scratch files."""
         check_packages()
         settings = self.settings
         settings.check_folder()
@@ -138,7 +137,7 @@ def on_record(settings: Settings, spec: str, seed: int, folder: Path) -> Path | 
 
 
 def finished(settings: Settings) -> set[tuple[str, int]]:
-    """Return the (method, seed) pairs of finished trainings: all remaining workers tested the last step."""
+    """Return the (method, seed) pairs whose remaining workers have all tested the last step."""
     last: Counter[tuple[str, int]] = Counter()
     lost: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     for event in read_events(settings.folder):

@@ -1,4 +1,4 @@
-"""Short list of `laconic methods`: presets, then one line per name with its bits."""
+"""Short list of `laconic methods`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start of the command and its workers: Ctrl-C ends them with one line, even during imports."""
+"""Start of the command and its workers: Ctrl-C ends them with one line."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def say_interrupted() -> None:
 def forget_interrupt() -> None:
     """Make a process that handled a KeyboardInterrupt end with its own exit code.
 
-    If the interrupt was raised inside `exec` of a string, as in the definition of a dataclass, CPython ends
-    the process by SIGINT unless another `exec` follows.
+    After an interrupt inside `exec` of a string, as in a dataclass, CPython ends the process by SIGINT unless
+    another `exec` follows.
     """
     exec("")
 

@@ -1,6 +1,6 @@
 """Progress lines for a terminal: one when the phase changes, at least one every three seconds.
 
-Phases shorter than the interval of checks get no line. Lines are plain, so they do not disturb other output.
+Lines are plain, so they do not disturb other output.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ PAUSE_S, LOOK_S = 2.5, 0.25  # between lines, and between checks of the phase
 
 
 class Telling:
-    """Thread that prints the phase and its duration, inside `with`, if `screen` is a terminal.
-
-    `doing` returns the present phase in a few words; nothing is printed for "".
-    """
+    """Thread that prints the phase and its duration, inside `with`, if `screen` is a terminal."""
 
     def __init__(self, screen: Console, doing: Callable[[], str]) -> None:
         self._screen, self._doing = screen, doing

@@ -1,4 +1,4 @@
-"""`laconic train`: a built-in task with several methods and seeds, a live table and a report."""
+"""`laconic train`: a built-in task with several methods and seeds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Program that `laconic run` starts on each worker: it runs the user's script as Python would.
 
-Errors that Laconic raises on purpose go to the launcher, which prints one for all workers. Other errors keep
-their traceback, from the script's first line on.
+Errors that Laconic raises on purpose go to the launcher, which prints one for all workers.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def main() -> None:
 def end_with_launcher() -> None:
     """Exit if the launcher has ended; on Linux, receive SIGTERM when it ends.
 
-    A launcher interrupted while it starts workers does not know them yet, so it cannot stop them.
+    A launcher interrupted while it starts workers cannot stop them.
     """
     if sys.platform == "linux":
         linux.die_with_parent(signal.SIGTERM)

@@ -43,7 +43,6 @@ def hardware(host: int) -> str:
 
 
 def hub_lines(hosts: int, *, bridged: bool) -> str:
-    """Return lines for `ip -batch` in the network's own namespace: a cable to each host, and the bridge."""
     lines = ["link add br0 type bridge mcast_snooping 0", "link set br0 up"] if bridged else []
     for host in range(hosts):
         far = f"name {INTERFACE} address {hardware(host)} netns /proc/1/fd/{FIRST + host}"
@@ -53,17 +52,14 @@ def hub_lines(hosts: int, *, bridged: bool) -> str:
 
 
 def host_lines(host: int) -> str:
-    """Return lines for `ip -batch` in a host's namespace."""
     return f"link set lo up\naddr add {address(host)}/24 dev {INTERFACE}\nlink set {INTERFACE} mtu 1500 up\n"
 
 
 def up_lines(link: Link) -> str:
-    """Return lines for `tc -batch` in a host's namespace: its sending rate."""
     return f"qdisc replace dev {INTERFACE} root {bucket(link.bits_up)}\n"
 
 
 def down_lines(host: int, link: Link, *, netem: bool) -> str:
-    """Return lines for `tc -batch` in the network's namespace: a host's receiving rate, delay and loss."""
     if not netem:
         return f"qdisc replace dev v{host} root {bucket(link.bits_down)}\n"
     late = f"delay {link.delay_s * 1e6:.0f}us {link.jitter_s * 1e6:.0f}us loss {100 * link.loss_share:g}%"

@@ -1,8 +1,6 @@
 """Slowdown of messages and computing when a worker does both at once.
 
-Messages need the processor for copies, checksums and the kernel. With few cores, a message waits for one, and
-each byte costs computing time. For the measurement, all ranks multiply matrices while one thread of each
-exchanges messages.
+For the measurement, all ranks multiply matrices while one thread of each exchanges messages.
 """
 
 from __future__ import annotations

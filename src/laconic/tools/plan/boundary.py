@@ -1,8 +1,7 @@
 """Rehearsal of the boundary of two stages: a micro-batch is coded forward and backward.
 
-There is no formula per codec: channels code normal activations, bytes are counted and seconds are measured. A
-coding that stores samples is rehearsed at their first visit and at a later one, whose activations have
-changed by a tenth.
+Channels code normal activations, bytes are counted and seconds are measured. A coding that stores samples is
+rehearsed at their first visit and at a later one, whose activations have changed by a tenth.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ MAX_ELEMENTS = 1 << 22  # a larger micro-batch is cut
 class Visited:
     """Cost of a micro-batch that crosses. `up`, `down`: bytes of its two messages, without packet headers.
 
-    `first`: whether the coding sees its samples for the first time. `encode_s`, `decode_s`: of a message,
-    mean of both directions.
+    `first`: the coding sees its samples for the first time. `encode_s`, `decode_s`: means of both directions.
     """
 
     up: int

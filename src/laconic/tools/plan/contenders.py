@@ -29,12 +29,11 @@ USUAL = (  # those of docs/choosing.md, at densities whose loss was measured
 
 
 def contenders(specs: Sequence[str] = ()) -> list[Method | Strategy]:
-    """Return the specs' methods, or the common ones, after dense, without duplicates."""
     return [strategy_or_method(spec) for spec in dict.fromkeys((DENSE, *(specs or USUAL)))]
 
 
 def rehearse_all(asked: Sequence[Method | Strategy], layout: Layout) -> Iterator[Rehearsed]:
-    """Yield the costs of methods, then of strategies. Raises `SpecError` if one cannot be rehearsed."""
+    """Yield the costs of methods, then of strategies. Raises `SpecError`."""
     methods = [each for each in asked if isinstance(each, Method)]
     strategies = [each for each in asked if isinstance(each, Strategy)]
     return chain(rehearse(methods, layout), rehearse_strategies(strategies, layout))

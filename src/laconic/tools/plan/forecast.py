@@ -33,8 +33,7 @@ POINTS = 5.0  # points of accuracy for which FASTER is enough
 class Forecast:
     """One method among `size` workers. `nbytes`: on the wire, per step and worker, of the busier direction.
 
-    `strategy`: whether it exchanges parameters. `spread_s`: uncertainty of `split.step_s`, from repeated
-    rehearsals. `lost`: points of accuracy, see `points_lost`.
+    `spread_s`: uncertainty of `split.step_s`, from repeated rehearsals. `lost`: see `points_lost`.
     """
 
     spec: str

@@ -18,7 +18,7 @@ from laconic.exchange.rule import OptimiserView
 class InStep(NoOptimiser):
     """Model whose optimiser has stepped once, and a method's rules that replace the step.
 
-    Without such rules there is no optimiser: creating one imports torch's compiler, which takes seconds.
+    Without rules there is no optimiser: its creation imports torch's compiler, which takes seconds.
     """
 
     optimiser: Optimizer

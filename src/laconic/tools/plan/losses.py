@@ -1,8 +1,7 @@
 """Loss of test accuracy of methods, as measured, for a plan's advice.
 
 `python -m benchmarks.losses` writes `losses.json` from the trainings of docs/accuracy.md: points of test
-accuracy below dense training with the same optimiser, mean over seeds. Small models and short trainings are
-hard on methods that delay entries.
+accuracy below dense training with the same optimiser, mean over seeds.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def points_lost(spec: str) -> float | None:
 
 
 def without_warm_up(spec: str) -> str:
-    """Return a spec without the length of its warm-up.
+    """Remove the length of a warm-up.
 
     >>> without_warm_up("dgc(warmup_steps=100)"), without_warm_up("dgc(density=0.01, warmup_steps=100)")
     ('dgc()', 'dgc(density=0.01)')

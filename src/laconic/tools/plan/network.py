@@ -52,8 +52,7 @@ class Network:
         return replace(self, latency_s=self.latency_s if self.busy_latency_s is None else self.busy_latency_s)
 
     def seconds(self, rehearsed: Rehearsed, size: int, *, part: float = 1.0) -> float:
-        """Return the seconds of the collectives that exchange `part` of the model, with the calls of the
-        whole.
+        """Return the seconds of the collectives that exchange `part` of the model.
 
         >>> from laconic.tools.plan.growth import Growth
         >>> from laconic.tools.plan.rehearsal import Traffic

@@ -64,8 +64,7 @@ def pipeline_step(
     """Return the forecast of a step with equal boundaries.
 
     `workers`: for the interleaved schedule, where stage s is on worker s mod `workers`; default: one per
-    stage. `duplex`: whether neighbours send to each other at the same time. Raises `SpecError` if the
-    schedule does not suit these numbers.
+    stage. `duplex`: whether neighbours send to each other at the same time. Raises `SpecError`.
 
     >>> equal, free = [StageWork(1.0, 2.0)] * 4, Network(1e30, 0.0)
     >>> split = pipeline_step(equal, Crossed(0, 0), free, 8)
@@ -99,8 +98,6 @@ def pipeline_step(
 
 
 class _Line:
-    """Times at which workers and links are free, and messages have arrived."""
-
     def __init__(
         self,
         stages: Sequence[StageWork],

@@ -179,8 +179,8 @@ def between_part(whole: Rehearsed, share: float) -> Rehearsed:
 def choice(found: Sequence[PipelineForecast]) -> PipelineForecast:
     """Return the recommendation at later visits: the fastest whose replicas' method keeps accuracy.
 
-    Among combinations of about the same speed, prefer one that stores samples, as changes lose less than
-    activations in the same number of bits, then the one that sends most.
+    Among about the same speed, prefer one that stores samples, as changes lose less than activations in the
+    same number of bits, then the one that sends most.
     """
     kept = [each for each in found if not each.strategy and each.lost is not None and each.lost <= KEEPS]
     fastest = min(kept, key=lambda each: each.step_s)

@@ -1,8 +1,7 @@
 """Measures links, a step's computing, and the cost of each method on real machines, and stores them as JSON.
 
-All ranks of a group call it together. Links are measured pair by pair, in both directions at once, then in an
-all-reduce of all ranks, which the planner uses as it includes the machines' own work; then again while ranks
-compute (see `beside`).
+All ranks of a group call it together. The planner uses the links as measured in an all-reduce of all ranks,
+as it includes the machines' own work.
 """
 
 from __future__ import annotations
@@ -173,11 +172,7 @@ def probe_network(comm: Comm) -> Network:
 def probe_work(
     model: nn.Module, loss: Callable[[], Tensor], optimizer: Optimizer, comm: Comm, cores: float
 ) -> Work:
-    """Measure a step's parts, and when backward makes each bucket ready: medians, on the slowest rank.
-
-    `loss`: runs the forward pass and returns the loss. `cores`: CPU cores per worker, copied to the result.
-    Collective.
-    """
+    """Measure a step's parts, and when backward makes each bucket ready: medians, on the slowest rank."""
     ends: dict[nn.Parameter, float] = {}
 
     def note(parameter: nn.Parameter) -> None:

@@ -1,8 +1,8 @@
 """Rehearsal: a method exchanges gradients in small groups of threads, and its cost is recorded.
 
-There is no formula per method: messages are counted, computing is timed, and `Growth` extrapolates both to
-any number of workers. Seconds are CPU time of a rank's thread, so other load does not lengthen them. Only one
-rank computes at a time, so that ranks do not share caches.
+Messages are counted, computing is timed, and `Growth` extrapolates both. Seconds are CPU time of a rank's
+thread, so other load does not lengthen them. Only one rank computes at a time, so that ranks do not share
+caches.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ class Rehearsed:
     """Cost of exchanging a whole model for one worker, for any number of workers.
 
     `traffic`: by collective; `encode_s`: before the first message; `decode_s`: between and after messages;
-    `when`: time of the messages. Gradients are sent during backward, momenta of 1-bit Adam in the optimiser's
-    step, parameters after the update or, if no rank waits for them, during the next step. `spread`: deviation
-    of computing time between rehearsals, as a share of their median.
+    `when`: time of the messages. Parameters are sent after the update or, if no rank waits for them, during
+    the next step. `spread`: deviation of computing time between rehearsals, as a share of their median.
     """
 
     spec: str
@@ -73,8 +72,7 @@ class Rehearsed:
 def rehearse(methods: Iterable[Method], layout: Layout, sizes: Sequence[int] = SIZES) -> Iterator[Rehearsed]:
     """Yield each method's cost after its warm-up, with a thread per worker.
 
-    `layout`: the model's tensors; a large model is replaced by an excerpt. Raises `SpecError` if a method
-    adapts to the link.
+    A large model is replaced by an excerpt. Raises `SpecError` if a method adapts to the link.
     """
     methods, part = list(methods), excerpt(layout)
     if adaptive := next((method for method in methods if method.adaptive), None):

@@ -96,10 +96,7 @@ class InTurn(Comm):
 
 
 class Gradients:
-    """Heavy-tailed gradients (cubes of normal numbers) that are partly equal on all workers.
-
-    The scales of tensors vary by a factor of up to 100.
-    """
+    """Heavy-tailed gradients (cubes of normal numbers) that are partly equal on all workers."""
 
     def __init__(self, layout: Layout) -> None:
         rng = torch.Generator("cpu").manual_seed(0)

@@ -29,8 +29,8 @@ FIRST = 2**20  # of the first bucket
 class Work:
     """Local work of a worker: seconds of forward, backward and update.
 
-    `buckets`: bytes of each, in the order in which backward makes them ready; `ready`: these times as shares
-    of backward, or empty for an even pace. `cores`: number per worker.
+    `buckets`: bytes of each, in the order of backward; `ready`: their times as shares of backward, or empty
+    for an even pace. `cores`: number per worker.
     """
 
     forward_s: float
@@ -128,10 +128,7 @@ class Message(NamedTuple):
 def _pipelined(
     work: Work, messages: Sequence[Message], coding_s: float, shared: float
 ) -> tuple[float, float]:
-    """Return the end of both backward and the last bucket, and the seconds of all messages.
-
-    Computing time that coding and messages take from backward delays the next buckets.
-    """
+    """Return the end of both backward and the last bucket, and the seconds of all messages."""
     late = done = communicate_s = 0.0
     for ready, part, message in zip(work.ready_s, work.parts, messages, strict=True):
         begin = max(ready + late, done)

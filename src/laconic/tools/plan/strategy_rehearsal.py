@@ -1,7 +1,6 @@
 """Rehearsal of a strategy: ranks as threads do some steps of it, and its cost is recorded.
 
-The optimiser's update is not timed, as the planner has it already. Figures are means over whole periods, as
-ranks may send only every hundred steps.
+The optimiser's update is not timed, as the planner has it already. Figures are means over whole periods.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ def rehearse_strategies(
 ) -> Iterator[Rehearsed]:
     """Yield each strategy's cost, with a thread per worker that trains a model of this layout with SGD.
 
-    Sizes that a strategy rejects are omitted. Raises `SpecError` if it depends on clocks, or rejects all
-    sizes.
+    Raises `SpecError` if a strategy depends on clocks, or rejects all sizes.
     """
     for strategy in strategies:
         if strategy.clocked:

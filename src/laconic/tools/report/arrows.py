@@ -31,8 +31,8 @@ def place(rank: int, size: int) -> Point:
 def bezier(arc: Arc, size: int, disc: float) -> tuple[Point, Point, Point]:
     """Return start, control point and end of an arc between edges of discs of radius `disc`.
 
-    Arcs bend towards the centre: those with a head a little, repeated ones more, and all far enough to clear
-    the discs in between. A diameter bends to its right.
+    Arcs bend towards the centre, far enough to clear the discs in between: repeated ones more. A diameter
+    bends to its right.
     """
     a, b = place(arc.source, size), place(arc.to, size)
     across, down = b[0] - a[0], b[1] - a[1]

@@ -1,8 +1,4 @@
-"""A run as one self-contained HTML page: plots, a table, and explanations.
-
-The style, the data as JSON and plotly's script are inserted into `page.html`, so it makes no network
-requests.
-"""
+"""A run as one self-contained HTML page: plots, a table, and explanations."""
 
 from __future__ import annotations
 
@@ -118,10 +114,7 @@ def lede(run: Run) -> str:
 
 
 def table(rows: list[Row], target: float | None = None) -> str:
-    """Return the summary as an HTML table, with the time to `target` percent if there is one.
-
-    The comparison with the baseline is omitted if it equals the one with a dense all-reduce.
-    """
+    """Return the summary as an HTML table, with the time to `target` percent if there is one."""
     alike = all(ratio(row.smaller) == ratio(row.against_first) for row in rows)
     shown = [i for i, (name, _) in enumerate(HEADS) if not (alike and name == VERSUS)]
     timed = () if target is None else ((f"s to {target:g} %", "seconds of steps until a test reaches it"),)

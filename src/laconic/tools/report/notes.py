@@ -1,8 +1,4 @@
-"""Synchrony of ranks, from the notes of a strategy's steps.
-
-Notes that are read: `weight` (the rank's PushSum weight), `staleness` (in steps), `peers` (the ranks it sent
-to) and `rounds` (so far).
-"""
+"""Synchrony of ranks, from `weight` (PushSum), `staleness`, `peers` and `rounds` in a strategy's steps."""
 
 from __future__ import annotations
 

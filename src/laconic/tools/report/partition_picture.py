@@ -25,14 +25,7 @@ DARK: Shades = ((30, 52, 56), (24, 92, 98), (34, 146, 142), (112, 204, 180), (22
 
 
 def picture(deal: Deal, about: str = "", kinds: Kinds | None = None, rows: str = "label") -> str:
-    """Return the SVG document.
-
-    Args:
-        deal: `partition.over(kinds, clients, seed)`.
-        about: Description of the data below the heading.
-        kinds: Kinds for the rows; default: those that the partition used.
-        rows: Name of a kind.
-    """
+    """Return the SVG document. `about`: description of the data; `rows`: name of a kind."""
     names = classes(deal.kinds if kinds is None else integers(kinds))[0].tolist()
     counts = deal.counts(kinds)
     shown = counts[:MOST_CLIENTS, :MOST_KINDS]
@@ -65,7 +58,6 @@ def picture(deal: Deal, about: str = "", kinds: Kinds | None = None, rows: str =
 
 
 def across(clients: int) -> tuple[float, float]:
-    """Return pixels from one client to the next, and the width of its bar."""
     pitch = (WIDTH - LEFT - RIGHT) / clients
     return pitch, pitch - min(6.0, pitch / 8)
 
@@ -87,7 +79,6 @@ def bars(sizes: list[int]) -> str:
 
 
 def cells(counts: Tensor, sizes: Tensor, top: float, tall: float) -> list[str]:
-    """Return one path per shade, with a cell for each kind of each client."""
     clients, _ = counts.shape
     pitch, wide = across(clients)
     high = tall - min(2.0, tall / 8)

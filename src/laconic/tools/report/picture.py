@@ -53,7 +53,6 @@ def picture(run: Run) -> str:
 
 
 def framed(name: str, head: str, panels: Sequence[str], specs: Sequence[str]) -> str:
-    """Return the SVG document of panels, with a heading and a legend. `name`: its hidden title."""
     height = height_of(specs)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
@@ -78,10 +77,7 @@ def panel(
     log_y: bool = True,
     mark: float | None = None,
 ) -> str:
-    """Draw lines of positive values, on a logarithmic or linear y axis.
-
-    `left`: the left edge; `x_ticks`: ticks, if not at round numbers; `mark`: a value of y with a line.
-    """
+    """Draw lines of positive values. `x_ticks`: ticks, if not at round numbers; `mark`: a value of y."""
     xs = np.concatenate([curve.x for curve in curves] or [np.array([1.0, 10.0])])
     ys = np.concatenate([curve.y for curve in curves] or [np.array([0.1, 1.0])])
     ys = np.append(ys[np.isfinite(ys) & (ys > 0)], [] if mark is None else [mark])

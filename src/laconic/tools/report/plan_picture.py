@@ -20,7 +20,6 @@ LEGEND = 340  # top of the legend
 def picture(
     rehearsed: Sequence[Rehearsed], sizes: Sequence[int], work: Work, network: Network, title: str
 ) -> str:
-    """Return the SVG document: the first method, then the others by step time with the most workers."""
     first, *others = rehearsed
     others.sort(key=lambda each: time_line(work, each, network, sizes[-1]).step_s)
     shown = [first, *others]

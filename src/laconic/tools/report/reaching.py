@@ -43,7 +43,6 @@ def accuracy_by_second(method: MethodSeries) -> Curve:
 
 
 def faster(rows: Sequence[HasReach], target: float | None) -> str:
-    """Return a sentence that compares times to the target with the first row; "" without a target."""
     if target is None or not rows:
         return ""
     first = rows[0]
@@ -66,6 +65,5 @@ def target_of(config: Mapping[str, object]) -> float | None:
 
 
 def _seconds_at(seed: SeedSeries, steps: Array) -> Array:
-    """Return the total seconds of recorded steps, up to each of these."""
     total: Array = np.cumsum(np.pad(seed["step_s"], (1, 0)))[np.searchsorted(seed.steps, steps, "right")]
     return total

@@ -94,7 +94,6 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Return the run in this folder, without methods that did no step."""
     config = json.loads((folder / CONFIG).read_text())
     grouped: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for event in read_events(folder):
@@ -110,7 +109,6 @@ def read_run(folder: Path) -> Run:
 
 
 def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
-    """Return the series of one training from all ranks' events, in any order."""
     steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
     evals: dict[int, list[dict[str, Any]]] = defaultdict(list)
     optimiser = ""

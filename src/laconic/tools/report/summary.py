@@ -139,7 +139,6 @@ def kept_bytes(rows: list[Row]) -> str:
 
 
 def write_summary(folder: Path, run: Run, rows: list[Row], interrupted: str | None) -> None:
-    """Write settings, rows, and the reason for an early end to `summary.json`."""
     content = {
         "config": run.config,
         "complete": run.complete,
@@ -190,7 +189,7 @@ def _row(method: MethodSeries, config: dict[str, Any]) -> Row:
 
 
 def last_tests(method: MethodSeries) -> list[tuple[SeedSeries, int]]:
-    """Return each seed with the index of the last test that all have done; empty if there is none."""
+    """Return each seed with the index of the last test that all have done."""
     steps = set.intersection(*(set(seed.eval_steps.tolist()) for seed in method.seeds))
     return [(seed, seed.eval_steps.tolist().index(max(steps))) for seed in method.seeds] if steps else []
 

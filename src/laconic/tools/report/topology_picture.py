@@ -79,7 +79,6 @@ def disc(size: int) -> float:
 
 
 def discs(size: int) -> list[str]:
-    """Draw the ranks: numbered inside if a number fits, else every eighth next to its disc."""
     radius, found = disc(size), []
     inside = radius >= 8
     font = min(14.0, 1.05 * radius) if inside else 11.0
@@ -109,7 +108,6 @@ def which(period: int | None, steps: list[int]) -> str:
 
 
 def legend(steps: list[int], heads: set[bool], crowded: bool) -> list[str]:
-    """Return lines below the circle: a swatch per step if there are several, and how to read the arcs."""
     lines: list[str] = []
     for first in range(0, len(steps) if len(steps) > 1 else 0, PER_LINE):
         row, y = steps[first : first + PER_LINE], LEGEND + LINE * len(lines)
@@ -145,7 +143,6 @@ def colour(shades: Shades, at: float) -> str:
 
 
 def style(count: int, faint: float) -> str:
-    """Return the style sheet: `count` colours in light and dark mode; `faint`: opacity of a crowd."""
 
     def colours(shades: Shades) -> str:
         every = [colour(shades, i / max(count - 1, 1)) for i in range(count)]

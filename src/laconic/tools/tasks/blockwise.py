@@ -1,8 +1,7 @@
 """One rank's training loop for Block-ADMM.
 
-Ranks emit one event per step and per evaluation. Steps are those of the last block, which computes the loss:
-earlier ticks fill the blocks, and later ones empty them. A step has as many examples as with a method on the
-same number of workers.
+Ranks emit one event per step and per evaluation. Steps are those of the last block: earlier ticks fill the
+blocks, and later ones empty them. A step has as many examples as with a method on as many workers.
 """
 
 from __future__ import annotations
@@ -137,10 +136,7 @@ def at_work(trainer: BlockTrainer, before: Stats, now: Stats) -> dict[str, Any]:
 
 
 def wire(messages: Messages, nbytes: int | None = None) -> int:
-    """Return the network bytes that a rank sends, with headers and acknowledgements.
-
-    `nbytes` replaces the bytes of the sent messages.
-    """
+    """Return the network bytes that a rank sends, with headers and acknowledgements."""
     sent = messages.sent_bytes if nbytes is None else nbytes
     forth = messages.sent * PACKETS.forth(-(-sent // max(messages.sent, 1)))
     return forth + messages.received * PACKETS.back(-(-messages.received_bytes // max(messages.received, 1)))

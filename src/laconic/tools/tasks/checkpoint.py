@@ -37,20 +37,11 @@ def save(
     barrier: Callable[[], object],
     keep: int = 2,
 ) -> Path:
-    """Write this rank's part of a checkpoint, complete it together with the other ranks, and return its
-    folder.
+    """Write this rank's part of a checkpoint, and complete it together with the other ranks.
 
-    Args:
-        folder: Shared by all ranks.
-        state: This rank's part.
-        step: Number of finished steps, equal on all ranks.
-        rank: This rank.
-        size: Number of ranks.
-        barrier: Returns once all ranks have called it.
-        keep: Number of complete checkpoints to keep.
-
-    Raises:
-        StateError: On rank 0, if a part is missing: the ranks do not share `folder`.
+    Called by all ranks at the same step; `barrier` returns once all have called it. `keep`: number of
+    complete checkpoints to keep. Raises `StateError` on rank 0 if a part is missing: the ranks do not share
+    `folder`.
     """
     place = folder / f"step-{step:06d}"
     place.mkdir(parents=True, exist_ok=True)

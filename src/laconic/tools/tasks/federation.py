@@ -1,7 +1,7 @@
 """A task among clients with disjoint examples: rounds, bytes and accuracy, in one process.
 
-Messages are encoded and counted as in a real run. Clients create the first model from the run's seed. Their
-training depends only on (seed, client, round), so all methods have the same clients, batches and first model.
+Messages are encoded and counted as in a real run. Local training depends only on (seed, client, round), so
+all methods have the same clients, batches and first model.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """First import of the server that forks workers: from here on, Ctrl-C ends it silently.
 
-`launcher` starts it with SIGINT blocked, so that Ctrl-C cannot end it in a traceback before.
+`launcher` starts it with SIGINT blocked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The model of a group: equal on every rank, with rank 0's buffers for evaluation."""
+"""The model of a group: equal on every rank, with rank 0's buffers."""
 
 from __future__ import annotations
 

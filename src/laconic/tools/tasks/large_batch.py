@@ -96,8 +96,7 @@ class LargeBatch:
     ) -> tuple[Tensor, Tensor, float, float]:
         """Run the backward passes of all micro-batches but the last, unsynchronised.
 
-        Returns the last micro-batch's inputs, labels and weight in the mean, and the others' part of the
-        loss.
+        Returns the last one's inputs, labels and weight in the mean, and the others' loss.
         """
         most = self.micro_batch_size or (len(x) if self.recipe is None else MICRO_BATCH_SIZE)
         accumulation = Accumulation(len(x), most=most, ranks=1)
@@ -114,7 +113,7 @@ class LargeBatch:
 
 @dataclass(frozen=True, eq=False)
 class CopiedShard:
-    """Examples of a group's `order`, repeated `repeats` times, as copy number `copy` of the group."""
+    """Examples of `order`, `repeats` times, for copy number `copy`."""
 
     order: Shard | SkewedShard
     repeats: int

@@ -43,10 +43,8 @@ QUOTED_S = 10.0  # wait after an error that quotes another worker's, for that on
 class WorkerFailed(PeerError):
     """A worker ended with an error.
 
-    Attributes:
-        expected: Whether it was a `LaconicError`, whose message suffices.
-        details: Otherwise the worker's traceback; empty if the worker was killed.
-        error: Name of the error's class.
+    `expected`: a `LaconicError`, whose message suffices; `details`: otherwise the traceback, empty if the
+    worker was killed; `error`: name of the error's class.
     """
 
     def __init__(self, message: str, details: str = "", expected: bool = False, error: str = "") -> None:
@@ -89,7 +87,6 @@ class Workers:
         self._context = multiprocessing.get_context("forkserver")
 
     def start(self, rank: int) -> Connection:
-        """Start or restart the process of this rank, and return our end of its pipe."""
         if before := self.present.get(rank):
             before.join()
             self.restarted.add(rank)

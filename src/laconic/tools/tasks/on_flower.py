@@ -53,15 +53,8 @@ def federate_on_flower(settings: Federation, data: Path | None, log: Path) -> It
     """Train, and yield events of rounds like `tasks.federation.federate`, except for two differences.
 
     Clients receive the first model by message, which counts in their first round's bytes. A client without
-    examples counts as failed.
-
-    Args:
-        settings: Settings of the training.
-        data: Folder of the data set, which each process reads; None: $LACONIC_DATA.
-        log: File to which the logs of Flower and Ray are appended.
-
-    Raises:
-        EngineFailed: The engine ended before the last round.
+    examples counts as failed. `log`: file for the logs of Flower and Ray. Raises `EngineFailed` if the engine
+    ended before the last round.
     """
     check_engine()
     reads, writes = os.pipe()
@@ -117,7 +110,7 @@ def _stop(engine: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Training of a client in a round, pickled to Ray's processes; each reads the data once."""
+    """A client's training in a round, pickled to Ray's processes; each reads the data once."""
 
     settings: Federation
     data: Path | None
@@ -139,7 +132,6 @@ def _read(settings: Federation, data: Path | None) -> tuple[Tensors, nn.Module, 
 
 
 def main() -> None:
-    """Run the engine: settings from stdin, events to the pipe in the first argument."""
     from laconic.federated.flower.engine import simulate
 
     given = json.load(sys.stdin)

@@ -30,15 +30,8 @@ LOST = "Lost workers"
 class OptionInfo:
     """Description of an option.
 
-    Attributes:
-        help: Text of --help.
-        group: Heading of --help; None: the first.
-        flag: The flag, if it is not the field's name.
-        metavar: Name of the value in --help.
-        check: Check of a value other than None.
-        fixed: Whether a resumed run must have the same value.
-        recorded: Whether `config.json` has it.
-        with_stages: Whether it can be combined with a model in stages or blocks.
+    `group`: heading of --help; `fixed`: a resumed run must have the same value; `recorded`: `config.json` has
+    it; `with_stages`: can be combined with a model in stages or blocks.
     """
 
     help: str

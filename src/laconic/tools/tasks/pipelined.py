@@ -1,8 +1,7 @@
 """One rank's training loop for a pipeline.
 
-Ranks emit one event per step and per evaluation; only last stages have the loss. A replica sees the same
-examples in every epoch, so that buffers by example stay useful. For an evaluation, every rank receives the
-whole model, uncompressed.
+Only last stages have the loss. A replica sees the same examples in every epoch, so that buffers by example
+stay useful. For an evaluation, every rank receives the whole model, uncompressed.
 """
 
 from __future__ import annotations

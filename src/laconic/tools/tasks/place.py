@@ -1,7 +1,6 @@
 """Hosts of this machine's workers: the loopback interface, or the hosts of a lab.
 
-`laconic lab -- laconic train ...` sets LACONIC_LAB to the hosts' network namespaces. Workers are distributed
-over them in blocks, like ranks over machines.
+`laconic lab -- laconic train ...` sets LACONIC_LAB to the hosts' network namespaces.
 """
 
 from __future__ import annotations

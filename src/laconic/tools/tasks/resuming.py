@@ -21,7 +21,6 @@ def captured(
     precision: Precision,
     transforms: Transforms,
 ) -> dict[str, Any]:
-    """Return this rank's state after `step` steps. Call it on all ranks."""
     memory = optimizer.state_dict()  # first: it receives pending messages into the model
     return {
         "settings": settings.signature,
@@ -41,7 +40,7 @@ def restore(
     precision: Precision,
     transforms: Transforms,
 ) -> int:
-    """Restore a state and return its number of steps. Raises `StateError` if settings differ."""
+    """Restore a state and return its number of steps."""
     done = check_same(settings, state)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])

@@ -1,7 +1,6 @@
 """Training of one pipeline stage with torch's schedule, measured in seconds and bytes.
 
-A replica of the model is a pipeline of stages. Equal stages of all replicas exchange the gradients of their
-parameters by a method.
+Equal stages of all replicas exchange the gradients of their parameters by a method.
 """
 
 from __future__ import annotations
@@ -35,15 +34,8 @@ SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 class StageAtWork:
     """This rank's stage of its replica. Create it on all ranks of the default group.
 
-    Args:
-        pipeline: The assignment of ranks to stages.
-        recipe: The recipe of the model.
-        whole: The model, equal on all ranks; this rank trains its own stage.
-        example: A batch of the model's inputs.
-        crossing: The coding between stages.
-        samples: Maximum number of examples of a replica, with ids from 0.
-        lr: Peak learning rate.
-        seed: Seed of random rounding.
+    `whole`: the model, equal on all ranks. `example`: a batch of its inputs. `crossing`: the coding between
+    stages. `samples`: maximum number of examples of a replica, with ids from 0.
     """
 
     def __init__(
@@ -175,10 +167,7 @@ class StageAtWork:
 
 
 def groups(pipeline: Pipeline, rank: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
-    """Return the group of this rank's pipeline, and of equal stages if there are several replicas.
-
-    Every rank creates every group.
-    """
+    """Return the group of this rank's pipeline, and of equal stages. Every rank creates every group."""
     stages, replicas = range(pipeline.stages), range(pipeline.replicas)
     lines = [dist.new_group([stage + pipeline.stages * r for stage in stages]) for r in replicas]
     line: dist.ProcessGroup = lines[pipeline.replica(rank)]

@@ -27,7 +27,6 @@ def due(settings: Schedule, done: int) -> bool:
 
 
 def spent(before: Stats, now: Stats, with_noise: bool = True) -> dict[str, Any]:
-    """Return bytes and seconds of the exchange between two readings, and the gradient's noise."""
     between = {name: getattr(now, name) - getattr(before, name) for name in COUNTED + TIMED}
     phases = {name: total - before.phases.get(name, 0) for name, total in now.phases.items()}
     measured = now.noise if with_noise and now.noise != before.noise else None

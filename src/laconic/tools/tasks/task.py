@@ -1,8 +1,7 @@
 """Task: a data set, models for it, and training settings.
 
 A data set is four tensors of bytes: `train_x train_y test_x test_y`. `inputs(x, rng)` converts a batch of x
-to the model's input, and augments it if a generator is given. The loss is the cross-entropy, and the metric
-the share of correct answers.
+to the model's input, and augments it if a generator is given. The loss is the cross-entropy.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ PACKED = "packed.pt"  # in the training's folder; read it with `lowbit.load_pack
 
 
 def transform_of(option: Option, text: str) -> Transform:
-    """Parse the spec of an option. Raises `SpecError` if the option does not take it."""
     found = parse(text)
     if not isinstance(found, Transform) or found.option != option:
         raise SpecError(f"{TAKES[option]}, got {found!r}")
@@ -46,7 +45,7 @@ def attached(
 def attach_all(
     settings: TrainingSettings, model: nn.Module, optimizer: Optimizer, *, distributed: bool
 ) -> dict[str, TransformHandle]:
-    """Attach the transforms that belong before or after `distribute`; returns handles by checkpoint key."""
+    """Attach the transforms that belong before or after `distribute`."""
     specs = {option: getattr(settings, option) for option in KEYS}
     run = Run(settings.steps, settings.seed, scaled=settings.precision == "fp16")
     return {
