@@ -78,10 +78,7 @@ class Averaging(GradientController):
 
 
 def averaging(seat: RankContext, optimizer: Optimizer, compressor: Any, name: str, seed: int) -> Averaging:
-    """Bind averaging to this replica, with the first replica's parameters. Called by all replicas in sync.
-
-    Raises `AttachError` on all if they differ, and `SpecError` if `compressor` is no method.
-    """
+    """Bind averaging to this replica, with the first replica's parameters. Called by all replicas in sync."""
     comm = Metered(seat.side)
 
     def build() -> Handle:

@@ -21,10 +21,7 @@ T = TypeVar("T")
 class LaunchOptions:
     """Options of a launch.
 
-    Attributes:
-        timeout_s: Seconds that a replica waits for others in one collective.
-        checkpoints: Folder of the servers' checkpoints, or None.
-        every: Updates between checkpoints of a server.
+    `timeout_s`: of a collective; `checkpoints`: folder of the servers; `every`: updates between checkpoints.
     """
 
     timeout_s: float = 1800.0
@@ -44,10 +41,8 @@ class RankContext:
         served: Whether servers have the parameters.
         servers: A Comm with each server (rank 0) and this replica (rank 1); empty except on the first replica
             of a group.
-        server_count: Number of servers.
         staleness: Maximum number of updates between a gradient's parameters and its application, on servers.
         place: Number of this replica on its machine, which determines its devices.
-        terms: Options of the launch.
         waiting: Context for waiting, in which other replicas of the process may run.
         side: A Comm like `comm` for another thread of this replica.
     """

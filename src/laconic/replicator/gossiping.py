@@ -41,8 +41,7 @@ def gossiping(
 ) -> ParameterController:
     """Bind a gossip strategy to this replica, as `distribute` does. Called by all replicas in sync.
 
-    Stochastic gradient push (`sgp`); with a compressor CHOCO-SGD (`choco`), on a static graph. Raises
-    `AttachError` or `SpecError` on all replicas if one of them fails.
+    Stochastic gradient push (`sgp`); with a compressor CHOCO-SGD (`choco`), on a static graph.
     """
     strategy, membership = strategy_of(topology, compressor), FixedMembership(seat)
 

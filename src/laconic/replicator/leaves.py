@@ -26,11 +26,8 @@ NUMBERS: dict[str, tuple[torch.dtype, Callable[[Tensor], Any]]] = {
 class Structure:
     """A pytree without its tensors; leaves are sorted by path.
 
-    Attributes:
-        spec: The containers, as a torch TreeSpec.
-        places: Position of each leaf in `spec`.
-        kinds: Kind of each leaf: "none", "tensor", or a key of `NUMBERS`.
-        text: Description that must be equal on all replicas.
+    `places`: position of each leaf in `spec`. `kinds`: "none", "tensor", or a key of `NUMBERS`. `text`: must
+    be equal on all replicas.
     """
 
     spec: pytree.TreeSpec

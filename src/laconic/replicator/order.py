@@ -1,9 +1,8 @@
 """Order: check that all replicas make the same collective.
 
 Replicas that call collectives in different orders deadlock or mix tensors silently. With `debug=True` each
-replica hashes its collectives so far: their kinds, shapes, dtypes and calling lines, which reveal loops over
-sets and branches on the rank. Before each collective the replicas gather 8 bytes of it; at the first
-difference every replica raises `PeerError` with the next collective of each.
+replica hashes its collectives: their kinds, shapes, dtypes and calling lines. Before each collective the
+replicas gather 8 bytes of it; at the first difference every replica raises `PeerError`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Order:
 
 
 class CheckedOrder(Order):
-    """Comparison of each collective with those of the other replicas before it begins.
+    """Comparison of each collective across replicas before it begins.
 
     `comm`: a separate group of the replicas in sync, created by all at once.
     """

@@ -25,7 +25,7 @@ RandomState = tuple[Tensor, Any, Any]
 
 
 class TurnLock:
-    """Lock and random state of one replica. `lock`: shared by all replicas; `state`: initial random state."""
+    """Lock, shared by all replicas, and random state of one."""
 
     def __init__(self, lock: threading.Lock, state: RandomState) -> None:
         self._lock, self._state = lock, state

@@ -27,8 +27,7 @@ class BoundAlone(BoundStrategy):
 def or_alone(strategy: Strategy, size: int, optimizers: Iterable[Optimizer], fall_back: bool) -> Strategy:
     """Return the strategy of a new group: `Alone` for one rank.
 
-    With `fall_back`, ranks also train alone if the strategy does not support their number; otherwise that
-    raises `AttachError` or `SpecError`.
+    With `fall_back`, ranks also train alone if the strategy does not support their number.
     """
     if size == 1:
         return Alone()

@@ -64,7 +64,7 @@ class Controller(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Drop the residuals of gradients so far. Called by all ranks, between steps."""
+        """Drop the residuals of gradients so far. Called by all ranks."""
 
     @abstractmethod
     def remove(self) -> None:
@@ -73,10 +73,7 @@ class Controller(ABC):
 
 @contextmanager
 def averaged(parameters: Sequence[Tensor], comm: Comm) -> Iterator[float]:
-    """Load the mean over ranks into the parameters within a context. Called by all ranks.
-
-    Yields the distance to the mean, relative to its norm.
-    """
+    """Load the mean over ranks within a context, and yield the distance to it, relative to its norm."""
     with torch.no_grad():
         own = [each.detach().clone() for each in parameters]
         means = [comm.all_reduce(each.float().contiguous() / comm.size) for each in own]

@@ -197,8 +197,8 @@ def bind(
 ) -> ParameterController:
     """Bind the strategy to this model on every rank of the membership, from the first rank's parameters.
 
-    `describe` raises an error if this rank cannot take part, and returns further settings that must be equal.
-    Errors are raised on every rank, with the membership closed and nothing changed.
+    `describe` returns further settings that must be equal. Errors are raised on every rank, with nothing
+    changed.
     """
     optimizer: Optimizer
     replica: Replica

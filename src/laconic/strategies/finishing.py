@@ -24,10 +24,7 @@ from laconic.strategies.strategy import BoundStrategy, Strategy
 
 
 def adopt_consensus(bound: BoundStrategy, membership: Membership, strategy: Strategy) -> Tensor:
-    """Load the group's model into the strategy, and return it, float32 (n,). Called by all ranks.
-
-    Raises `PeerError` if a rank is lost, or the ranks need a new group first.
-    """
+    """Load the group's model into the strategy, and return it, float32 (n,). Called by all ranks."""
     heartbeats = membership.heartbeats
     if heartbeats is not None:
         why = heartbeats.wait_to_finish(

@@ -1,7 +1,6 @@
 """Joint calls of a strategy's ranks: each makes them after the same step, unless its ranks count together.
 
-A rank that makes such a call alone ends all with a `PeerError`. With heartbeats this holds until a rank is
-lost: then the others continue from different places, and a missing call costs a new group.
+A rank that makes such a call alone ends all with a `PeerError`; with heartbeats, until a rank is lost.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def nothing() -> None:
 def make_jointly(call: str, bound: BoundStrategy, strategy: Strategy, membership: Membership) -> None:
     """Wait until every rank makes this call. `call`: its name, or "" for one that a rank may make alone.
 
-    Raises `PeerError` if another rank does not make it, or is lost; `membership.failure` tells which.
+    Raises `PeerError` if another rank does not make it, or is lost.
     """
     calls, heartbeats = membership.joint_calls, membership.heartbeats
     if not call or calls is None or (call == FINISH and heartbeats is not None):  # these announce it

@@ -38,10 +38,9 @@ AVERAGED = (torch.float32, torch.float64, *HALF)  # buffers that have a mean
 class Replica:
     """Trained parameters of one model: `flat` float32 (n,), laid out by `layout`.
 
-    `statistics`: the floating-point buffers of the model, such as BatchNorm's running means; `constants`: its
-    other buffers, such as counters, complex tables and expanded tensors; `frozen`: parameters that are not
-    trained. Ranks start with equal values. Trained parameters that only the optimiser holds, such as a
-    loss's, are exchanged too, as "outside.<i>".
+    `statistics`: the floating-point buffers of the model; `constants`: its other buffers, and expanded
+    tensors; `frozen`: parameters that are not trained. Trained parameters that only the optimiser holds, such
+    as a loss's, are exchanged too, as "outside.<i>".
 
     Raises `AttachError` if no parameter is trained, if the optimiser holds none of the model's, or if
     parameters are on several devices, on none (meta), sharded, or neither float32 nor half precision.
@@ -234,7 +233,7 @@ class Replica:
                 master.data = master.detach().clone()
 
     def adopt(self, comm: Comm, root: int = 0) -> None:
-        """Copy the root's parameters, trained and frozen, and its buffers. Called by all ranks."""
+        """Copy the root's parameters and buffers. Called by all ranks."""
         comm.broadcast(self.flat, root)
         copy_from_root((*self.statistics, *self.constants, *self.frozen), comm, root)
 

@@ -17,7 +17,7 @@ def nothing() -> None:
 class Rounds(JoinHook):
     """Join hook that takes part in a rank's rounds, with a loss by which it never leads.
 
-    `take`: runs a round with this update and loss. `update`: returns the update of a round without inputs.
+    `update`: returns the update of a round without inputs.
     """
 
     def __init__(self, take: Callable[[Update, float | None], None], update: Callable[[], Update]) -> None:

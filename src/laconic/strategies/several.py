@@ -22,8 +22,8 @@ KEY = "several"  # of all optimisers' states in the state
 class Several(Optimizer):
     """Optimisers with disjoint parameters; `step` steps those with gradients, in order.
 
-    `param_groups` are those of all, in order, `state` is that of all after the last step, and `defaults` are
-    the common settings. Raises `AttachError` if two hold the same parameter.
+    `param_groups` and `state` are those of all, `defaults` the common settings. Raises `AttachError` if two
+    hold the same parameter.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:  # not Optimizer's: groups are shared

@@ -43,8 +43,7 @@ def check_scaler(scaler: torch.amp.GradScaler, strategy: Strategy, patience_s: f
 class SharedScaler:
     """Scaler whose check for Inf and NaN is the maximum over the ranks of `comm`, until `remove`.
 
-    Every rank must check every step: `scaler.step(optimizer)`, or `scaler.unscale_` before it. `comm`: a
-    group whose messages must not meet those of other calls. `exchanging`: marks each check as an exchange.
+    Every rank must check every step. `exchanging`: marks each check as an exchange.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler, comm: Comm, exchanging: Exchanging = unwatched) -> None:

@@ -75,7 +75,6 @@ class Strategy(Spec):
         return any(part.shares_gradients for part in self.parts)
 
     def check(self, size: int, optimizer: Optimizer) -> None:
-        """Raise `SpecError` or `AttachError` if the number of ranks or the optimiser does not fit."""
         refuse_lbfgs(optimizer, repr(self))
 
     def check_left(self, size: int, optimizer: Optimizer) -> None:

@@ -88,7 +88,6 @@ def serve_or_run(
     play: Callable[[RankContext], T],
     terms: LaunchOptions,
 ) -> list[T]:
-    """Run this rank: return nothing on a server, the result on a replica."""
     is_server, number = world.rank < servers, (world.rank - servers) // size
     group = world.split(world.size if is_server else number)
     pairs = connect(world, range(servers), range(servers, world.size, size))

@@ -27,9 +27,9 @@ from laconic.strategies.gossip.mixing.coded import coded_matrices
 class Link:
     """Connection of this worker and one server, for one optimiser.
 
-    `flat`, `grad`, `residual`: float32 (n,) of the tensors there, on the host. The residual has the unsent
-    part of gradients for a biased codec, and all of a rejected one. `staleness`: of the last push, None if
-    rejected. `pair`: None except on the first replica of a group, which communicates.
+    `flat`, `grad`, `residual`: float32 (n,), on the host. The residual has the unsent part of gradients for a
+    biased codec, and all of a rejected one. `staleness`: of the last push, None if rejected. `pair`: None
+    except on the first replica of a group.
     """
 
     def __init__(
@@ -87,11 +87,9 @@ class Link:
         self._wire = self.wires.encode(x, Turn(step, self._rank_context.group, self._seed))
 
     def push(self, groups: Sequence[dict[str, Any]], step: int) -> None:
-        """Send the encoded gradient, with the settings of the optimiser's groups."""
         self._ask(Message(MessageKind.PUSH, self._number, self.version, [list(groups), step], self._wire))
 
     def take_answer(self, step: int) -> None:
-        """Receive the server's answer to a push: new tensors, and the staleness."""
         answer = self._receive()
         self._load_answer(answer)
         self.staleness = None if answer.kind == MessageKind.REFUSED else answer.number

@@ -35,10 +35,7 @@ def to_config(optimizer: Optimizer, names: Mapping[Tensor, str]) -> dict[str, An
 
 
 def settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the current settings of each group.
-
-    Raises `AttachError` for one that is no number, string or list.
-    """
+    """Return the current settings of each group. Raises `AttachError` for unsupported types."""
     return [
         {key: _plain(key, value) for key, value in group.items() if key not in SILENT}
         for group in optimizer.param_groups
@@ -60,10 +57,7 @@ def _plain(key: str, value: Any) -> Any:
 def from_config(
     config: Mapping[str, Any], layout: Layout, flat: Tensor
 ) -> tuple[Optimizer, dict[str, nn.Parameter]]:
-    """Return the optimiser of a config, and its parameters by name as views of flat float32 (n,).
-
-    Raises `AttachError` if the class does not exist here or cannot be built from its groups.
-    """
+    """Return the optimiser of a config, and its parameters by name as views of flat float32 (n,)."""
     module, name = config["class"]
     try:
         kind: Any = importlib.import_module(module)

@@ -28,8 +28,7 @@ class ParameterShard:
     """Tensors of one optimiser on one server, float32 on the host.
 
     `version`: updates so far; `staleness`: number of gradients applied at each staleness; `refused`: number
-    of rejected ones; `lock`: for access to the tensors; `file`: checkpoint, written every `every` updates, or
-    None.
+    of rejected ones; `file`: checkpoint, written every `every` updates.
     """
 
     def __init__(
@@ -64,10 +63,7 @@ class ParameterShard:
                 )
 
     def push(self, groups: Sequence[dict[str, Any]], version: int, wire: Tensor, step: int) -> int | None:
-        """Apply a gradient of parameters of this version; return its staleness, or None if rejected.
-
-        `groups`: the worker's current settings of each group.
-        """
+        """Apply a gradient of parameters of this version; return its staleness, or None if rejected."""
         staleness = self.version - version
         if staleness > self.limit:
             self.refused += 1

@@ -35,9 +35,7 @@ class ServerClient(Controller):
     """Controller that pushes the group's mean gradient at each step and loads the updated parameters.
 
     The wrapped optimiser never steps: servers have a copy, which gets the current settings with each push.
-    Starts from the servers' parameters, or its own if they have none yet.
-
-    `number`: of optimisers that this replica wrapped before. Raises `AttachError` if workers differ, and
+    Starts from the servers' parameters, if they have any. Raises `AttachError` if workers differ, and
     `SpecError` if `compressor` is no codec or selector.
     """
 

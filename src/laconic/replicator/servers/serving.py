@@ -130,7 +130,6 @@ def serve(pairs: Mapping[int, Comm], world: Comm, terms: LaunchOptions, limit: i
 def wait(
     service: Service, threads: Mapping[int, threading.Thread], living: Callable[[], set[int] | None]
 ) -> None:
-    """Wait until every worker's thread has ended or its heartbeat has stopped, or this server has failed."""
     pending = dict(threads)
     while pending and service.error is None:
         alive, deadline = living(), time.monotonic() + POLL_S

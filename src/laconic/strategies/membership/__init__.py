@@ -24,12 +24,11 @@ log = logging.getLogger("laconic")
 class Membership:
     """Group `comm` of a strategy and `side_comm` of the same ranks. Called by all ranks of `group`.
 
-    `patience_s`: seconds that a message may take before the group counts as broken; `renew` then excludes
-    lost ranks. None: the timeout of `group`, and a broken group stays broken. `quorum`: minimum number of
-    ranks for `renew`.
+    `patience_s`: seconds that a message may take before the group counts as broken, and `renew` excludes lost
+    ranks. None: the timeout of `group`, and a broken group stays broken.
 
-    `joint_calls`: checks that every rank makes a call; None once a rank was lost. `start_comm`: the same
-    ranks with the timeout of `group`, until `started`: ranks may start at very different times.
+    `joint_calls`: None once a rank was lost. `start_comm`: the same ranks with the timeout of `group`, until
+    `started`: ranks may start at very different times.
     """
 
     def __init__(
@@ -178,7 +177,7 @@ class Membership:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Return names of memory without the tensors inside.
+    """Shorten names of memory.
 
     >>> _listed(["velocity", "route0/residual/first", "route0/residual/second"])
     'route0/residual, velocity'

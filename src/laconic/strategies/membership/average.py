@@ -17,8 +17,8 @@ from laconic.strategies.replica import Replica
 class Stand:
     """State of a rank when a new group forms.
 
-    `place`: its progress; `present`: it has missed no group; `trained`: it has a trained model. `memory`: the
-    strategy's memory that is equal on all ranks. `up_to_date`: it is from this rank's last step.
+    `place`: its progress; `present`: it has missed no group; `memory`: the strategy's memory that is equal on
+    all ranks; `up_to_date`: it is from this rank's last step.
     """
 
     place: int
@@ -32,8 +32,7 @@ class Stand:
 class Agreement:
     """Common state. `place`: the furthest of any rank. `averaged`: the ranks whose models were averaged.
 
-    `trained`: whether these models were. `memory`: that of the furthest of these ranks with up-to-date
-    memory, else of the furthest with any.
+    `memory`: that of the furthest of these ranks with up-to-date memory, else of the furthest with any.
     """
 
     place: int

@@ -1,7 +1,4 @@
-"""Finishers: ranks that have called `finish()` and wait for those that still have steps.
-
-Each has an entry in the store, which it removes when all ranks are in `finish()`.
-"""
+"""Finishers: ranks that have called `finish()` and wait for those that still have steps."""
 
 from __future__ import annotations
 

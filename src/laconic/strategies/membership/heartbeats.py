@@ -40,13 +40,12 @@ STILL_S = 1.0  # after this time in one step a rank may be waiting for another
 class Heartbeats:
     """This rank's view of the living ranks. Holds a thread, which `close` ends.
 
-    `members`: the ranks of the current generation, ascending. `rejoining`: another process had this rank
-    before. `dead_after_s`: seconds without a heartbeat after which a rank counts as dead. `hung_after_s`:
-    seconds without a step of a living rank while others wait in `finish()`.
+    `members`: the ranks of the current generation. `rejoining`: another process had this rank before.
+    `dead_after_s`: seconds without a heartbeat after which a rank counts as dead. `hung_after_s`: seconds
+    without a step of a living rank while others wait in `finish()`.
 
-    `finishers`: ranks that wait in `finish()`; `finishing`: those that are no members because of it.
-    `waited`: this rank was one of them until the current generation, and missed none otherwise. `_outside`:
-    this rank is not a member, and is to be readmitted.
+    `finishing`: ranks that are no members because they wait in `finish()`. `waited`: this rank was one of
+    them, and missed no generation otherwise. `_outside`: this rank is no member, and is to be readmitted.
     """
 
     hung_after_s = 1800.0
@@ -81,7 +80,6 @@ class Heartbeats:
         return cls(PrefixStore(name, store), rank, size, dead_after_s)
 
     def check_same_training(self, mine: Mapping[str, str]) -> None:
-        """Store the settings equal on all ranks; raise `AttachError` on a rejoining rank that differs."""
         if not self.rejoining:
             self._store.set("alike", json.dumps(dict(mine)))
             return
@@ -103,9 +101,9 @@ class Heartbeats:
     def regroup(self, why: str, grace_s: float, timeout_s: float, quorum: int = 1) -> tuple[int, ...]:
         """Return the members of a new generation, including this rank. Called by every living rank.
 
-        `why`: the first rank's becomes `why` on all. Living members that do not arrive are excluded after
-        `grace_s` seconds if half are present, else after `timeout_s`. Raises `PeerError` if fewer than
-        `quorum` remain, if this rank is excluded and not readmitted for `timeout_s`, or if the store is gone.
+        Living members that do not arrive are excluded after `grace_s` seconds if half are present, else after
+        `timeout_s`. Raises `PeerError` if fewer than `quorum` remain, if this rank is excluded and not
+        readmitted for `timeout_s`, or if the store is gone.
         """
         start, taken_in, self.waited = time.monotonic(), False, False
         with self._reaching_the_store():

@@ -18,8 +18,10 @@ NOTHING = 1e-12  # largest remaining disagreement that counts as none, relative 
 
 
 class Averaging(NamedTuple):
-    """Convergence. `exact`: steps after which all agree, None if they never do. `kept`: long-run share of the
-    disagreement that remains per step, 0 if a period is exact."""
+    """Convergence of gossip.
+
+    `exact`: steps after which all agree, or None. `kept`: share of the disagreement that remains per step.
+    """
 
     exact: int | None
     kept: float

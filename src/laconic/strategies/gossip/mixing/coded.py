@@ -57,8 +57,8 @@ class CodedGossip(GossipStrategy):
 def coded_matrices(codec: Codec, layout: Layout, *, damped: bool) -> LayoutCodec:
     """Return the codec of whole models: matrices by this codec, vectors unchanged.
 
-    `damped`: whether to damp an unbiased codec if a difference to a copy would otherwise grow. Raises
-    `SpecError` for a codec whose residual would grow without bound.
+    `damped`: damp an unbiased codec if a difference to a copy would otherwise grow. Raises `SpecError` if a
+    residual would grow without bound.
     """
     coded = layout.where(lambda entry: len(entry.shape) > 1)
     plain = layout.where(lambda entry: len(entry.shape) <= 1)

@@ -23,7 +23,6 @@ ADDITIVE = (
 
 
 def check_debiased(strategy: object, optimizer: Optimizer) -> None:
-    """Raise `AttachError` for an optimiser whose step may depend on the scale of the parameters."""
     if not steps_as(optimizer, *ADDITIVE):
         known = ", ".join(each.__name__ for each in ADDITIVE)
         raise AttachError(

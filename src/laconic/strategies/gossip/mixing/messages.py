@@ -86,7 +86,7 @@ def mix_(x: Tensor, own: float, came: Mapping[int, Tensor], shares: Mapping[int,
 def subtract_sent_(x: Tensor, weight: Tensor, sent: ParameterMessage, shares: Weights) -> None:
     """Subtract the content of `sent`, times the shares of the out-peers, from x and its weight.
 
-    This rank thus keeps the rounding error of the wire's type, and the sum over ranks stays the same.
+    This rank thus keeps the rounding error of the wire's type.
     """
     away = sum(shares.out.values())
     x.sub_(sent.x, alpha=away)

@@ -15,8 +15,7 @@ from laconic.core.errors import AttachError, NonFiniteError
 class Losses:
     """Last losses of one rank; their mean is its score.
 
-    `window` float64 (average,): a ring buffer. `counts` int64 (2,): total number of losses, and the number at
-    the last election.
+    `window` float64 (average,): a ring buffer. `counts` int64 (2,): of all losses, and at the last election.
     """
 
     def __init__(self, average: int) -> None:
@@ -37,11 +36,9 @@ class Losses:
 def poll(comm: Comm, losses: Losses, x: Tensor, resting: bool = False, leads: bool = True) -> list[float]:
     """Return every rank's mean loss in rank order, inf if it is not finite. Called by all ranks.
 
-    `resting`: this rank has done no step since the last election. `leads`: whether it can be elected;
-    otherwise its loss is inf.
-
-    Wire: 24 bytes per rank. Raises on every rank: `AttachError` if a rank has recorded no loss since the last
-    election, `NonFiniteError` if the parameters x (n,) of a rank, or the losses of all, are not finite.
+    `resting`: this rank has done no step since the last election. `leads`: whether it can be elected. Wire:
+    24 bytes per rank. Raises on every rank: `AttachError` if a rank has recorded no loss since the last
+    election, `NonFiniteError` if a rank's x (n,), or the losses of all, are not finite.
     """
     fresh = math.inf if resting else losses.fresh()
     mine = [losses.mean() if leads else math.inf, fresh, float(x.isfinite().all())]
