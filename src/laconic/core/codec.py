@@ -165,7 +165,7 @@ class Codec(Spec):
         return None
 
     def at(self, step: int) -> Codec:
-        """Return the codec of this step: itself, unless it follows a schedule."""
+        """Return the codec of this step: itself, unless it follows a schedule, which ends at `warm_at`."""
         return self
 
     def message_nbytes(self, segments: Segments) -> int:

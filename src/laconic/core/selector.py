@@ -90,7 +90,7 @@ class Selector(Spec):
         return None
 
     def at(self, step: int) -> Selector:
-        """Return the selector of this step: itself, unless it follows a schedule."""
+        """Return the selector of this step: itself, unless it follows a schedule, which ends at `warm_at`."""
         return self
 
     def select(self, x: Tensor, key: int = 0) -> Tensor:

@@ -138,7 +138,7 @@ class BoundSum(BoundReducer):
             apart = x is not out  # another view of the same memory costs a copy, but is correct
             if in_place and apart:
                 buffer.copy_(runs.views(x)[0])
-            elif out.is_cpu and not in_place:
+            elif out.is_cpu and not in_place and runs.numel:
                 self._pack_(buffer, x, runs, factor, most)
         share = DenseShare(runs, buffer.clone() if apart else None, 1 / factor)
         wait = self.comm.begin_all_reduce(buffer)
@@ -150,8 +150,7 @@ class BoundSum(BoundReducer):
                 return share if bool(buffer.isfinite().all()) else None
             if out.is_cpu:
                 if not in_place:
-                    for view, part in zip(runs.views(out), _split(buffer, runs), strict=True):
-                        view.copy_(part)
+                    torch._foreach_copy_(runs.views(out), _split(buffer, runs))
                 return share if kernels.all_finite(runs.scale_(out, scale), runs) else None
             mean = buffer.to(torch.float32)
             if scale != 1:
@@ -194,10 +193,10 @@ class BoundSum(BoundReducer):
 
     def _pack_(self, buffer: Tensor, x: Tensor, runs: Segments, factor: float, most: float) -> None:
         """Write x on the runs to the buffer, on the CPU; in 16 bits factor * x, at most `most`."""
+        if self.dtype == torch.float32:
+            torch._foreach_copy_(_split(buffer, runs), runs.views(x))
+            return
         for view, part in zip(runs.views(x), _split(buffer, runs), strict=True):
-            if self.dtype == torch.float32:
-                part.copy_(view)
-                continue
             for block, rounded in zip(torch.split(view, BLOCK), torch.split(part, BLOCK), strict=True):
                 rounded.copy_((block * factor).clamp_(-most, most))
 
