@@ -43,6 +43,7 @@ def real_shape(parameter: Tensor) -> tuple[int, ...]:
 
     So a complex matrix stays a matrix, and a complex vector a vector.
 
+    >>> import torch
     >>> real_shape(torch.zeros(3, 4)), real_shape(torch.zeros(3, 4, dtype=torch.complex64))
     ((3, 4), (3, 8))
     """
