@@ -108,7 +108,8 @@ class MaskWatch:
 
     def changed(self) -> Mapping[str, Mask] | None:
         """Return all masks if one differs from the last call, else None."""
-        found = {name: mask for name, each in self._parameters.items() if (mask := mask_of(each)) is not None}
+        held = self._parameters if len(_masks) else {}  # without any mask, as usual, look up none
+        found = {name: mask for name, each in held.items() if (mask := mask_of(each)) is not None}
         same = found.keys() == self._masks.keys() and all(found[name] is self._masks[name] for name in found)
         self._masks = found
         return None if same else found

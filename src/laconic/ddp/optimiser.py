@@ -208,6 +208,8 @@ class Optimisers:
 
     def of(self, name: str) -> OptimiserHooks:
         """Return the hooks on the optimiser that holds this tensor; on the first one if none does."""
+        if len(self.hooks) == 1:
+            return self.hooks[0]
         return next((each for each in self.hooks if each.holds(name)), self.hooks[0])
 
     def views(self, layout: Layout) -> Iterator[tuple[OptimiserHooks, Layout]]:
