@@ -20,6 +20,7 @@ from laconic.federated.meta import (
     PSGA,
     Averaging,
     Energy,
+    ImplicitGradient,
     Learner,
     Local,
     MetaGradient,
@@ -30,6 +31,7 @@ from laconic.federated.meta import (
     few_step,
 )
 from laconic.federated.meta.exchange import Exchange
+from laconic.federated.meta.imaml import solved
 from laconic.federated.meta.learner import clipped, cross_entropy
 from laconic.federated.meta.psga import projected
 
@@ -87,6 +89,63 @@ def test_mamls_gradient_is_that_of_torch_func_for_each_agent_alone() -> None:
     expected = vmap(grad(outer))(weights, sx, sy, qx, qy)
     made = learner.meta_gradients(weights, (sx, sy), (qx, qy), 3, 0.05)
     torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-4)
+
+
+LINE = Learner(Mlp((1, 1)))  # whose loss is quadratic
+
+
+def test_the_implicit_gradient_is_the_exact_one_on_a_quadratic() -> None:
+    """That of the query's loss at the exact solution of the proximal problem, by autograd in float64.
+
+    Two steps of conjugate gradients are exact with two weights. Tolerance: float32 sums of the descent.
+    """
+    start, (support, query) = torch.tensor([[0.7, -0.3]]).repeat(4, 1), AGENTS.episode(0, 6, 7)
+    plan = ImplicitGradient(proximal=2.0, cg_steps=2, inner_lr=0.02, inner_steps=800)
+    common = start.double().requires_grad_()
+    columns = [
+        torch.cat([part[0].double(), torch.ones_like(part[0]).double()], 2) for part in (support, query)
+    ]
+    hessian = 2 * columns[0].mT @ columns[0] / 6
+    pull = 2 * columns[0].mT @ support[1].double() / 6 + plan.proximal * common.unsqueeze(2)
+    own = torch.linalg.solve(hessian + plan.proximal * torch.eye(2, dtype=torch.float64), pull)
+    loss = (columns[1] @ own - query[1]).square().mean(dim=(1, 2)).sum()
+    (expected,) = torch.autograd.grad(loss, common)
+    made = plan.gradients(LINE, start, support, query)
+    torch.testing.assert_close(made.double(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_without_a_step_of_the_solver_imaml_is_first_order() -> None:
+    """The proximal term has no gradient in the first inner step."""
+    start, (support, query) = FIRST.repeat(4, 1), AGENTS.episode(0, 6, 7)
+    plan = ImplicitGradient(rounds=2, cg_steps=0, inner_steps=1)
+    made = plan.gradients(LEARNER, start, support, query)
+    assert torch.equal(made, LEARNER.first_order(start, support, query, 1, plan.inner_lr))
+    other = MetaGradient(rounds=2, order=1)
+    assert torch.equal(*(each.train(LEARNER, AGENTS, FIRST).weights for each in (plan, other)))
+
+
+@for_each("seed", range(5))
+def test_conjugate_gradients_solve_each_row_alone(seed: int) -> None:
+    """Against torch.linalg.solve; a row with a negative curvature stays where it is."""
+    rng = torch.Generator().manual_seed(seed)
+    half, right = torch.randn(3, 6, 6, generator=rng), torch.randn(3, 6, generator=rng)
+    matrix = half @ half.mT / 6 + torch.eye(6)
+    product = lambda v: (matrix @ v.unsqueeze(2)).squeeze(2)  # noqa: E731
+    exact = solved(product, right, 12)
+    torch.testing.assert_close(exact, torch.linalg.solve(matrix, right), rtol=1e-3, atol=1e-3)
+    matrix[1] *= -1
+    found = solved(product, right, 12)
+    assert torch.equal(found[[0, 2]], exact[[0, 2]]) and not found[1].any()
+    assert torch.equal(solved(lambda v: v, right, 4), right), "nothing is left after the first step"
+
+
+def test_imaml_makes_what_follows_a_few_steps_better() -> None:
+    learner = Learner(Mlp((1, 20, 20, 1)))
+    first, new = learner.network.first(0), Sinusoids(50, seed=77)
+    plan = ImplicitGradient(rounds=60, outer_lr=1e-2)
+    found = plan.train(learner, Sinusoids(20, seed=5), first)
+    before, after = (few_step(learner, new, at, lr=0.01).loss for at in (first, found.weights))
+    assert after[3] < 0.8 * before[3]
 
 
 def test_maml_without_an_inner_step_is_joint_training() -> None:
@@ -300,6 +359,8 @@ def test_what_cannot_be_is_refused_with_a_reason() -> None:
         ("step must be .* got 1.5", Averaging, [], {"step": 1.5}),
         ("inner_steps must be .* got -1", MetaGradient, [], {"inner_steps": -1}),
         ("order must be .* got 3", MetaGradient, [], {"order": 3}),
+        ("proximal must be .* got 0.*forget the model", ImplicitGradient, [], {"proximal": 0.0}),
+        ("cg_steps must be .* got -1", ImplicitGradient, [], {"cg_steps": -1}),
         ("widths must have .* got \\(3,\\)", Mlp, [(3,)], {}),
         ("joules_per_bit must be .* got -1.0", Energy, [], {"joules_per_bit": -1.0}),
         ("steps must be .* got \\(\\)", few_step, [LEARNER, AGENTS, FIRST], {"steps": []}),

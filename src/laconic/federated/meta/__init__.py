@@ -1,7 +1,8 @@
 """Meta-learning among agents: one initial model from which each new task is learned in few steps.
 
 Each agent has one task. `PSGA` ascends from the agents' models to a common one; the baselines `Averaging` and
-`MetaGradient` are the mean of local models, Reptile, and MAML of first and second order.
+`MetaGradient` are the mean of local models, Reptile, and MAML of first and second order; `ImplicitGradient`
+is iMAML.
 
 >>> import torch
 >>> learner, agents = Learner(Mlp((1, 20, 20, 1))), Sinusoids(count=5)
@@ -16,6 +17,7 @@ True
 from laconic.federated.meta.averaging import Averaging as Averaging
 from laconic.federated.meta.energy import Energy as Energy
 from laconic.federated.meta.evaluation import few_step as few_step
+from laconic.federated.meta.imaml import ImplicitGradient as ImplicitGradient
 from laconic.federated.meta.learner import Learner as Learner
 from laconic.federated.meta.learner import Mlp as Mlp
 from laconic.federated.meta.local import Local as Local

@@ -9,8 +9,9 @@ it is joint training: one model for all tasks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 from laconic.core import arguments
 from laconic.federated.meta.exchange import Exchange
 from laconic.federated.meta.learner import Learner
-from laconic.federated.meta.tasks import Tasks
+from laconic.federated.meta.tasks import Batch, Tasks
 from laconic.federated.meta.trained import Trained, Work
 
 
@@ -57,22 +58,48 @@ class MetaGradient:
 
     def train(self, learner: Learner, tasks: Tasks, first: Tensor, seed: int = 0) -> Trained:
         """Train the meta-model of these agents from common initial weights, float32 (n,)."""
-        work = Work()
-        exchange = Exchange(learner.network.layout, first, tasks.count, self.up, self.down, seed)
-        model = first.clone()
-        adam = torch.optim.Adam([model], lr=self.outer_lr)
-        gradient = learner.meta_gradients if self.order == 2 else learner.first_order
-        for k in range(self.rounds):
-            start = exchange.public.repeat(tasks.count, 1)
-            support, query = tasks.episode(k, self.shots, self.queries)
-            made = work.do(
-                "meta",
-                lambda w=start, s=support, q=query: gradient(w, s, q, self.inner_steps, self.inner_lr),  # type: ignore[misc]
-            )
-            model.grad = exchange.updates(made, k).mean(dim=0)
-            adam.step()
-            exchange.answer(model.detach(), k)
-        agents = exchange.public.repeat(tasks.count, 1)
-        return Trained(
-            exchange.public, agents, self.rounds, exchange.up_nbytes, exchange.down_nbytes, work.flops
+        gradients = learner.meta_gradients if self.order == 2 else learner.first_order
+        return descend(
+            self, lambda *at: gradients(*at, self.inner_steps, self.inner_lr), learner, tasks, first, seed
         )
+
+
+class Plan(Protocol):
+    """Numbers of the rounds of `descend`."""
+
+    @property
+    def rounds(self) -> int: ...
+    @property
+    def outer_lr(self) -> float: ...
+    @property
+    def shots(self) -> int: ...
+    @property
+    def queries(self) -> int: ...
+    @property
+    def up(self) -> Any: ...
+    @property
+    def down(self) -> Any: ...
+
+
+def descend(
+    plan: Plan,
+    gradients: Callable[[Tensor, Batch, Batch], Tensor],
+    learner: Learner,
+    tasks: Tasks,
+    first: Tensor,
+    seed: int,
+) -> Trained:
+    """Train by the server's Adam on the mean of `gradients(start, support, query)`, (a, n) from (a, n)."""
+    work = Work()
+    exchange = Exchange(learner.network.layout, first, tasks.count, plan.up, plan.down, seed)
+    model = first.clone()
+    adam = torch.optim.Adam([model], lr=plan.outer_lr)
+    for k in range(plan.rounds):
+        start = exchange.public.repeat(tasks.count, 1)
+        support, query = tasks.episode(k, plan.shots, plan.queries)
+        made = work.do("meta", lambda w=start, s=support, q=query: gradients(w, s, q))  # type: ignore[misc]
+        model.grad = exchange.updates(made, k).mean(dim=0)
+        adam.step()
+        exchange.answer(model.detach(), k)
+    agents = exchange.public.repeat(tasks.count, 1)
+    return Trained(exchange.public, agents, plan.rounds, exchange.up_nbytes, exchange.down_nbytes, work.flops)
