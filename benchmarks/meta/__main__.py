@@ -28,6 +28,7 @@ from laconic.federated.meta import (
     PSGA,
     Averaging,
     Energy,
+    ImplicitGradient,
     Learner,
     Local,
     MetaGradient,
@@ -44,7 +45,7 @@ from laconic.tools.report.summary import plain
 RUNS = Results(Path(__file__).with_name("results.jsonl"))
 SEEDS, AGENTS, ROUNDS = 3, 50, 50
 OWN_MODELS: dict[Any, tuple[Tensor, int]] = {}
-Method = PSGA | Averaging | MetaGradient
+Method = PSGA | Averaging | MetaGradient | ImplicitGradient
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ FEW, MANY = replace(OWN, steps=100), replace(OWN, steps=3000)
 CLIMB = PSGA(rounds=ROUNDS, local=OWN)
 PLAIN = Local(steps=20, lr=0.01, momentum=0.0)  # local steps of a round
 LONG = 1000
+IMPLICIT = ImplicitGradient(rounds=ROUNDS, outer_lr=1e-2)
 SINUSOIDS: dict[str, Method] = {
     "mean of local models": Averaging(rounds=1, local=OWN),
     "P-SGA": CLIMB,
@@ -89,6 +91,8 @@ SINUSOIDS: dict[str, Method] = {
     "Reptile": Averaging(rounds=ROUNDS, step=0.5, local=PLAIN),
     "first-order MAML": MetaGradient(rounds=ROUNDS, order=1, outer_lr=1e-2),
     "MAML": MetaGradient(rounds=ROUNDS, outer_lr=1e-2),
+    "MAML, 16 inner steps": MetaGradient(rounds=ROUNDS, inner_steps=16, outer_lr=1e-2),
+    "iMAML": IMPLICIT,
     "P-SGA, qsgd": replace(CLIMB, up="qsgd(levels=7)", down="qsgd(levels=7)"),
     "P-SGA, topk": replace(CLIMB, up="topk(density=0.1)", down="topk(density=0.1)"),
     "P-SGA, K=10": replace(CLIMB, rounds=10),
@@ -114,6 +118,7 @@ SINUSOIDS: dict[str, Method] = {
 TURNED = Local(steps=200, lr=0.05, momentum=0.9)
 TURNED_PLAIN = Local(steps=10, lr=0.05, momentum=0.0)
 STEPS_OF_FIVE = MetaGradient(rounds=ROUNDS, inner_lr=0.1, outer_lr=1e-2, shots=5, queries=5)
+IMPLICIT_OF_FIVE = ImplicitGradient(rounds=ROUNDS, inner_lr=0.1, shots=5, queries=5)
 DIGITS: dict[str, Method] = {
     "mean of local models": Averaging(rounds=1, local=TURNED),
     "P-SGA": PSGA(rounds=ROUNDS, local=TURNED),
@@ -122,6 +127,7 @@ DIGITS: dict[str, Method] = {
     "Reptile": Averaging(rounds=ROUNDS, step=0.5, local=TURNED_PLAIN),
     "first-order MAML": replace(STEPS_OF_FIVE, order=1),
     "MAML": STEPS_OF_FIVE,
+    "iMAML": IMPLICIT_OF_FIVE,
     "MAML, long": replace(STEPS_OF_FIVE, rounds=500, outer_lr=1e-3),
 }
 METHODS = {"sinusoids": SINUSOIDS, "digits": DIGITS}
