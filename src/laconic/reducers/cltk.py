@@ -6,8 +6,8 @@ Chen et al. 2020, arXiv:2104.11125 ("ScaleCom"). In step t of N ranks, per tenso
     2. mean = 1/N * sum over ranks of x_r at S, by one all_reduce of k values; zero elsewhere
 
 Error feedback makes the ranks' x similar, so that the largest entries of one rank are large on the others.
-Left out of the paper are its low-pass filter, which adds only part of each gradient to the residual, and its
-selection of the largest entry of every short chunk. Resembles the baseline in DEFT's code.
+Two parts of the paper are left out: its low-pass filter, which adds only part of each gradient to the
+residual, and its selection of the largest entry of every short chunk. It resembles the baseline in DEFT's code.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ in part p and c on average:
 
 unless the giving part has only a quarter of an equal one. This keeps the ranks' messages equally long.
 
-Further differences from the paper and its code: a block is n / 1024 elements of the whole model there, 1/1024
-of each tensor here; and N = 1 crashes there.
+Differences from the paper and its code, in addition to those of `micro`: a block is n / 1024 elements of the
+whole model there, 1/1024 of each tensor here; and N = 1 crashes there.
 """
 
 from __future__ import annotations
