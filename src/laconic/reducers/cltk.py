@@ -7,7 +7,7 @@ Chen et al. 2020, arXiv:2104.11125 ("ScaleCom"). In step t of N ranks, per tenso
 
 Error feedback makes the ranks' x similar, so that the largest entries of one rank are large on the others.
 Two parts of the paper are left out: its low-pass filter, which adds only part of each gradient to the
-residual, and its selection of the largest entry of every short chunk. It resembles the baseline in DEFT's code.
+residual, and its selection of the largest entry of every short chunk. DEFT's code has a similar baseline.
 """
 
 from __future__ import annotations
