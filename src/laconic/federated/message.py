@@ -65,7 +65,6 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Message:
-
     kind: Kind
     fingerprint: bytes
     token: int

@@ -34,7 +34,6 @@ FORMAT = 3
 
 @dataclass
 class Contact:
-
     version: int = 0
     token: int = 0
     accepted: int = 0

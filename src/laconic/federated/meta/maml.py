@@ -58,10 +58,12 @@ class MetaGradient:
 
     def train(self, learner: Learner, tasks: Tasks, first: Tensor, seed: int = 0) -> Trained:
         """Train the meta-model of these agents from common initial weights, float32 (n,)."""
-        gradients = learner.meta_gradients if self.order == 2 else learner.first_order
-        return descend(
-            self, lambda *at: gradients(*at, self.inner_steps, self.inner_lr), learner, tasks, first, seed
-        )
+        through = learner.meta_gradients if self.order == 2 else learner.first_order
+
+        def gradients(start: Tensor, support: Batch, query: Batch) -> Tensor:
+            return through(start, support, query, self.inner_steps, self.inner_lr)
+
+        return descend(self, gradients, learner, tasks, first, seed)
 
 
 class Plan(Protocol):
