@@ -12,9 +12,11 @@ from tests.unit.slow_link import Clock, SlowLink
 from laconic.comm.loopback import Loopback
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
+from laconic.exchange.method import lift
 from laconic.reducers.autotune import CANDIDATES, Autotune, BoundAutotune
 from laconic.reducers.autotune.search import FEW, LESS, LONG_S, MORE, WAIT_S, Search, Timed
 
+LIST = (*CANDIDATES[:4], lift("sampled_topk(density=0.01)").routes[0].reducer, CANDIDATES[5])
 MODEL = Layout.of([("a", (100, 100)), ("b", (100,)), ("c", (200, 100)), ("d", (300, 100)), ("e", (50,))])
 BUCKETS = [Layout.of((name, MODEL[name].shape) for name in part) for part in (("e", "d"), ("c", "b"), ("a",))]
 FORWARD_S, READY_S, UPDATE_S = 0.02, (0.01, 0.02, 0.03), 0.005  # of a step without the others
@@ -26,7 +28,7 @@ RATES = {"fast": 100 * GBIT, "hidden": GBIT / 2, "middling": GBIT / 20, "slow": 
 class Rank:
     """One rank that trains in the world of slow links; `step` takes it one step further."""
 
-    def __init__(self, comm, rate, spec=Autotune()):  # noqa: B008  # frozen
+    def __init__(self, comm, rate, spec=Autotune(LIST)):  # noqa: B008  # frozen
         self.clock = Clock()
         self.link = SlowLink(comm, self.clock, rate)
         self.bound = BoundAutotune(spec, MODEL, self.link, self.clock)
@@ -86,7 +88,7 @@ def test_all_ranks_take_the_least_lossy_candidate_that_is_about_as_fast_as_the_f
 
     def fixed(comm):
         found = []
-        for candidate in range(len(CANDIDATES)):
+        for candidate in range(len(LIST)):
             rank = Rank(comm, rate)
             rank.bound.autotuner.resume(candidate, 0.0)
             found.append(settled(rank))
@@ -111,7 +113,7 @@ def test_on_a_fast_link_nothing_is_ever_lost():
     """Where the dense exchange is a small part of the step, no other candidate is even tried."""
 
     def body(comm):
-        rank, used = Rank(comm, RATES["fast"], Autotune(every=30)), set()
+        rank, used = Rank(comm, RATES["fast"], Autotune(LIST, every=30)), set()
         for _ in range(100):
             rank.step(noise)
             used.add(rank.bound.autotuner.current)
@@ -136,7 +138,7 @@ def test_where_the_exchange_hides_behind_backward_it_ends_dense():
 def test_on_a_slow_link_the_gradient_is_sent_whole_twice_and_never_again(caplog):
     """At 200 kbit/s that takes nearly 10 s a step. Two steps say enough, of lossier candidates too, and later
     searches do without."""
-    spec = Autotune(every=60)
+    spec = Autotune(LIST, every=60)
 
     def body(comm):
         rank, seconds = Rank(comm, RATES["slow"], spec), []
@@ -189,7 +191,7 @@ def test_a_link_that_trembles_changes_nothing(caplog):
 
 
 def test_it_looks_again_after_so_many_steps_and_keeps_what_is_nearly_as_good(caplog):
-    spec = Autotune(every=64)
+    spec = Autotune(LIST, every=64)
 
     def body(comm):
         rank = Rank(comm, RATES["middling"], spec)
@@ -206,7 +208,7 @@ def test_it_looks_again_after_so_many_steps_and_keeps_what_is_nearly_as_good(cap
 def test_nothing_is_lost_from_candidate_to_candidate():
     """Sum of all gradients = size * sum of all means + what is left in the residuals, from the first search
     on to the dense steps that empty them. (Of candidates that do not round the mean itself.)"""
-    spec = Autotune((CANDIDATES[0], CANDIDATES[4], CANDIDATES[5]))
+    spec = Autotune((*LIST[::4], LIST[5]))
 
     def body(comm):
         rank = Rank(comm, RATES["hidden"], spec)
@@ -245,7 +247,7 @@ def drift(rank, step, bucket):
 
 def test_what_is_left_behind_bleeds_out_in_steps_of_at_most_twice_the_gradients_norm():
     """A search on a link that hides a dense exchange leaves several gradients behind."""
-    spec = Autotune((CANDIDATES[0], CANDIDATES[4]))
+    spec = Autotune(LIST[::4])
 
     def body(comm):
         rank = Rank(comm, RATES["hidden"], spec)
@@ -302,7 +304,7 @@ def test_a_void_step_on_the_dense_candidate_sends_nothing_twice():
 
 def test_looks_that_change_nothing_do_not_blind_it():
     """After many of them, and long before the next, a link that drops is noticed as soon as ever."""
-    spec = Autotune(every=60)
+    spec = Autotune(LIST, every=60)
 
     def body(comm):
         rank = Rank(comm, RATES["fast"], spec)
@@ -352,7 +354,7 @@ def test_a_resumed_run_goes_on_with_what_was_decided():
 
 def test_what_was_left_behind_bleeds_out_after_a_resume_too():
     """The dense candidate has been decided on, and much is left behind: no step adds all of it."""
-    spec = Autotune((CANDIDATES[0], CANDIDATES[4]))
+    spec = Autotune(LIST[::4])
 
     def body(comm):
         rank = Rank(comm, RATES["hidden"], spec)

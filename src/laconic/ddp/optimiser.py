@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from laconic.core.errors import AttachError
@@ -22,7 +22,7 @@ from laconic.core.memory_order import shaped
 from laconic.exchange.method import Method
 from laconic.exchange.rule import Rule
 from laconic.optim.closure import evaluated
-from laconic.optim.hand_over import BUFFER, HandOver, why_in_optimizer
+from laconic.optim.hand_over import HandOver, why_in_optimizer
 from laconic.optim.master_weights import masters_of
 from laconic.optim.masters import Masters
 from laconic.optim.unwrapping import after_steps, before_steps, is_skipped, stepping, unwrap_all
@@ -129,9 +129,10 @@ class OptimiserHooks:
             )
 
     def momentum_buffer(self, name: str) -> Tensor | None:
-        state = self.optimiser.state.get(self.parameter(name))
-        buffer = None if state is None else state.get(BUFFER)
-        return buffer if isinstance(buffer, Tensor) else None
+        return self._hand_over.buffer(self.parameter(name))
+
+    def set_momentum_buffer(self, name: str, value: Tensor) -> None:
+        self._hand_over.set_buffer(self.parameter(name), value)
 
     def why_in_optimizer(self, name: str) -> str | None:
         """Return why this tensor's momentum stays in the optimiser: "" without momentum, None if local."""
@@ -247,6 +248,14 @@ class Optimisers:
 
     def momentum_buffer(self, name: str) -> Tensor | None:
         return self.of(name).momentum_buffer(name)
+
+    def continues_momentum(self, name: str) -> bool:
+        """Return whether its optimiser can continue a momentum that was gathered elsewhere."""
+        return isinstance(self.of(name).optimiser, SGD) and not self.have_masters()
+
+    def set_momentum_buffer(self, name: str, value: Tensor) -> None:
+        """Set the momentum buffer of this tensor to flat `value` (n,)."""
+        self.of(name).set_momentum_buffer(name, value)
 
     def why_in_optimizer(self, name: str) -> str | None:
         return self.of(name).why_in_optimizer(name)

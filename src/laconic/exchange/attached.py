@@ -83,7 +83,7 @@ class Attached:
         pairs = [*zip(method.routes, method.assign(layout), strict=True)]
         self.momentum = LocalMomentum(pairs, optimisers, logs=comm.rank == 0)
         self._routes = [BoundRoute.of(route, part, comm, self.momentum) for route, part in pairs]
-        self.momentum.feedbacks = [route.feedback for route in self._routes]
+        self.momentum.bound = [(route.feedback, route.reducer) for route in self._routes]
         self._clip = Clip.of([route.feedback for route, part in pairs if len(part)], layout, comm.size)
         self.noise = NoiseMeter(exactly_summed(method, layout), layout, comm.size)
         self._parts = PerLayout(partial(parts_of, self._routes))

@@ -12,6 +12,7 @@ after one more step that applies the velocities that were sent.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,14 +22,17 @@ from torch import Tensor
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
 from laconic.core.mask import Mask, cleared
+from laconic.core.memory_order import flat
 from laconic.core.warning import warn
 from laconic.exchange.method import Route
 from laconic.exchange.rule import OptimiserSide, OptimiserView
 from laconic.exchange.state import under
 from laconic.feedback import BoundFeedback
+from laconic.reducers import BoundReducer
 
 log = logging.getLogger("laconic")
 PREFIX = "momentum/"
+NO_BUFFER = "it cannot be handed back to this optimiser"
 RELEASED = "released"  # key of a state whose momentum is back in the optimiser
 
 
@@ -41,29 +45,35 @@ class LocalMomentum:
         logs: Whether this rank logs the decision.
 
     Attributes:
-        feedbacks: The working feedbacks of the routes.
+        bound: The working feedbacks and reducers of the routes.
     """
 
     def __init__(
         self, routes: Sequence[tuple[Route, Layout]], optimisers: OptimiserSide, *, logs: bool
     ) -> None:
-        self.feedbacks: Sequence[BoundFeedback] = ()
+        self.bound: Sequence[tuple[BoundFeedback, BoundReducer]] = ()
         self._optimisers = optimisers
         self._logs = logs
         self._layouts = {entry.name: entry for _, part in routes for entry in part}
-        self._wanting: list[tuple[int, frozenset[str]]] = []  # first steps, with their local tensors
+        self._wanting: list[tuple[float, frozenset[str]]] = []  # first steps, with their local tensors
         self._idle: set[str] = set()  # tensors without momentum so far
         reasons: dict[str, list[str]] = {}
-        wanting = [(route.feedback, part) for route, part in routes if route.feedback.local_momentum]
-        self._made_for_it = any(feedback.needs_optimiser for feedback, _ in wanting)
-        for feedback, part in wanting:
-            why = {name: optimisers.why_in_optimizer(name) for name in part.names}
+        self._made_for_it = any(
+            route.feedback.local_momentum and route.feedback.needs_optimiser for route, _ in routes
+        )
+        for route, part in routes:
+            by_feedback = route.feedback.local_momentum
+            wanted = part if by_feedback else route.reducer.momentum_tensors(part)
+            why = {name: optimisers.why_in_optimizer(name) for name in wanted.names}
+            if not by_feedback:  # momentum comes and goes
+                unable = {name for name in why if not optimisers.continues_momentum(name)}
+                why |= {name: NO_BUFFER for name in unable if why[name] is None}
             own = frozenset(name for name, reason in why.items() if reason is None)
             self._idle |= {name for name, reason in why.items() if reason == ""}
             for name, reason in why.items():
                 if reason:
                     reasons.setdefault(reason, []).append(name)
-            self._wanting.append((feedback.dense_steps, own))
+            self._wanting.append((route.feedback.dense_steps if by_feedback else math.inf, own))
         self._decay: dict[str, Tensor] = {}  # momentum of the weight decay
         self._passes = 0  # backward passes with local momentum
         self._fresh = True  # whether there was no momentum before these passes
@@ -96,11 +106,23 @@ class LocalMomentum:
         self._fresh &= buffer is None
         return buffer
 
+    def continue_momentum(self, name: str, velocity: Tensor) -> None:
+        """Let SGD continue from the mean velocity, flat (n,), and the momentum of the weight decay."""
+        settings = self.settings(name)
+        factor = float(settings["momentum"]) if settings.get("nesterov") else 1.0
+        buffer = velocity / factor if factor else torch.zeros_like(velocity)
+        if settings.get("maximize"):
+            buffer = -buffer
+        if (decay := self._decay.pop(name, None)) is not None:
+            buffer = buffer + flat(decay).to(buffer)
+        self._optimisers.set_momentum_buffer(name, buffer)
+
     def names(self, step: int) -> frozenset[str]:
         """Return the tensors whose momentum is applied before the exchange in this step."""
         if self._released:
             return frozenset()
-        return frozenset[str]().union(*(own for first, own in self._wanting if step >= first))
+        own = [own for first, own in self._wanting if step >= first]
+        return frozenset[str]().union(*own, *(reducer.momentum_names for _, reducer in self.bound))
 
     def release(self, reason: str, instead: str | None = None) -> None:
         """Leave momentum to the optimiser from the next backward pass on; all ranks call it in one step.
@@ -116,14 +138,19 @@ class LocalMomentum:
 
     def begin(self) -> None:
         """Begin a backward pass."""
-        if self._releasing is not None and not self._released:
+        releasing = self._releasing is not None and not self._released
+        if releasing:
             self._log(f"momentum goes back to the optimiser: {self._releasing}")
+        for _, reducer in self.bound:
+            reducer.begin_pass(release=releasing)
+        if releasing:
             self._release()
 
     def _release(self) -> None:
         self._released = True
-        for each in self.feedbacks:
-            each.release_momentum()
+        for feedback, reducer in self.bound:
+            feedback.release_momentum()
+            reducer.release_momentum()
 
     def end(self, step: int) -> None:
         """End a backward pass that was not skipped."""

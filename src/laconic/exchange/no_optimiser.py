@@ -32,6 +32,13 @@ class NoOptimiser:
         """No momentum so far."""
         return None
 
+    def continues_momentum(self, name: str) -> bool:
+        """Whether the settings have a momentum."""
+        return bool(self._settings.get("momentum"))
+
+    def set_momentum_buffer(self, name: str, value: Tensor) -> None:
+        """Do nothing: no step follows."""
+
     def why_in_optimizer(self, name: str) -> str | None:
         """The settings' momentum, if any, can be applied before the exchange."""
         return None if self._settings.get("momentum") else ""

@@ -71,7 +71,7 @@ class BoundRoute:
             raise SpecError(f"{route.reducer!r} takes no {route.feedback!r}: {why}; use it without feedback")
         gain = route.feedback.gain(route.reducer.feedback_codec(), tensors)
         feedback = route.feedback.bind(tensors, optimised, comm.size)
-        reducer = with_late_sums(route.reducer.bind(tensors, comm))
+        reducer = with_late_sums(route.reducer.bind_optimised(tensors, comm, optimised))
         memories: list[BoundFeedback | BoundReducer] = [feedback] if feedback.holds_back else []
         if reducer.remembers:
             memories.append(reducer)

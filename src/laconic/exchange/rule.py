@@ -59,6 +59,12 @@ class OptimiserSide(Protocol):
     def momentum_buffer(self, name: str) -> Tensor | None:
         """The momentum that SGD has gathered of this tensor; None if it has none."""
 
+    def continues_momentum(self, name: str) -> bool:
+        """Whether SGD can continue a momentum of this tensor that was gathered elsewhere."""
+
+    def set_momentum_buffer(self, name: str, value: Tensor) -> None:
+        """Set SGD's momentum buffer of this tensor to flat `value` (n,)."""
+
     def why_in_optimizer(self, name: str) -> str | None:
         """Why this tensor's momentum stays in its optimiser, "" if it has none; None if it need not."""
 

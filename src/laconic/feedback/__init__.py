@@ -56,6 +56,9 @@ class Optimised(Protocol):
     def momentum_buffer(self, name: str) -> Tensor | None:
         """The momentum that SGD has gathered of this tensor; None where it has none."""
 
+    def continue_momentum(self, name: str, velocity: Tensor) -> None:
+        """Let SGD continue from the mean over ranks of this tensor's velocity, flat (n,)."""
+
 
 class Feedback(Spec):
     """Configuration of a feedback; `bind` returns the working object.

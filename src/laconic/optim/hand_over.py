@@ -24,6 +24,7 @@ from torch.autograd.graph import increment_version
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from laconic import kernels
+from laconic.core.memory_order import shaped
 from laconic.optim.lars import LARS
 from laconic.optim.layerwise import adapted
 from laconic.optim.own_step import steps_as
@@ -95,17 +96,24 @@ class HandOver:
     @torch.no_grad()
     def finish(self, *, keep: bool) -> None:
         """Zero the step's momentum buffers, unless SGD is to `keep` them."""
-        buffers = [] if keep else [(each, self._buffer(each)) for each in self._parameters]
+        buffers = [] if keep else [(each, self.buffer(each)) for each in self._parameters]
         held = {each: buffer for each, buffer in buffers if buffer is not None}
         if held:
             torch._foreach_zero_([*held.values()])
         self._cleared = {each: (buffer, buffer._version) for each, buffer in held.items()}
         self._parameters = []
 
-    def _buffer(self, parameter: Tensor) -> Tensor | None:
+    def buffer(self, parameter: Tensor) -> Tensor | None:
+        """Return SGD's momentum buffer of this parameter; None if it has none."""
         state = self._optimizer.state.get(parameter)
         buffer = None if state is None else state.get(BUFFER)
         return buffer if isinstance(buffer, Tensor) else None
+
+    def set_buffer(self, parameter: Tensor, value: Tensor) -> None:
+        """Set SGD's momentum buffer of this parameter to flat `value` (n,)."""
+        if (buffer := self.buffer(parameter)) is None:
+            buffer = self._optimizer.state[parameter][BUFFER] = torch.empty_like(parameter.detach())
+        buffer.copy_(shaped(value, buffer))
 
     def _gradient(
         self, parameter: Tensor, x: Tensor, group: Mapping[str, Any], decay: Tensor | None, scale: float
@@ -114,7 +122,7 @@ class HandOver:
         m, sign = float(group["momentum"]), (-1.0 if group.get("maximize") else 1.0)
         if not m:
             return x
-        buffer = self._buffer(parameter)
+        buffer = self.buffer(parameter)
         fresh = buffer is None
         if buffer is not None and (known := self._cleared.get(parameter)) is not None:
             buffer = None if known[0] is buffer and known[1] == buffer._version else buffer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from laconic.core.mask import Mask, cleared
 from laconic.core.selector import check_density
 from laconic.core.spec import Spec
 from laconic.core.turn import Turn
+from laconic.feedback import Optimised
 
 if TYPE_CHECKING:
     from laconic.reducers.autotune import Autotune as autotune
@@ -108,6 +109,14 @@ class Reducer(Spec):
         Raises:
             SpecError: The reduction does not support these tensors or this number of ranks.
         """
+
+    def momentum_tensors(self, layout: Layout) -> Layout:
+        """Return the tensors whose SGD momentum the reduction itself may apply; by default none."""
+        return Layout(())
+
+    def bind_optimised(self, layout: Layout, comm: Comm, optimised: Optimised) -> BoundReducer:
+        """Return the working object, as `bind`, with the optimiser of its `momentum_tensors`."""
+        return self.bind(layout, comm)
 
     @abstractmethod
     def nbytes(self, layout: Layout) -> int:
@@ -208,6 +217,23 @@ class BoundReducer(ABC):
             out[layout] must not be used.
         """
         raise NotImplementedError
+
+    def begin_pass(self, *, release: bool) -> None:
+        """Prepare a backward pass, before its first bucket; called on all ranks. By default do nothing.
+
+        Args:
+            release: Whether `release_momentum` follows, so that the optimiser should get its momentum back.
+        """
+        return
+
+    @property
+    def momentum_names(self) -> Collection[str]:
+        """Tensors whose SGD momentum the present step applies here; by default none."""
+        return ()
+
+    def release_momentum(self) -> None:
+        """Leave momentum to the optimiser from the next step on, and forget the velocity."""
+        return
 
     def put_back(self, layout: Layout) -> None:
         """Restore, bit for bit, the state before this step's `reduce` of this layout.

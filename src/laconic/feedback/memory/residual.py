@@ -181,10 +181,7 @@ class LocalResidual(Residual):
         if len(others):
             self._decayed(residual, fresh, others)
             finite = kernels.accumulate_(fresh, old, others.segments, scale)
-        before = residual
-        if self._decay != 1:
-            self._decayed(residual, fresh, local)
-            before = fresh
+        before = self._carried(residual, fresh, local, turn.step)
         done = []
         for part, momentum, nesterov, factor in self._velocity.forms(local):
             done.append(part)
@@ -199,6 +196,13 @@ class LocalResidual(Residual):
             return None
         self._old_velocity[id(layout)] = old
         self._residual.swap(self._former, layout)
+        return fresh
+
+    def _carried(self, residual: Tensor, fresh: Tensor, local: Layout, step: int) -> Tensor:
+        """Return a block with the old residual of these tensors as this step adds it: may be `fresh`."""
+        if self._decay == 1:
+            return residual
+        self._decayed(residual, fresh, local)
         return fresh
 
     def _decayed(self, residual: Tensor, fresh: Tensor, part: Layout) -> None:

@@ -101,6 +101,21 @@ class Autotuner:
         self._before: dict[str, Any] | None = None  # values before this step's first bucket
         self._look({MORE})
 
+    @property
+    def times(self) -> bool:
+        """Whether it uses the seconds of steps."""
+        return not self._fixed
+
+    @property
+    def searching(self) -> bool:
+        """Whether a search is going on."""
+        return self._trial is not None and not self._fixed
+
+    def limit(self, last: int) -> None:
+        """Use no lossier candidate than `last` from the next step on; end a search that is going on."""
+        self._search.last = last
+        self.resume(min(self.current, last), 0.0)
+
     def resume(self, chosen: int, usual_s: float) -> None:
         """Continue with an earlier choice and its exchange time, limited to the candidates allowed now."""
         if self._fixed:

@@ -1,0 +1,255 @@
+"""BoundAutotune: the working reduction, with one residual for all candidates."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.comm.comm import Comm
+from laconic.comm.messages import Sent, SentParts
+from laconic.core.errors import SpecError, StateError
+from laconic.core.layout import Layout, PerLayout
+from laconic.core.turn import Turn
+from laconic.feedback import Optimised
+from laconic.feedback.error_feedback import ErrorFeedback, Residual
+from laconic.reducers import BoundReducer
+from laconic.reducers.autotune.autotuner import Autotuner
+from laconic.reducers.autotune.search import Search
+from laconic.reducers.autotune.switched_residual import SwitchedResidual
+from laconic.reducers.autotune.tensors import is_matrix, sends_all
+from laconic.reducers.sum import DenseShare, Sum
+
+if TYPE_CHECKING:
+    from laconic.reducers.autotune import Autotune
+
+UNDECIDED = -1  # candidate number in a saved state
+CHOSEN = "once/autotune/candidate"  # state key of the candidate and of the exchange seconds
+USUAL = "once/autotune/exchange_s"
+UNMEASURED = -1.0  # seconds of a rank alone, whose decision does not count for more ranks
+
+log = logging.getLogger("laconic")
+
+
+class BoundAutotune(BoundReducer):
+    """Working autotune reduction.
+
+    Args:
+        spec: The configuration.
+        layout: All tensors.
+        comm: The group.
+        clock: Returns seconds, for the autotuner.
+        optimised: The optimiser's side, to apply SGD's momentum before the exchange with sparse candidates.
+    """
+
+    detects_non_finite: ClassVar[bool] = True  # the dense sum and the residual check
+
+    def __init__(
+        self,
+        spec: Autotune,
+        layout: Layout,
+        comm: Comm,
+        clock: Callable[[], float] = time.perf_counter,
+        optimised: Optimised | None = None,
+    ) -> None:
+        self._spec, self._comm, self._clock = spec, comm, clock
+        matrices = layout.where(is_matrix)
+        self._candidates = [candidate.bind(matrices, comm) for candidate in spec.candidates]
+        for candidate, bound in zip(spec.candidates, self._candidates, strict=True):
+            if bound.state_dict():
+                raise SpecError(f"autotune: candidates must be stateless, {candidate!r} is not: use it alone")
+            ErrorFeedback().gain(candidate.feedback_codec(), matrices)
+        self._dense = Sum().bind(layout, comm)
+        self._switched: SwitchedResidual | None = None  # if momentum may be local
+        if optimised is not None and len(matrices) and all(map(optimised.is_local, matrices.names)):
+            self._switched = SwitchedResidual(matrices, optimised)
+        self._residual = self._switched or Residual(matrices)
+        self._matrices, self._names = matrices, frozenset(matrices.names)
+        self._holding: set[str] = set()  # tensors whose residual may not be zero
+        self._bleeding: set[str] = set()  # tensors whose residual is more than a step should add
+        self._used = 0  # the candidate of the last step
+        self._before: tuple[int, int, set[str], set[str]] | None = (
+            None  # this step, and the three above before it
+        )
+        self._most = 1 / math.sqrt(comm.size)  # share of a gradient's norm that the mean retains at least
+        self._whole = [sends_all(candidate, matrices) for candidate in spec.candidates]
+        self._parts = PerLayout(
+            lambda bucket: (bucket.where(is_matrix), bucket.where(lambda entry: not is_matrix(entry)))
+        )
+        twice = [place for place, whole in enumerate(self._whole) if not whole]
+        pinned = None if spec.pinned is None else spec.candidates.index(spec.pinned)
+        self._alone = comm.size == 1 and pinned is None
+        last = spec.last(local=self._switched is not None)
+        names, search = [*map(repr, spec.candidates)], Search(spec.gain, last, twice)
+        self.autotuner = Autotuner(names, comm, search, spec.every, clock, 0 if self._alone else pinned)
+        if self._alone:
+            self.autotuner.usual_s = UNMEASURED
+
+    def begin_pass(self, *, release: bool) -> None:
+        """Give momentum back to the optimiser if the candidate found sends all entries."""
+        if self._switched is None or not self._switched.local:
+            return
+        if release or (not self.autotuner.searching and self._whole[self.autotuner.current]):
+            self._log("SGD's momentum is back in the optimiser")
+            self._switched.give_back(self._comm)
+            self._bleeding = set(self._holding)
+
+    def release_momentum(self) -> None:
+        if self._switched is not None:
+            self._switched.release_momentum()
+            self._switched = None
+            self.autotuner.limit(self._spec.last(local=False))
+
+    @property
+    def momentum_names(self) -> Collection[str]:
+        return self._names if self._switched is not None and self._switched.local else ()
+
+    def _log(self, text: str, *values: object) -> None:
+        if self._comm.rank == 0:
+            log.info(text, *values)
+
+    def reduce(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Sent | None:
+        self.autotuner.begin(turn.step, out.device)
+        if self._before is None or self._before[0] != turn.step:
+            self._before = turn.step, self._used, set(self._holding), set(self._bleeding)
+        entered = self._clock()
+        self._residual.finish_before(turn.step)
+        matrices, vectors = self._parts(layout)
+        candidate = self.autotuner.current
+        if candidate != self._used:
+            self._used, self._bleeding = candidate, set(self._holding)
+        self._apply_momentum(turn.step)
+        late = candidate == 0 and not self._is_empty(matrices)
+        if late or (candidate == 0 and self.momentum_names):
+            sent = self._all_at_once(x, layout, matrices, turn, out, alpha)
+        elif candidate == 0 or not len(matrices):
+            sent = self._dense.reduce(x, layout, turn, out, alpha)
+        else:
+            sent = self._mean(x, matrices, vectors, turn, out, alpha)
+        if sent is None:
+            self.put_back(layout)
+            return None
+        if out.is_cuda and self.autotuner.times:  # the clock does not see pending GPU work
+            torch.cuda.current_stream(out.device).synchronize()
+        self.autotuner.note(entered, self._clock(), apart=late)
+        return sent
+
+    def _apply_momentum(self, step: int) -> None:
+        """Apply SGD's momentum before the exchange from now on if the candidate in use is sparse."""
+        if self._alone:
+            self._log("one rank: sum() from step %d on, as there is no exchange to save", step)
+            self._alone = False
+        if self._switched is not None and not self._whole[self._used] and not self._switched.local:
+            self._log(
+                "from step %d on: SGD's momentum is applied before the exchange, for sparse steps", step
+            )
+            self._switched.make_local(step)
+
+    def _mean(
+        self, x: Tensor | None, matrices: Layout, vectors: Layout, turn: Turn, out: Tensor, alpha: float
+    ) -> Sent | None:
+        """Reduce matrices by the candidate in use, with feedback."""
+        corrected = None if x is None else self._corrected(x, matrices, turn)
+        self._holding.update(matrices.names)
+        given = None if corrected is None else x
+        end = self._dense.begin(given, vectors, turn, out, alpha) if len(vectors) else None
+        share = self._candidates[self._used].reduce(corrected, matrices, turn, out, alpha)
+        summed = end and end()
+        if share is None or (end and summed is None):
+            return None
+        self._residual.settle(share, matrices, turn)
+        return share if summed is None else SentParts((summed, share))
+
+    def _all_at_once(
+        self, x: Tensor | None, layout: Layout, matrices: Layout, turn: Turn, out: Tensor, alpha: float
+    ) -> Sent | None:
+        """Reduce densely, with part of the residual, by the collectives that all other ranks use."""
+        given = x if x is None or x is out else x.clone()
+        corrected = None if x is None else self._corrected(x, matrices, turn)
+        if given is None or corrected is None:
+            return self._dense.reduce(None, layout, turn, out, alpha)
+        views = matrices.segments.views
+        for view, value in zip(views(given), views(corrected), strict=True):
+            view.copy_(value)
+        sent = self._dense.reduce(given, layout, turn, out, alpha)
+        if sent is not None:
+            share = DenseShare(matrices.segments, torch.cat(views(corrected)), 1.0)
+            self._residual.settle(share, matrices, turn)
+        return sent
+
+    def _corrected(self, x: Tensor, matrices: Layout, turn: Turn) -> Tensor | None:
+        """Return x plus the residual, limited per step if the candidate sends everything."""
+        if not self._whole[self._used] or self._bleeding.isdisjoint(matrices.names):
+            return self._residual.correct(x, matrices, turn)
+        corrected, all_of_it = self._residual.bleed(x, matrices, turn, self._most)
+        if all_of_it:
+            self._bleeding.difference_update(matrices.names)
+        return corrected
+
+    def _is_empty(self, matrices: Layout) -> bool:
+        """Return whether the residual of these tensors is empty."""
+        if self._holding.isdisjoint(matrices.names):
+            return True
+        if self._residual.norm(matrices) > 0:
+            return False
+        self._holding.difference_update(matrices.names)
+        return True
+
+    def put_back(self, layout: Layout) -> None:
+        self.autotuner.put_back()
+        if self._before is not None:
+            self._used, self._holding, self._bleeding = self._before[1], *map(set, self._before[2:])
+        matrices = self._parts(layout)[0]
+        self._residual.put_back(matrices)
+        for each in self._candidates:
+            each.put_back(matrices)
+
+    def accept(self, layout: Layout) -> None:
+        self._before = None
+        self.autotuner.accept()
+        matrices = self._parts(layout)[0]
+        self._residual.accept(matrices)
+        for each in self._candidates:
+            each.accept(matrices)
+
+    @property
+    def checks_mean(self) -> bool:
+        return self._used == 0
+
+    @property
+    def holds_back(self) -> bool:
+        return True
+
+    def discard(self) -> None:
+        self._residual.discard()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the residual and the decision, which is the same on all ranks."""
+        chosen = UNDECIDED if self.autotuner.chosen is None else self.autotuner.chosen
+        decided = {
+            CHOSEN: torch.tensor(chosen, dtype=torch.int64, device="cpu"),
+            USUAL: torch.tensor(self.autotuner.usual_s, dtype=torch.float64, device="cpu"),
+        }
+        return decided | self._residual.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the state, and continue with its candidate if one was chosen."""
+        chosen = int(state[CHOSEN])
+        if not UNDECIDED <= chosen < len(self._candidates):
+            raise StateError(
+                f"the saved state has candidate {chosen}, expected 0..{len(self._candidates) - 1}"
+            )
+        self._residual.load_state_dict(
+            {key: value for key, value in state.items() if not key.startswith("once/")}
+        )
+        self._holding.update(self._matrices.names)
+        self._bleeding.update(self._matrices.names)
+        if chosen != UNDECIDED and state[USUAL] != UNMEASURED:
+            self.autotuner.resume(chosen, float(state[USUAL]))

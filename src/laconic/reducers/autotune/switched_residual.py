@@ -1,0 +1,128 @@
+"""Residual whose tensors' momentum is SGD's own, or applied here before the exchange, by turns.
+
+With SGD's momentum m in the optimiser, a gradient g adds g / (1 - m) to all later updates, and so does
+an entry of the residual e. With local momentum, an entry of e is applied once. So e changes its unit at a
+switch:
+
+    to local        u = SGD's buffer            e = e / (1 - m)         x = e + m * u + g
+    back            SGD's buffer = mean of u    e = (1 - m) * e         x = e + g
+
+Neither switch loses a part of a gradient or applies one twice, and the momentum continues: with all entries
+sent, the updates are those of SGD throughout. Lin et al. 2018, arXiv:1712.01887 (DGC) have local momentum;
+the switches are ours. The mean of u is one dense exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from laconic.comm.comm import Comm
+from laconic.core.layout import Layout
+from laconic.core.turn import Turn
+from laconic.feedback import Optimised, Share
+from laconic.feedback.error_feedback import VELOCITY_FACTOR
+from laconic.feedback.memory import Memory, Velocity
+from laconic.feedback.memory.residual import LocalResidual, Residual, norm
+
+NEVER = -1  # a step
+
+
+class SwitchedResidual(LocalResidual):
+    """Residual of tensors whose momentum is all in SGD or all local.
+
+    Attributes:
+        local: Whether momentum is local. At first it is the optimiser's.
+    """
+
+    def __init__(self, layout: Layout, optimised: Optimised) -> None:
+        super().__init__(layout, layout, optimised, velocity_factor=VELOCITY_FACTOR)
+        self._optimised = optimised
+        self.local = False
+        self._entered = NEVER  # the step that made it local, until it is accepted
+
+    def make_local(self, step: int) -> None:
+        """Apply momentum here from this step on. Shares of earlier steps must be final."""
+        if not self.local:
+            self.local, self._entered = True, step
+
+    def give_back(self, comm: Comm) -> None:
+        """Leave momentum to SGD, between steps; called on all ranks. Reduces the velocity, densely."""
+        if not self.local:
+            return
+        self._pending.finish_all()
+        assert self._velocity is not None
+        held = {entry.name: self._velocity.tensor(entry.name) for entry in self._all}
+        parts = [value for value in held.values() if value is not None]
+        mean = comm.all_reduce(torch.cat(parts)) / comm.size if parts else torch.empty(0)
+        means = iter(mean.split_with_sizes([part.numel() for part in parts]))
+        for name, value in held.items():
+            if value is not None:
+                self._optimised.continue_momentum(name, next(means))
+            if (residual := self._residual.tensor(name)) is not None:
+                residual.mul_(1 - self._momentum(name))
+        self.release_momentum()
+
+    def release_momentum(self) -> None:
+        self._pending.finish_all()
+        self._velocity = Velocity(self._all, self._optimised)
+        self._former = Memory("former", self._all)
+        self._old_velocity.clear()
+        self.local = False
+
+    def _momentum(self, name: str) -> float:
+        return float(self._optimised.settings(name).get("momentum", 0.0))
+
+    def _finish(self, share: Share, layout: Layout) -> None:
+        if self.local:
+            super()._finish(share, layout)
+        else:
+            Residual._finish(self, share, layout)
+
+    def correct(
+        self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False
+    ) -> Tensor | None:
+        if self.local:
+            return super().correct(grad, layout, turn, scale, free=free)
+        return Residual.correct(self, grad, layout, turn, scale, free=free)
+
+    def _carried(self, residual: Tensor, fresh: Tensor, local: Layout, step: int) -> Tensor:
+        if step != self._entered:
+            return residual
+        views = zip(local, local.segments.views(residual), local.segments.views(fresh), strict=True)
+        for entry, old, new in views:
+            torch.div(old, 1 - self._momentum(entry.name), out=new)
+        return fresh
+
+    def bleed(self, grad: Tensor, layout: Layout, turn: Turn, most: float) -> tuple[Tensor | None, bool]:
+        if not self.local:
+            return super().bleed(grad, layout, turn, most)
+        fresh = self.correct(grad, layout, turn)
+        if fresh is None:
+            return None, False
+        views = layout.segments.views
+        before = self._former.held(layout)
+        update = fresh - before
+        may, left = most * norm(views(update)), norm(views(before))
+        if left <= may:
+            return fresh, True
+        return update.add_(before, alpha=may / left), False
+
+    def put_back(self, layout: Layout) -> None:
+        super().put_back(layout)
+        if self._entered != NEVER:
+            self.local, self._entered = False, NEVER
+
+    def accept(self, layout: Layout) -> None:
+        super().accept(layout)
+        self._entered = NEVER
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore it. Momentum is local if there is some, as SGD's is zero then."""
+        super().load_state_dict(state)
+        self._entered = NEVER
+        self.local = any(bool(state[f"velocity/{name}"].any()) for name in self._all.names)
+        if not self.local:
+            self.release_momentum()
