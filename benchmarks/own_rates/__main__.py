@@ -89,6 +89,7 @@ FAMILIES = (
             "diloco(every=20)",
             "sparseloco(every=10, density=0.05)",
         ),
+        why="`diloco` had an outer momentum of 0.9 here; with SGD its default is now 0.5 (docs/outer.md).",
     ),
     Family(
         "SGD with momentum before compression",

@@ -42,7 +42,7 @@ def twin(size: int, steps: int, every: int, overlap: int, mix: float) -> list[Te
 
 @for_each("overlap, mix", [(0, 0.0), (2, 0.5), (3, 0.0)])
 def test_each_fragment_does_diloco_by_itself_and_late(overlap: int, mix: float) -> None:
-    found = trained(f"diloco(every=5, fragments=2, overlap={overlap}, mix={mix})", 3, 19)
+    found = trained(f"diloco(every=5, momentum=0.9, fragments=2, overlap={overlap}, mix={mix})", 3, 19)
     for one, other in zip(found, twin(3, 19, 5, overlap, mix), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 

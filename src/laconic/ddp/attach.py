@@ -25,6 +25,7 @@ from laconic.ddp.uneven import JoinedModel
 from laconic.exchange.agreement import built_by_all
 from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import lift
+from laconic.exchange.steps_needed import log_steps_needed
 from laconic.optim.unwrapping import stepping, unwrap_all
 
 _slots: WeakKeyDictionary[DistributedDataParallel, Slot] = WeakKeyDictionary()
@@ -54,6 +55,7 @@ def attach(
             if comm.rank == 0:
                 dense = ((name, parameter.shape) for parameter, name in names.items() if name not in sparse)
                 warn_of_gathers(method, Layout.of(dense), comm.size)
+                log_steps_needed(method)
             return Handle(
                 method,
                 names,

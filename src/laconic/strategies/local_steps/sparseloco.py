@@ -85,4 +85,4 @@ class SparseLoCo(Strategy):
         return True
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundStrategy:
-        return self.outer.bind(replica, optimizer, comm, seed)
+        return self.outer.outer_steps(replica, optimizer, comm, seed)

@@ -18,10 +18,15 @@ PRESETS = (
         "auto()", "you do not know your link: it compresses only what saves time, and nothing on a fast one"
     ),
     Preset("cgx()", "you want a safe choice: 4 bits a value, the accuracy of dense training"),
-    Preset("dgc(density=0.01)", "the link is very slow: one value in a hundred, the rest is kept for later"),
+    Preset(
+        "dgc(density=0.01)",
+        "the link is very slow: one value in a hundred, the rest is kept for later; with SGD and 4,000 steps"
+        " or more",
+    ),
     Preset(
         "diloco()",
-        "machines are far apart: ranks train alone and meet every 100 steps, by `laconic.distribute`",
+        "machines are far apart: ranks train alone and meet every 100 steps, by `laconic.distribute`; plan up"
+        " to twice the steps, or a smaller `every=`",
     ),
 )
 BRIEFLY = (  # for --help

@@ -15,6 +15,7 @@ by inner steps. Ours: tensors are assigned to fragments by size, not by layers.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from laconic.codecs.dense import Dense
 from laconic.comm.comm import Comm
@@ -36,15 +37,25 @@ from laconic.core.spec import Status
 from laconic.strategies.local_steps import Outer, outer_method
 from laconic.strategies.local_steps.diloco.fragments import Fragment, fragments_of
 from laconic.strategies.replica import Replica
+from laconic.strategies.several import Several
 from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
+
+MOMENTUM, WITH_SGD = 0.9, 0.5  # of the outer step, by default
+ADVICE = (
+    "%s, outer momentum %g: ranks train alone between outer steps. For the accuracy of data parallel training"
+    " plan up to twice its steps, or set a smaller every="
+)
+
+log = logging.getLogger("laconic")
 
 
 @dataclass(frozen=True, repr=False)
 class DiLoCo(Strategy):
     """Nesterov SGD on the outer gradient d, every `every` steps, for each fragment.
 
-    Over many rounds the model moves by up to lr / (1 - momentum) times the ranks' changes, 7 with the
-    defaults: SGD inside needs a learning rate below data parallel's (docs/own_rates.md).
+    Over many rounds the model moves by up to lr / (1 - momentum) times the ranks' changes: 7 with the
+    defaults, which are the paper's, for AdamW inside, and 1.4 with SGD inside, so that it can have the
+    learning rate of data parallel training (docs/outer.md).
 
     Wire, every `every` steps: the wire of `compressor` for one gradient, 4 n bytes if dense; one fragment at
     a time. Memory: 2 n float32, and that of `compressor`.
@@ -52,7 +63,8 @@ class DiLoCo(Strategy):
     Args:
         every: Steps between outer steps, 1 or more; default: 100.
         lr: Outer learning rate, above 0; default: 0.7.
-        momentum: Outer Nesterov momentum, in [0, 1); default: 0.9.
+        momentum: Outer Nesterov momentum, in [0, 1); default: 0.5 if all optimisers inside are
+            `torch.optim.SGD`, else 0.9.
         compressor: Sends d: a codec, selector, reducer or method, with error feedback if it is biased;
             default: dense(). logquant(levels=7) has the paper's 4 bits, a sign and a power of two.
         fragments: Parts of the model that are sent in order, `every` / `fragments` steps apart, 1 to `every`;
@@ -68,7 +80,7 @@ class DiLoCo(Strategy):
 
     every: int = 100
     lr: float = 0.7
-    momentum: float = 0.9
+    momentum: float | None = None
     compressor: Any = field(default_factory=Dense)
     fragments: int = 1
     overlap: int = 0
@@ -87,7 +99,8 @@ class DiLoCo(Strategy):
     def __post_init__(self) -> None:
         whole("diloco: every", self.every, 1)
         number("diloco: lr", self.lr, above=0)
-        number("diloco: momentum", self.momentum, least=0, below=1)
+        if self.momentum is not None:
+            number("diloco: momentum", self.momentum, least=0, below=1)
         whole(
             "diloco: fragments", self.fragments, 1, self.every, "each has an outer step every `every` steps"
         )
@@ -108,7 +121,21 @@ class DiLoCo(Strategy):
         return self.overlap > 0
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundDiLoCo:
-        return BoundDiLoCo(self, replica, comm, seed)
+        bound = self.outer_steps(replica, optimizer, comm, seed)
+        if comm.rank == 0 and comm.size > 1:
+            log.info(ADVICE, self, self.momentum_with(optimizer))
+        return bound
+
+    def outer_steps(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int) -> BoundDiLoCo:
+        """Return the working strategy; `bind` also logs advice."""
+        return BoundDiLoCo(self, replica, comm, seed, self.momentum_with(optimizer))
+
+    def momentum_with(self, optimizer: Optimizer) -> float:
+        """Return the outer momentum with this optimiser inside."""
+        if self.momentum is not None:
+            return self.momentum
+        inside = optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,)
+        return WITH_SGD if all(isinstance(each, SGD) for each in inside) else MOMENTUM
 
 
 @dataclass(frozen=True)
@@ -130,9 +157,10 @@ class BoundDiLoCo(BoundStrategy):
     `rounds`: number of exchanges started, one for each fragment and outer step.
     """
 
-    def __init__(self, config: DiLoCo, replica: Replica, comm: Metered, seed: int) -> None:
+    def __init__(self, config: DiLoCo, replica: Replica, comm: Metered, seed: int, momentum: float) -> None:
         super().__init__(replica, comm)
         self.config = config
+        self._momentum = momentum
         self.rounds = 0
         self.velocity = torch.zeros_like(replica.flat)
         self._outer = Outer(replica, comm, config.compressor, seed, self.seconds)
@@ -180,8 +208,8 @@ class BoundDiLoCo(BoundStrategy):
 
     def _apply(self, fragment: Fragment, gradient: Tensor) -> None:
         self.replica.rest_(self.velocity)
-        velocity = fragment.take(self.velocity).mul_(self.config.momentum).add_(gradient)
-        step = gradient.add(velocity, alpha=self.config.momentum)
+        velocity = fragment.take(self.velocity).mul_(self._momentum).add_(gradient)
+        step = gradient.add(velocity, alpha=self._momentum)
         model = fragment.take(self._outer.anchor).sub_(step, alpha=self.config.lr)
         fragment.put_(self.velocity, velocity)
         fragment.put_(self._outer.anchor, model)
