@@ -44,11 +44,13 @@ def page() -> str:
 def written(found: dict[str, Any]) -> str:
     """The page of these measurements."""
     rounds = found["rounds"]
-    explained, *_ = inspect.cleandoc(auto.__doc__ or "").split("\n\n")
+    explained, momentum, *_ = inspect.cleandoc(auto.__doc__ or "").split("\n\n")
     lines = [
         "# auto() compared with its candidates",
         "",
         explained,
+        "",
+        momentum,
         "",
         f"These figures are for `{AUTO}`, which may choose any candidate. `auto()` alone stops at the fifth"
         " with SGD and momentum, else at the fourth: [time to accuracy](time_to_accuracy.md) has both.",

@@ -39,13 +39,13 @@ FORMS = {
 class Worker:
     """One rank that trains by SGD, with the candidates that the test chooses."""
 
-    def __init__(self, comm, candidates, **settings):
+    def __init__(self, comm, candidates, method=None, **settings):
         self.rank, self.steps = comm.rank, 0
         self.weights = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in SHAPES.items()}
         self.optimizer = torch.optim.SGD(self.weights.values(), lr=RATE, **settings)
         self.layout = Layout.of(SHAPES.items())
         reducers = tuple(lift(each).routes[0].reducer for each in candidates)
-        method = routes(Route(everything, Autotune(reducers)))
+        method = method or routes(Route(everything, Autotune(reducers)))
         optimisers = Optimisers(self.optimizer, {w: name for name, w in self.weights.items()}, ())
         self.exchange = Attached(method, self.layout, Metered(comm), optimisers)
         self.bound = self.exchange._routes[0].reducer
@@ -229,6 +229,21 @@ def test_a_script_that_changes_gradients_gets_momentum_back_and_no_sparse_candid
         results = Loopback.run(2, body)
     assert results == [[(False, 3)] * 3] * 2
     assert "gradients are clipped" in caplog.text
+
+
+@for_each("form", FORMS.values())
+def test_a_pinned_sparse_candidate_is_its_method_bit_for_bit(form):
+    def body(comm):
+        reducer = lift(SPARSE).routes[0].reducer
+        pinned = routes(Route(everything, Autotune((Sum(), reducer), pinned=reducer)))
+        workers = [Worker(comm, (DENSE,), method, **form) for method in (pinned, lift(SPARSE))]
+        for _ in range(8):
+            for worker in workers:
+                worker.step()
+        return [worker.flat for worker in workers]
+
+    for one, other in Loopback.run(RANKS, body):
+        assert torch.equal(one, other)
 
 
 def sgd(weights):
