@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any, cast
 
 from laconic.codecs.selectors.density_schedule import has_density
 from laconic.codecs.sparse import Sparse
@@ -40,5 +41,5 @@ def lowest_density(method: Method) -> float | None:
         codec = route.reducer.feedback_codec() if route.feedback.keeps_unsent else None
         last = None if codec is None else codec.at(method.warm_at)
         if isinstance(last, Sparse) and has_density(last.select):
-            found.append(float(last.select.density))
+            found.append(float(cast(Any, last.select).density))
     return min((density for density in found if density < 1), default=None)
