@@ -219,12 +219,7 @@ class BoundReducer(ABC):
         raise NotImplementedError
 
     def begin_pass(self, *, release: bool) -> None:
-        """Prepare a backward pass, before its first bucket; called on all ranks. By default do nothing.
-
-        Args:
-            release: Whether `release_momentum` follows, so that the optimiser should get its momentum back.
-        """
-        return
+        """Begin a backward pass, on all ranks; by default do nothing. `release`: `release_momentum` follows."""
 
     @property
     def momentum_names(self) -> Collection[str]:
@@ -233,7 +228,6 @@ class BoundReducer(ABC):
 
     def release_momentum(self) -> None:
         """Leave momentum to the optimiser from the next step on, and forget the velocity."""
-        return
 
     def put_back(self, layout: Layout) -> None:
         """Restore, bit for bit, the state before this step's `reduce` of this layout.
