@@ -219,7 +219,8 @@ class BoundReducer(ABC):
         raise NotImplementedError
 
     def begin_pass(self, *, release: bool) -> None:
-        """Begin a backward pass, on all ranks; by default do nothing. `release`: `release_momentum` follows."""
+        """Begin a backward pass, on all ranks. `release`: whether `release_momentum` follows."""
+        return
 
     @property
     def momentum_names(self) -> Collection[str]:
@@ -228,6 +229,7 @@ class BoundReducer(ABC):
 
     def release_momentum(self) -> None:
         """Leave momentum to the optimiser from the next step on, and forget the velocity."""
+        return
 
     def put_back(self, layout: Layout) -> None:
         """Restore, bit for bit, the state before this step's `reduce` of this layout.
