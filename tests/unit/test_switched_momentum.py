@@ -9,6 +9,7 @@ import logging
 import pytest
 import torch
 from tests.unit.shared import for_each
+from tests.unit.test_autotune import BUCKETS, LIST, MODEL, RATES, Rank
 
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
@@ -18,7 +19,7 @@ from laconic.ddp.optimiser import Optimisers
 from laconic.exchange.attached import Attached
 from laconic.exchange.method import Route, everything, lift, routes
 from laconic.methods.auto import SAFE, SAFE_WITH_SGD
-from laconic.reducers.autotune import CANDIDATES, Autotune, bound, switched_residual
+from laconic.reducers.autotune import CANDIDATES, Autotune, BoundAutotune, bound, switched_residual
 from laconic.reducers.sum import Sum
 
 RANKS, RATE, M = 3, 0.1, 0.9
@@ -267,6 +268,58 @@ def test_by_default_only_sgd_with_momentum_gets_the_sparse_candidate(optimizer, 
         return exchange._routes[0].reducer.autotuner._search.last
 
     assert Loopback.run(2, body) == [CANDIDATES.index(lossiest)] * 2
+
+
+class Settings:
+    """An SGD with momentum that counts how often it gets its momentum back."""
+
+    def __init__(self):
+        self.given_back = 0
+
+    def is_local(self, name):
+        return True
+
+    def settings(self, name):
+        return {"momentum": M}
+
+    def momentum_buffer(self, name):
+        return None
+
+    def continue_momentum(self, name, velocity):
+        self.given_back += 1
+
+
+class Searching(Rank):
+    """A rank of the world of slow links, with momentum before the exchange where it is sparse."""
+
+    def __init__(self, comm, rate):
+        super().__init__(comm, rate)
+        self.optimised = Settings()
+        self.bound = BoundAutotune(Autotune(LIST), MODEL, self.link, self.clock, self.optimised)
+
+    def step(self, gradient, bad=False):
+        self.bound.begin_pass(release=False)
+        found = super().step(gradient, bad)
+        for bucket in BUCKETS:
+            self.bound.accept(bucket)
+        return found
+
+
+def test_a_link_that_drops_and_recovers_takes_momentum_there_and_back():
+    def body(comm):
+        rank = Searching(comm, RATES["fast"])
+        found = []
+        for rate in (RATES["fast"], RATES["slow"], RATES["fast"]):
+            rank.link.bytes_a_second = rate
+            rank.train(70)
+            found.append((rank.chosen, len(rank.bound.momentum_names), rank.optimised.given_back))
+        state = rank.bound.state_dict()
+        left = [value for key, value in state.items() if key.startswith(("residual/", "velocity/"))]
+        return found, all(not bool(value.any()) for value in left)
+
+    for found, empty in Loopback.run(2, body):
+        assert found == [(0, 0, 0), (5, 3, 0), (0, 0, 3)]
+        assert empty
 
 
 def test_one_rank_is_dense_at_once_and_says_so(caplog):
