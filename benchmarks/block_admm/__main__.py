@@ -4,9 +4,9 @@
     python -m benchmarks.block_admm --quick      40 steps of each in a scratch folder, to see that all works
 
 An MLP of 784-256-256-10 in three blocks, one a process, over gloo; or with signs or a DeepFacto layer between
-blocks. All runs of a seed see the same batches, and the rate rises and falls alike. Runs are in
-benchmarks/block_admm/results.jsonl; a stopped benchmark goes on where it stopped; `make docs` writes the
-page.
+blocks, or with weak labels (see weak.py). All runs of a seed see the same batches, and the rate rises and
+falls alike. Runs are in benchmarks/block_admm/results.jsonl; a stopped benchmark goes on where it stopped;
+`make docs` writes the page.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from benchmarks.block_admm.weak import coarse, digits_wrong
 from benchmarks.common.machine import machine
 from benchmarks.common.results import Results
 from laconic.admm import BlockTrainer, DeepFacto, Proximal
@@ -42,7 +44,7 @@ POINTS = 20  # of the curve of residuals
 SGD, ADAM = 0.05, 1e-3  # peak rates
 
 
-def mlp() -> nn.Sequential:
+def mlp(classes: int = 10) -> nn.Sequential:
     """784-256-256-10 with ReLU, 270 thousand parameters."""
     return nn.Sequential(
         nn.Flatten(),
@@ -50,7 +52,7 @@ def mlp() -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(WIDTH, WIDTH),
         nn.ReLU(),
-        nn.Linear(WIDTH, 10),
+        nn.Linear(WIDTH, classes),
     )
 
 
@@ -68,9 +70,9 @@ def signs() -> nn.Sequential:
     )
 
 
-def factored() -> nn.Sequential:
+def factored(classes: int = 10) -> nn.Sequential:
     """The MLP with a non-negative factorisation after its first layer."""
-    children = [*mlp()]
+    children = [*mlp(classes)]
     return nn.Sequential(*children[:3], DeepFacto(WIDTH, RANK), *children[3:])
 
 
@@ -84,13 +86,22 @@ def wide() -> nn.Sequential:
 
 @dataclass(frozen=True)
 class Variant:
-    """`spec`: None for back-propagation in one process. `steps`: default: PASSES of all examples."""
+    """`spec`: None for back-propagation in one process. `steps`: default: PASSES of all examples.
+
+    `weak`: whether labels are those of `coarse`.
+    """
 
     build: Callable[[], nn.Sequential]
     spec: str | None = None
     optimizer: str = "adam"
     batch: int = BATCH
     steps: int | None = None
+    weak: bool = False
+
+    def load(self) -> dict[str, Tensor]:
+        """Images and the labels to learn."""
+        data = dict(load())
+        return data | {key: coarse(data[key]) for key in ("train_y", "test_y") if self.weak}
 
 
 VARIANTS = {
@@ -104,6 +115,8 @@ VARIANTS = {
     "signs, adam": Variant(signs),
     "signs, blocks": Variant(signs, "block_admm(blocks=3, beta=0.03)"),
     "deep_facto": Variant(factored, "block_admm(blocks=3)"),
+    "weak, adam": Variant(partial(mlp, 2), weak=True),
+    "weak, deep_facto": Variant(partial(factored, 2), "block_admm(blocks=3)", weak=True),
     "time line": Variant(wide, "block_admm(blocks=3)", batch=512, steps=40),
 }
 
@@ -117,10 +130,11 @@ def made(variant: Variant, parameters: Any) -> torch.optim.Optimizer:
 
 def by_back_propagation(variant: Variant, seed: int, steps: int | None) -> dict[str, Any]:
     """One training in one process."""
-    data = load()
+    data = variant.load()
     torch.manual_seed(seed)
     model = variant.build()
     start = [each.detach().clone() for each in model.parameters()]
+    untrained = digits_of(variant, model, "untrained")
     optimizer = made(variant, model.parameters())
     shard = Shard(len(data["train_y"]), variant.batch, 0, 1, seed)
     steps, peak = steps or variant.steps or PASSES * shard.steps_per_epoch, optimizer.param_groups[0]["lr"]
@@ -134,7 +148,8 @@ def by_back_propagation(variant: Variant, seed: int, steps: int | None) -> dict[
         optimizer.step()
     spent = time.thread_time() - began
     moved = [float((now.detach() - then).norm()) for now, then in zip(model.parameters(), start, strict=True)]
-    return {"error": tested(model, data), "steps": steps, "cpu_s": round(spent, 1), "moved": moved[0]}
+    found = {"error": tested(model, data), "steps": steps, "cpu_s": round(spent, 1), "moved": moved[0]}
+    return found | untrained | digits_of(variant, model, "trained")
 
 
 def by_blocks(variant: Variant, seed: int, steps: int | None) -> dict[str, Any]:
@@ -164,7 +179,7 @@ def block(rank: int, variant: Variant, seed: int, steps: int | None, folder: Pat
     """One of three processes; it leaves its figures in a file, the first one those of the whole model."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=BLOCKS)
-    data = load()
+    data = variant.load()
     torch.manual_seed(seed)
     model, spec = variant.build(), variant.spec
     assert spec is not None
@@ -198,11 +213,17 @@ def block(rank: int, variant: Variant, seed: int, steps: int | None, folder: Pat
     trainer.gather()
     if rank == 0:
         moved = float((next(model.parameters()).detach() - start[0]).norm())
-        found |= {"error": tested(model, data), "moved": moved} | parts_of(model, data["test_x"])
+        found |= {"error": tested(model, data), "moved": moved}
+        found |= digits_of(variant, model, "trained") or parts_of(model, data["test_x"])
     trainer.close()
     (folder / f"{rank}.json").write_text(json.dumps(found | {"steps_at_work": at}))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def digits_of(variant: Variant, model: nn.Sequential, when: str) -> dict[str, Any]:
+    """Wrong digits by readouts of a model that learns weak labels, else nothing."""
+    return {when: digits_wrong(model, load(), RANK, BATCH)} if variant.weak else {}
 
 
 def tested(model: nn.Module, data: dict[str, Tensor]) -> float:

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from benchmarks.block_admm.__main__ import SEEDS, VARIANTS
-from benchmarks.block_admm.page import NAMES, mosaic, png, written
+from benchmarks.block_admm.page import NAMES, WEAK, mosaic, png, written
 from tests.unit.block_world import (
     ROWS,
     SAMPLES,
@@ -421,7 +421,7 @@ def run(name: str, error: float, seed: int = 0, **more: Any) -> dict[str, Any]:
 
 
 def test_every_variant_has_a_name() -> None:
-    assert NAMES.keys() | {"time line"} == VARIANTS.keys()
+    assert NAMES.keys() | WEAK.keys() | {"time line"} == VARIANTS.keys()
 
 
 def test_a_row_is_a_mean_over_seeds_and_the_bar_is_told() -> None:
@@ -443,6 +443,18 @@ def test_signs_and_parts_are_told_where_they_were_measured() -> None:
     facto = {"reconstruction": 0.1, "least_part": 0.0, "least_code": 1e-9, "code_zeros": 0.25}
     page = written([run("deep_facto", 3.0, **facto)])
     assert "lose 10.00 % of the first block's" in page and "least entry is 0." in page and "25 % are" in page
+
+
+def test_digits_of_weak_labels_have_a_table_of_their_own() -> None:
+    digits = {"code": 20.0, "hidden": 10.0}
+    runs = [
+        run("weak, adam", 3.0, untrained=digits, trained=digits),
+        run("weak, deep_facto", 4.0, trained=digits),
+    ]
+    main, weak = written(runs).split("### Weak labels")
+    assert "| back-propagation, Adam |" not in main
+    assert "| back-propagation, Adam before training | - | 20.00 | 10.00 | 1 |" in weak
+    assert "| blocks, DeepFacto of rank 32 | 4.00 | 20.00 | 10.00 | 1 |" in weak
 
 
 def test_an_image_has_its_pixels() -> None:

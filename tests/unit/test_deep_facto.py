@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.unit.block_world import WIDE, data, trained
+from benchmarks.block_admm.weak import RIDGE, readout, with_one
+from tests.unit.block_world import ONE_AT_A_TIME, WIDE, adam, data, trained
 from tests.unit.shared import refuses
 from torch import nn
 
-from laconic.admm import DeepFacto
+from laconic.admm import BlockTrainer, DeepFacto
+from laconic.comm.loopback import Loopback
 from laconic.core.errors import AttachError, SpecError
 
 
@@ -73,6 +75,40 @@ def test_blocks_learn_through_it():
     assert model[1].error(hidden) < 0.35 < DeepFacto(WIDE, 8).error(hidden)
     assert (model[1].parts >= 0).all() and (model[1].code(hidden) >= 0).all()
     assert stats.updates == 120
+
+
+def test_codes_of_weak_labels_tell_the_classes_that_no_label_names():
+    """Four parts; labels only say whether a sample has most of one of the first two."""
+    rng = torch.Generator().manual_seed(2)
+    y = torch.randint(4, (300,), generator=rng)
+    amounts = nn.functional.one_hot(y, 4) + 0.3 * torch.rand(300, 4, generator=rng)
+    x = amounts @ torch.rand(4, 16, generator=rng)
+
+    def rank(comm):
+        with ONE_AT_A_TIME:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(16, WIDE), nn.ReLU(), DeepFacto(WIDE, 8), nn.Linear(WIDE, 2))
+        made = BlockTrainer(model, "block_admm(blocks=2)", example=x[:2], optimizer=adam, comm=comm)
+        for step in range(200):
+            rows = torch.arange(20) + step % 10 * 20
+            made.step(x[rows], y[rows] // 2)
+        made.finish()
+        return made.gather()
+
+    model = Loopback.run(2, rank)[0]
+    code = model[2].code(model[:2](x))
+    found = (with_one(code) @ readout(code[:50], y[:50])).argmax(1)
+    assert (model(x).argmax(1) == y // 2)[200:].float().mean() > 0.9
+    assert (found == y)[200:].float().mean() > 0.8
+
+
+def test_the_readout_is_ridge_regression_with_a_penalty_per_feature():
+    """The same as plain least squares on rows that are appended for the penalty."""
+    x, y = torch.rand(30, 5, dtype=torch.float64), torch.arange(30) % 3
+    one, classes = with_one(x), nn.functional.one_hot(y).double()
+    penalty = torch.diag((RIDGE * one.square().sum(0)).sqrt())
+    rows, wanted = torch.cat([one, penalty]), torch.cat([classes, torch.zeros(6, 3, dtype=torch.float64)])
+    torch.testing.assert_close(readout(x, y), torch.linalg.lstsq(rows, wanted).solution)
 
 
 def test_bad_input():
