@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ class ImplicitGradient:
 
     def train(self, learner: Learner, tasks: Tasks, first: Tensor, seed: int = 0) -> Trained:
         """Train the meta-model of these agents from common initial weights, float32 (n,)."""
-        return descend(self, lambda *at: self.gradients(learner, *at), learner, tasks, first, seed)
+        return descend(self, partial(self.gradients, learner), learner, tasks, first, seed)
 
     def gradients(self, learner: Learner, start: Tensor, support: Batch, query: Batch) -> Tensor:
         """Return g_i per agent, (a, n), of common weights P in each row of `start` (a, n)."""
@@ -86,7 +87,8 @@ class ImplicitGradient:
         slope = learner.gradients(at, *support, create_graph=True)
 
         def product(v: Tensor) -> Tensor:
-            return v + torch.autograd.grad(slope, at, v, retain_graph=True)[0] / self.proximal
+            (image,) = torch.autograd.grad(slope, at, v, retain_graph=True)
+            return v + image / self.proximal
 
         return solved(product, outer, self.cg_steps)
 
