@@ -18,12 +18,12 @@ _compiled: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 8, **options: Any) -> None:
-    """Launch `kernel` on the current GPU: `kernel[grid](*args, num_warps=num_warps, **options)`.
+    """Launch `kernel[grid](*args, num_warps=num_warps, **options)` on the current GPU.
 
     Args:
         kernel: A `triton.jit` function. Triton's interpreter runs it on the CPU.
         grid: Number of programs, one to three dimensions.
-        args: All arguments in their order, including constexprs.
+        args: All arguments in order, including constexprs.
         num_warps, options: Compiler options; multiply-add is never fused.
     """
     options["enable_fp_fusion"] = False

@@ -1,7 +1,4 @@
-"""Residual and velocity updates in plain torch, which native kernels equal bit for bit.
-
-All work on merged neighbouring segments, and read one flag on the host.
-"""
+"""Residual and velocity updates in plain torch, which native kernels equal bit for bit."""
 
 from __future__ import annotations
 

@@ -6,8 +6,6 @@ A message of s tensors with K entries, k_i in tensor i:
     m            uint32
     positions    uint8 (m,)    as `rice_encode`
     values       float32 (K,)
-
-The number of launches does not depend on the number of tensors and ranks.
 """
 
 from __future__ import annotations

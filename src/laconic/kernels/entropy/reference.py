@@ -1,7 +1,6 @@
 """Gap codes in plain torch, which native kernels equal byte for byte.
 
-The number of operations does not depend on the number of segments and messages: a table has a column per
-segment, and each position gets that of its segment.
+A table has a column per segment, so the number of operations does not depend on segments and messages.
 """
 
 from __future__ import annotations
@@ -90,8 +89,7 @@ def disorder(indices: Tensor, counts: Numbers, sizes: Numbers) -> Tensor:
 def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     """Encode the low bits of each segment's gaps, then all high parts q in unary: q zeros and a one.
 
-    All bits are disjoint, so they are summed in words of 32 bits, stored in 64 for the overflow. Raises
-    `ValueError` unless indices ascend.
+    Disjoint bits are summed in words of 32 bits, stored in 64 for the overflow.
     """
     total, device = indices.numel(), indices.device
     if not total:
@@ -136,18 +134,8 @@ def rice_places(
 ) -> tuple[Tensor, Tensor]:
     """Decode the positions of N messages with the same segments; see `laconic.kernels.rice_positions`.
 
-    Args:
-        wires: uint8 (m_i,) per message.
-        counts: int64 (N, s), from 0 to the segment's size.
-        sizes: int64 (s,).
-        bases: int64 (s,), added to the positions of each segment, which count from 1.
-
-    Returns:
-        Positions int64 (K + N - 1,), with one meaningless number between messages; and whether a message is
-        damaged, bool (): positions may then be anything.
-
-    Raises:
-        WireError: A message has an impossible length; with its number, if there are several.
+    `bases` int64 (s,) are added to the positions of each segment, which count from 1. A `WireError` has the
+    message's number, if there are several.
     """
     device, messages = wires[0].device, len(wires)
     r = rice_parameters(counts, sizes)

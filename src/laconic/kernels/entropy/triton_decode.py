@@ -1,9 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, unused-ignore"
 """Kernels that decode sparse messages and add them in order.
 
-`ones_kernel` (a program per message) reads headers and finds the ends of the unary numbers; `places_kernel`
-(per tensor of a message) computes and checks positions; `add_kernel` (per tensor) adds entries in the order
-of the messages.
+`ones_kernel` (per message) reads headers and finds the ends of the unary numbers; `places_kernel` (per tensor
+of a message) computes and checks positions; `add_kernel` (per tensor) adds entries.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Low-rank products on other devices, by torch: adjacent matrices of one shape form a batch.
 
 torch's order of addition may depend on the batch size: bits are equal on ranks with the same devices and
-buckets, and close to those of the CPU otherwise. The number of launches depends on shapes and rank, not on
-the number of matrices.
+buckets, and close to those of the CPU otherwise.
 """
 
 from __future__ import annotations

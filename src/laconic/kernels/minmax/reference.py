@@ -1,7 +1,7 @@
 """Min-max quantisation in plain torch, which native kernels equal bit for bit.
 
-All tensors of one width share a grid (see `rows`), so their number does not change the number of operations.
-On a GPU the host never waits: a damaged message sets a flag there and adds nothing.
+All tensors of one width share a grid (see `rows`). On a GPU the host never waits: a damaged message sets a
+flag there and adds nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Natural compression on a GPU: one launch encodes a message, one decodes those of all ranks.
 
-A tile has 4,096 elements in 1,024 rows of 4; each row draws the random bits that it needs. The lower 8 bits
-of the dither are drawn only in tiles where the upper 16 do not decide.
+The lower 8 bits of the dither are drawn only in tiles where the upper 16 do not decide.
 """
 
 from __future__ import annotations

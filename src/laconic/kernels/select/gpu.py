@@ -1,8 +1,5 @@
 # mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
-"""Selection on a GPU: one pass over x counts entries that reach each level, another writes positions.
-
-The host waits once, for the numbers of entries, or leaves them on the GPU (`padded`).
-"""
+"""Selection on a GPU: one pass over x counts entries that reach each level, another writes positions."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
 # mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
-"""Triton kernels of selection.
+"""Triton kernels of selection; each program writes a separate range.
 
-    levels    per segment    threshold from its sample, and lower ones to try
-    count     per tile       entries that reach each level
-    pick      per segment    first level that enough entries reach; where each tile writes
-    compact   per tile       positions and values that reach the level, ascending
-    trim      per segment    the k largest, if more than k reach it
-
-Each program writes a separate range.
+levels    per segment    threshold from its sample, and lower ones to try
+count     per tile       entries that reach each level
+pick      per segment    first level that enough entries reach; where each tile writes
+compact   per tile       positions and values that reach the level, ascending
+trim      per segment    the k largest, if more than k reach it
 """
 
 from __future__ import annotations

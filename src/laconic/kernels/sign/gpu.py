@@ -1,7 +1,6 @@
 """Signs and mean magnitudes on a GPU: one launch encodes a message, one decodes those of all ranks.
 
-Whole and last tiles have separate launches. If a block is a whole tensor, another launch adds the sums of its
-tiles.
+If a block is a whole tensor, another launch adds the sums of its tiles.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Tables of a message's tiles: their places in the buffer and in the wire.
 
-Whole tiles are read without a mask, so last tiles of tensors have a separate table. Blocks are powers of two
-from 64 to 4,096 elements, so each lies in one tile; or each tensor is one block.
+Blocks are powers of two from 64 to 4,096 elements, so each lies in one tile; or each tensor is one block.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
 """Triton kernels that encode, validate and add messages of signs and mean magnitudes.
 
-A tile has 4,096 elements in 512 rows of 8: one byte of signs each. See `plan` for the tables.
+A tile is 512 rows of 8 elements: one byte of signs each. See `plan` for the tables.
 """
 
 from __future__ import annotations
