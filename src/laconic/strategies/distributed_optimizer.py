@@ -128,7 +128,7 @@ class DistributedOptimizer(Optimizer, Joinable):
         return loss
 
     def note_loss(self, loss: Tensor | float) -> None:
-        """Record this step's loss, by which `lsgd` elects its leaders; `step(closure)` does so too."""
+        """Record this step's loss, which elects the leaders of `lsgd`; `step(closure)` does so too."""
         self._loss = loss.item() if isinstance(loss, Tensor) else float(loss)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -146,7 +146,7 @@ class Replica:
 
     @contextmanager
     def as_flat(self) -> Iterator[None]:
-        """On exit, also after an error, round `flat` to the half-precision parameters.
+        """Round `flat` to the half-precision parameters on exit, also after an error.
 
         On entry, changes made to them from outside are copied to `flat`. Parameters are views again.
         """

@@ -15,9 +15,9 @@ def nothing() -> None:
 
 
 class Rounds(JoinHook):
-    """Join hook that takes part in a rank's rounds, with a loss by which it never leads.
+    """Join hook that runs a rank's rounds without inputs. Its loss is infinite, so the rank never leads.
 
-    `update`: returns the update of a round without inputs.
+    `update`: returns the update of such a round.
     """
 
     def __init__(self, take: Callable[[Update, float | None], None], update: Callable[[], Update]) -> None:

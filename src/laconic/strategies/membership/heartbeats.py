@@ -176,7 +176,7 @@ class Heartbeats:
         self._outside = self.rank not in (*self.members, *self.finishing)
 
     def wait_to_finish(self, steps: int, *, clocked: bool, shared: bool, apart: bool) -> str:
-        """Wait in `finish()` until all ranks are there; return why they need a new group first, or "".
+        """Wait until all ranks are in `finish()`; return why they need a new group first, or "".
 
         `clocked`: ranks may communicate after different numbers of steps. `shared`: ranks count their steps
         together, so another may wait for this one in any step. `apart`: no rank waits for another in a step.

@@ -38,7 +38,7 @@ def names(hosts: int) -> str:
 
 
 def hardware(host: int) -> str:
-    """Return a host's Ethernet address, by which the relay identifies it."""
+    """Return a host's Ethernet address; the relay identifies hosts by it."""
     return f"02:00:00:00:00:{host + 1:02x}"
 
 
