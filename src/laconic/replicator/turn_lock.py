@@ -25,7 +25,7 @@ RandomState = tuple[Tensor, Any, Any]
 
 
 class TurnLock:
-    """Lock, shared by all replicas, and random state of one."""
+    """Lock that all replicas share, and the random state of one replica."""
 
     def __init__(self, lock: threading.Lock, state: RandomState) -> None:
         self._lock, self._state = lock, state

@@ -22,7 +22,7 @@ from laconic.strategies.strategy import Notes, Update
 class Controller(ABC):
     """Connection of one rank to its group; `DistributedOptimizer` calls it."""
 
-    shares_gradients = False  # with the ranks that have no inputs
+    shares_gradients = False  # so that a rank without inputs gets a gradient too
     mixes_scales = False  # whether GradScalers of the ranks may have different scales
 
     @abstractmethod

@@ -12,7 +12,7 @@ from laconic.optim.outside_state import second_weights
 from laconic.optim.step_watch import StepWatch
 from laconic.optim.unwrapping import after_steps, stepping
 
-STEP = 3  # until then, the momentum of a gradient may equal the weights
+STEP = 3  # until then, the momentum of a gradient that equals the weights may equal them too
 WITHIN = 0.25  # maximum relative distance of the weights from a copy
 
 

@@ -83,7 +83,7 @@ class ByMachine(Strategy):
 
 
 class BoundByMachine(BoundStrategy):
-    """`led`: the strategy, on the first rank of each machine."""
+    """By machine on one rank. `led`: the strategy, on the first rank of each machine."""
 
     def __init__(
         self, config: ByMachine, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int

@@ -177,7 +177,7 @@ class Membership:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Shorten names of memory.
+    """Return names of memory without the tensors inside.
 
     >>> _listed(["velocity", "route0/residual/first", "route0/residual/second"])
     'route0/residual, velocity'
