@@ -10,8 +10,8 @@ from torch import Tensor
 from laconic.federated.form import Form
 from laconic.federated.message import Refused
 
-LARGEST = 1e3  # of an update's norm, relative to max(1, norm of the model)
-FARTHEST = 1e6  # of a buffer entry's change, relative to max(1, largest entry of the buffer)
+LARGEST = 1e3  # limit of an update's norm, relative to max(1, norm of the model)
+FARTHEST = 1e6  # limit of a buffer entry's change, relative to max(1, largest entry of the buffer)
 
 
 def not_finite(form: Form, model: Mapping[str, Tensor]) -> str | None:

@@ -139,7 +139,7 @@ class Message:
 
 
 def too_large(token: int) -> int:
-    """Return the mark, derived from an odd token, of an answer that was refused for its size.
+    """Return the mark, derived from an odd token, of an answer whose update was too large.
 
     Its client then drops its residual, which would make all later answers too large.
     """

@@ -99,7 +99,7 @@ class Server:
         self._others = self.form.pick(model, "sent", "local")
         self._cache = Cache(n, 4 * n if cache_nbytes is None else cache_nbytes)
         self._contacts: dict[str, Contact] = {}
-        self._first_version = 1 if shared_start else 0  # that clients hold before the first message
+        self._first_version = 1 if shared_start else 0  # version that clients hold before the first message
         self._identity = self.form.identity(model if shared_start else None)
         self.version = 1
         self.traffic = Traffic()

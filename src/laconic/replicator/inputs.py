@@ -41,7 +41,7 @@ class InputContext:
     fed: int
 
     def per_replica(self, batch: int) -> int:
-        """Return the examples per replica for `batch` examples per update. Raises `DataError` for a remainder.
+        """Return the examples per replica for `batch` per update. Raises `DataError` for a remainder.
 
         >>> InputContext(pipeline=0, pipelines=2, replicas=4, fed=2).per_replica(64)
         16

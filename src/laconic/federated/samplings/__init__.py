@@ -10,7 +10,7 @@ from laconic.core.errors import SpecError
 from laconic.core.spec import Spec
 from laconic.core.turn import COMMON, mix
 
-LEAST = 2  # the update of a single client could be read from the next model
+LEAST = 2  # clients per round; the update of a single one could be read from the next model
 
 
 class Sampling(Spec):
