@@ -244,7 +244,7 @@ class Settings(Options):
         except ValueError as error:
             raise StateError(f"{path} is damaged: {error}; start a new run with another --name") from error
         now = self.config()
-        for name in (*fixed(Options), "first_seed", "pipeline"):  # changes to others keep the bits
+        for name in (*fixed(Options), "first_seed", "pipeline"):  # other values would give other bits
             if before.get(name) != now[name]:
                 raise StateError(
                     f"--resume: {self.folder} started with {name}={before.get(name)!r}, not {now[name]!r};"

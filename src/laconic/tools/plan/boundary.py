@@ -27,7 +27,7 @@ from laconic.tools.plan.pipeline import Crossed
 PACKETS = PacketModel()
 PLAYS = 3  # of each message, after an uncounted one
 CHANGED = 0.1  # of the standard deviation, between two visits
-MAX_ELEMENTS = 1 << 22  # a larger micro-batch is cut
+MAX_ELEMENTS = 1 << 22  # a larger micro-batch rehearses with some of its samples
 
 
 @dataclass(frozen=True)

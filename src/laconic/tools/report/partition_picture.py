@@ -17,7 +17,7 @@ from laconic.tools.report.topology_picture import Shades, colour, short
 WIDTH, LEFT, RIGHT = 860, 70, 30
 BARS_TOP, BARS, GAP = 96, 96, 46  # top and height of the bars, and gap to the columns
 HEADROOM = 1.12  # scale of the bars above the longest
-TALL = (4.0, 24.0, 264.0)  # minimum and maximum of a row; height of all, in between
+TALL = (4.0, 24.0, 264.0)  # minimum and maximum height of a row; otherwise the height of all
 MOST_CLIENTS, MOST_KINDS = 400, 60
 LEVELS = (0.02, 0.05, 0.15, 0.35, 0.65, 1.0)  # upper end of each shade's share of a client's examples
 LIGHT: Shades = ((214, 232, 230), (128, 190, 186), (40, 134, 140), (18, 84, 106), (14, 42, 72))
