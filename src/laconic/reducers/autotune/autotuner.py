@@ -108,7 +108,7 @@ class Autotuner:
 
     @property
     def searching(self) -> bool:
-        """Whether a search is going on."""
+        """Whether a search continues."""
         return self._trial is not None and not self._fixed
 
     def limit(self, last: int) -> None:

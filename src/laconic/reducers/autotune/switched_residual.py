@@ -1,4 +1,4 @@
-"""Residual whose tensors' momentum is SGD's own, or applied here before the exchange, by turns.
+"""Residual of tensors whose momentum alternates between SGD and the exchange.
 
 With SGD's momentum m in the optimiser, a gradient g adds g / (1 - m) to all later updates, and so does
 an entry of the residual e. With local momentum, an entry of e is applied once. So e changes its unit at a
