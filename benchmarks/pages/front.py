@@ -47,8 +47,10 @@ def registered() -> str:
     picked = {pick.spec.partition("(")[0] for each in SITUATIONS for pick in each.picks}
     about = (
         f"These are {len(PRESETS)} of {len(catalogue())} names. [Choosing a method](docs/choosing.md) has"
-        f" {len(picked)} of them by situation, [every method](docs/methods.md) has all, with bytes for any N."
-        " [`auto()`](docs/auto.md) starts dense, and compresses more only as long as that saves time."
+        f" {len(picked)} of them by situation, [every method](docs/methods.md) has all."
+        " [`auto()`](docs/auto.md) starts dense, and compresses more only as long as that saves time: down to"
+        " 4 bits a value, or with SGD and momentum to one value in a hundred, which costs accuracy in short"
+        " trainings."
     )
     return fill(about, WIDTH)
 
