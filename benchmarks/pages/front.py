@@ -48,9 +48,8 @@ def registered() -> str:
     about = (
         f"These are {len(PRESETS)} of {len(catalogue())} names. [Choosing a method](docs/choosing.md) has"
         f" {len(picked)} of them by situation, [every method](docs/methods.md) has all."
-        " [`auto()`](docs/auto.md) starts dense, and compresses more only as long as that saves time: down to"
-        " 4 bits a value, or with SGD and momentum to one value in a hundred, which costs accuracy in short"
-        " trainings."
+        " [`auto()`](docs/auto.md) starts dense and compresses more only as long as that saves time: to 4"
+        " bits, or with SGD and momentum to one value in 100, at a cost in short trainings."
     )
     return fill(about, WIDTH)
 
