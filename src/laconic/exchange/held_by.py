@@ -31,7 +31,7 @@ def limited(method: Method, layout: Layout, optimisers: OptimiserSide) -> Method
                 f" {len(part)}) in this way: pass such an optimiser, alone or in a list with others"
             )
         parts.append(replace(route, takes=_Except(route.takes, frozenset(others))) if others else route)
-    if parts == [*method.routes]:
+    if all(new is old for new, old in zip(parts, method.routes, strict=True)):
         return method
     return replace(method, routes=(*parts, Route(everything, Sum())))
 
