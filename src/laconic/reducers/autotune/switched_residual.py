@@ -56,8 +56,8 @@ class SwitchedResidual(LocalResidual):
         assert self._velocity is not None
         held = {entry.name: self._velocity.tensor(entry.name) for entry in self._all}
         parts = [value for value in held.values() if value is not None]
-        mean = comm.all_reduce(torch.cat(parts)) / comm.size if parts else torch.empty(0)
-        means = iter(mean.split_with_sizes([part.numel() for part in parts]))
+        mean = comm.all_reduce(torch.cat(parts)).div_(comm.size) if parts else None
+        means = iter(() if mean is None else mean.split_with_sizes([part.numel() for part in parts]))
         for name, value in held.items():
             if value is not None:
                 self._optimised.continue_momentum(name, next(means))
