@@ -188,7 +188,7 @@ FAMILIES = (
         "Bytes include the warm-up, in which gradients are not compressed.",
     ),
     Family(
-        "Muon beside AdamW and bf16 autocast, the same transformer",
+        "Muon with AdamW and bf16 autocast, the same transformer",
         4e-3,
         "dense()",
         ("cgx(bits=4)", "dion2()", "dion2(fraction=1.0)"),
