@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from laconic.core.errors import AttachError, SpecError
 from laconic.core.turn import Turn
 from laconic.ddp.handle import Handle
 from laconic.exchange.method import lift
+from laconic.optim.muon_adamw import MuonAdamW
 from laconic.optim.newton_schulz import orthonormal
 
 SHAPES = {"wide": (12, 40), "tall": (50, 9), "one": (1, 7), "embedding": (20, 6), "bias": (12,)}
@@ -243,3 +245,15 @@ def test_matrices_of_adamw_are_summed_inside_a_policy() -> None:
 def test_the_fraction_is_checked(fraction: Any) -> None:
     with pytest.raises(SpecError, match="dion2: fraction"):
         lift(f"dion2(fraction={fraction!r})")
+
+
+def test_a_copy_of_muon_with_adamw_steps_alike() -> None:
+    weights = [nn.Parameter(torch.ones(4, 3)), nn.Parameter(torch.ones(4))]
+    made = MuonAdamW(weights, lr=0.1)
+    copied_weights, copied = copy.deepcopy((weights, made))
+    for parameters_, optimizer in ((weights, made), (copied_weights, copied)):
+        for each in parameters_:
+            each.grad = torch.arange(float(each.numel())).view_as(each)
+        optimizer.step()
+    for one, other in zip(weights, copied_weights, strict=True):
+        assert torch.equal(one, other) and bool((one != 1).any())

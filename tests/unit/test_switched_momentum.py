@@ -347,3 +347,67 @@ def test_what_one_rank_decided_is_searched_again_among_more():
 
     alone = Loopback.run(1, body)[0]
     assert Loopback.run(2, resumed) == [(None, True)] * 2
+
+
+def test_dense_steps_with_local_momentum_take_buckets_of_vectors_alone():
+    """Each tensor in a bucket of its own gives the same as all in one."""
+
+    def body(comm):
+        ends = []
+        for apart in (False, True):
+            worker = Worker(comm, (DENSE, SPARSE), momentum=M)
+            parts = [worker.layout.named([name]) for name in SHAPES] if apart else [worker.layout]
+            for candidate in (1, 0, 0):
+                worker.use(candidate, searching=True)
+                bucket = gradient(worker.rank, worker.steps)
+                worker.exchange.begin()
+                for part in parts:
+                    worker.exchange.mean_(bucket, part)
+                worker.exchange.end()
+                worker.steps += 1
+            assert worker.local
+            ends.append(bucket)
+        return ends
+
+    for whole, apart in Loopback.run(2, body):
+        torch.testing.assert_close(whole, apart)
+
+
+def test_a_state_with_local_momentum_does_not_revive_momentum_that_was_released():
+    def body(comm):
+        worker = Worker(comm, (DENSE, SPARSE), momentum=M)
+        worker.train([1, 1])
+        state = {key: value.clone() for key, value in worker.bound.state_dict().items()}
+        worker.exchange.momentum.release("a test")
+        worker.step()
+        worker.bound.load_state_dict(state)
+        return worker.local, worker.bound._residual.local
+
+    assert Loopback.run(2, body) == [(False, False)] * 2
+
+
+def test_a_rank_without_velocity_resumes_as_the_others_do():
+    def body(comm):
+        worker = Worker(comm, (DENSE, SPARSE), momentum=M)
+        worker.use(1)
+        worker.exchange.begin()
+        worker.exchange.mean_(torch.zeros(61), worker.layout)
+        worker.exchange.end()
+        second = Worker(comm, (DENSE, SPARSE), momentum=M)
+        second.bound.load_state_dict(worker.bound.state_dict())
+        return second.local
+
+    assert Loopback.run(2, body) == [True, True]
+
+
+def test_no_momentum_is_given_to_an_optimiser_that_does_not_hold_the_tensor():
+    def body(comm):
+        worker = Worker(comm, (DENSE, SPARSE), momentum=M)
+        worker.train([1, 1])
+        frozen = worker.optimizer.param_groups[0]["params"].pop()
+        worker.optimizer.state.pop(frozen, None)
+        worker.use(0)
+        worker.exchange.begin()
+        return frozen in worker.optimizer.state, len(worker.optimizer.state_dict()["state"])
+
+    assert all(not held and states == 2 for held, states in Loopback.run(2, body))

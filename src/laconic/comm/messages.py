@@ -128,10 +128,9 @@ class SentParts(Sent):
 
 @dataclass(frozen=True)
 class SentEntries(Sent):
-    """Entries sent exactly: values float32 (K,) at indices int32 (K,) from their segment's start.
+    """Entries as the others decode them: values float32 (K,) at indices int32 (K,) of their segments.
 
-    counts int64 (s,): entries per segment. The indices are not checked. The residual is x with zeros at these
-    entries.
+    counts int64 (s,): entries per segment. The indices are not checked. The residual is x minus the values.
     """
 
     segments: Segments

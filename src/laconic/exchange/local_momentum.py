@@ -2,7 +2,8 @@
 
 It is decided once, at attachment, tensor by tensor: local if the feedback asks for it and the tensor's
 optimiser is an SGD with momentum in a form that can be handed over, otherwise in the optimiser. All ranks
-have the same optimisers, so they make the same decision.
+have the same optimisers, so they make the same decision. A reducer such as `autotune` may only be allowed to
+apply momentum, and then does so in some steps.
 
 Two operations of scripts suit gradients but not velocities: changes between backward pass and step, as by
 clipping, and sums of two exchanged passes. Then momentum goes back to the optimiser for good,
@@ -108,6 +109,9 @@ class LocalMomentum:
 
     def continue_momentum(self, name: str, velocity: Tensor) -> None:
         """Let SGD continue from the mean velocity, flat (n,), and the momentum of the weight decay."""
+        self._in_gradients -= {name}  # of a pass without a step: the next gradient holds no velocity
+        if not self._optimisers.held(name):
+            return
         settings = self.settings(name)
         factor = float(settings["momentum"]) if settings.get("nesterov") else 1.0
         buffer = velocity / factor if factor else torch.zeros_like(velocity)

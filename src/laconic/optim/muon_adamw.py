@@ -44,6 +44,9 @@ class MuonAdamW(Optimizer):
             self._parts.append(AdamW(others, lr=lr, weight_decay=weight_decay))
         super().__init__([group for part in self._parts for group in part.param_groups], {})
 
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_parts": self._parts}  # torch copies nothing else of a subclass
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         loss = evaluate(closure)

@@ -192,7 +192,7 @@ class BoundMasked(BoundReducer):
     ) -> tuple[Arguments, Callable[[Sent | None], Sent | None]]:
         """Return the arguments of the inner reduction, and the function that unpacks its share and mean."""
         if self._loaded is not None:  # a loaded state is released; a skipped step restores it
-            self._let_go, self._loaded = self._loaded, None
+            self._released, self._loaded = self._loaded, None
         if self._masks.keys().isdisjoint(layout.names):
             return (x, layout, turn, out, alpha), lambda share: share
         packing = self._packings(layout)

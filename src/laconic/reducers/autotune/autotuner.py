@@ -112,9 +112,9 @@ class Autotuner:
         return self._trial is not None and not self._fixed
 
     def limit(self, last: int) -> None:
-        """Use no lossier candidate than `last` from the next step on; end a search that is going on."""
+        """Use no lossier candidate than `last` from the next step on; a search ends where it began."""
         self._search.last = last
-        self.resume(min(self.current, last), 0.0)
+        self.resume(min(self.current if self._looked is None else self._looked.used, last), 0.0)
 
     def resume(self, chosen: int, usual_s: float) -> None:
         """Continue with an earlier choice and its exchange time, limited to the candidates allowed now."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 UNDECIDED = -1  # candidate number in a saved state
 CHOSEN = "once/autotune/candidate"  # state key of the candidate and of the exchange seconds
 USUAL = "once/autotune/exchange_s"
+LOCAL = "once/autotune/local"  # whether momentum is applied before the exchange
 UNMEASURED = -1.0  # seconds of a rank alone, whose decision does not count for more ranks
 
 log = logging.getLogger("laconic")
@@ -127,7 +128,7 @@ class BoundAutotune(BoundReducer):
             self._used, self._bleeding = candidate, set(self._holding)
         self._apply_momentum(turn.step)
         late = candidate == 0 and not self._is_empty(matrices)
-        if late or (candidate == 0 and self.momentum_names):
+        if late or (candidate == 0 and len(matrices) and self.momentum_names):
             sent = self._all_at_once(x, layout, matrices, turn, out, alpha)
         elif candidate == 0 or not len(matrices):
             sent = self._dense.reduce(x, layout, turn, out, alpha)
@@ -236,6 +237,7 @@ class BoundAutotune(BoundReducer):
         decided = {
             CHOSEN: torch.tensor(chosen, dtype=torch.int64, device="cpu"),
             USUAL: torch.tensor(self.autotuner.usual_s, dtype=torch.float64, device="cpu"),
+            LOCAL: torch.tensor(bool(self.momentum_names), dtype=torch.int64, device="cpu"),
         }
         return decided | self._residual.state_dict()
 
@@ -249,6 +251,8 @@ class BoundAutotune(BoundReducer):
         self._residual.load_state_dict(
             {key: value for key, value in state.items() if not key.startswith("once/")}
         )
+        if isinstance(self._residual, SwitchedResidual):  # momentum that was released stays in the optimiser
+            self._residual.resume(local=self._switched is not None and bool(state[LOCAL]))
         self._holding.update(self._matrices.names)
         self._bleeding.update(self._matrices.names)
         if chosen != UNDECIDED and state[USUAL] != UNMEASURED:

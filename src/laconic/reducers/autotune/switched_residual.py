@@ -120,9 +120,11 @@ class SwitchedResidual(LocalResidual):
         self._entered = NEVER
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore it. Momentum is local if there is some, as SGD's is zero then."""
         super().load_state_dict(state)
         self._entered = NEVER
-        self.local = any(bool(state[f"velocity/{name}"].any()) for name in self._all.names)
-        if not self.local:
+
+    def resume(self, *, local: bool) -> None:
+        """Continue with a loaded state. `local`: the same on all ranks, also on one whose velocity is 0."""
+        self.local = local
+        if not local:
             self.release_momentum()
