@@ -9,7 +9,12 @@ from tests.unit.shared import for_each, refuses, same
 from tests.unit.test_rigl import batch, mlp, run
 from torch import nn
 
+from laconic.comm.loopback import Loopback
 from laconic.core.errors import StateError
+from laconic.core.layout import Layout
+from laconic.core.mask import Mask
+from laconic.core.spec import parse
+from laconic.core.turn import Turn
 from laconic.optim import master_weights
 from laconic.optim.master_weights import masters_of
 from laconic.sparsity import sparsify
@@ -107,3 +112,25 @@ def test_a_model_that_is_loaded_before_it_is_sparse_is_refused(spec) -> None:
     other.load_state_dict(saved)
     again.load_state_dict(sparse.state_dict())
     assert same(net.parameters(), other.parameters())
+
+
+def test_masked_keeps_a_loaded_state_through_a_skipped_first_step() -> None:
+    """The state has values for entries that the present masks leave out: its masks may be loaded later."""
+    layout, weight = Layout.of([("w", (4, 5))]), torch.zeros(4, 5)
+    mask = Mask.of(weight, torch.arange(20).view(4, 5) % 2 == 0)
+
+    def body(comm: Loopback) -> bool:
+        bound = parse("masked(server(sparse(topk(density=0.5)), sparse(topk(density=0.5))))").bind(
+            layout, comm
+        )
+        bound.remask({"w": mask})
+        state = {key: torch.ones(4, 5) for key, value in bound.state_dict().items() if value.dim() == 2}
+        state = bound.state_dict() | state
+        bound.load_state_dict(state)
+        assert bound.reduce(None, layout, Turn(0, comm.rank, 0), torch.zeros(20)) is None
+        bound.put_back(layout)
+        kept = bound.state_dict()
+        return bool(state) and all(torch.equal(kept[key], value) for key, value in state.items())
+
+    found = Loopback.run(2, body)
+    assert found[0] and any(found)
