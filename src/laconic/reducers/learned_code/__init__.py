@@ -60,8 +60,6 @@ from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, DensityReducer
 from laconic.reducers.entries import positions_read, positions_wire
 from laconic.reducers.learned_code.autoencoder import (
-    DECODER,
-    ENCODER,
     Autoencoder,
     code_length,
     first_weights,
@@ -92,7 +90,8 @@ class LearnedCode(DensityReducer):
     `until` 4 K bytes of values; after it 16 * ceil(K / 16) bytes of code, of all ranks or of the leader, and
     the gain or innovation. Buckets of at most 4 entries send values. Once, when training ends, 4 bytes for
     each of the 216 thousand weights, of which each further decoder adds 44 thousand. State: weights and
-    Adam's two moments, equal on all ranks. On another number of ranks, decoders repeat or are dropped.
+    Adam's two moments, equal on all ranks. With 'per_node' a state fits one number of ranks: use 'server'
+    where it changes.
 
     >>> from laconic.core.layout import Layout, PerLayout
     >>> model = Layout.of([("weight", (1000, 1000))])
@@ -233,14 +232,7 @@ class _LearnedCode(BoundReducer):
         return self._net.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._net.load_state_dict({key: self._fitted(value) for key, value in state.items()})
-
-    def _fitted(self, value: Tensor) -> Tensor:
-        """Return weights or moments of a run on another number of ranks with as many decoders as here."""
-        count, rest = divmod(value.numel() - ENCODER, DECODER)
-        if self._spec.instance != "per_node" or count < 1 or rest:
-            return value
-        return with_decoders(value, self._decoders)
+        self._net.load_state_dict(state)
 
 
 def in_order(bucket: Layout, place: Mapping[str, int]) -> Layout:
