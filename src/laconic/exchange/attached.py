@@ -99,7 +99,8 @@ class Attached:
     def begin(self) -> None:
         """Begin a backward pass, before its first bucket; called by all ranks."""
         self._reset()
-        self.momentum.begin()
+        with self._exchanging(f"the exchange of step {self.step}"):  # of momentum, if it goes back to SGD
+            self.momentum.begin()
         if (masks := self._masks.changed()) is not None:
             self.momentum.remask(masks)
             for route in self._routes:
