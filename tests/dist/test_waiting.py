@@ -23,7 +23,7 @@ class Telling(logging.Handler):
     """Each call that a line names gets a file, for the other rank to see."""
 
     def __init__(self, folder):
-        super().__init__()
+        super().__init__(logging.WARNING)
         self.folder, self.lines = folder, []
 
     def emit(self, record):
