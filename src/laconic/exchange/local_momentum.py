@@ -57,6 +57,7 @@ class LocalMomentum:
         self._logs = logs
         self._layouts = {entry.name: entry for _, part in routes for entry in part}
         self._wanting: list[tuple[float, frozenset[str]]] = []  # first steps, with their local tensors
+        self._able: list[bool] = []  # whether each route's reducer may apply momentum
         self._idle: set[str] = set()  # tensors without momentum so far
         reasons: dict[str, list[str]] = {}
         self._made_for_it = any(
@@ -65,6 +66,7 @@ class LocalMomentum:
         for route, part in routes:
             by_feedback = route.feedback.local_momentum
             wanted = part if by_feedback else route.reducer.momentum_tensors(part)
+            self._able.append(not by_feedback and len(wanted) > 0)
             why = {name: optimisers.why_in_optimizer(name) for name in wanted.names}
             if not by_feedback:  # momentum comes and goes
                 unable = {name for name in why if not optimisers.continues_momentum(name)}
@@ -126,7 +128,10 @@ class LocalMomentum:
         if self._released:
             return frozenset()
         own = [own for first, own in self._wanting if step >= first]
-        return frozenset[str]().union(*own, *(reducer.momentum_names for _, reducer in self.bound))
+        return frozenset[str]().union(*own, *(reducer.momentum_names for reducer in self._able_reducers()))
+
+    def _able_reducers(self) -> list[BoundReducer]:
+        return [reducer for able, (_, reducer) in zip(self._able, self.bound, strict=False) if able]
 
     def release(self, reason: str, instead: str | None = None) -> None:
         """Leave momentum to the optimiser from the next backward pass on; all ranks call it in one step.
@@ -145,7 +150,7 @@ class LocalMomentum:
         releasing = self._releasing is not None and not self._released
         if releasing:
             self._log(f"momentum goes back to the optimiser: {self._releasing}")
-        for _, reducer in self.bound:
+        for reducer in self._able_reducers():
             reducer.begin_pass(release=releasing)
         if releasing:
             self._release()
