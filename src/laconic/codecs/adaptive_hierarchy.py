@@ -32,7 +32,7 @@ def _edges(n: int, groups: int) -> list[int]:
 class AdaptiveHierarchy(TensorCodec):
     """`hierarchy(levels=L)` with the first L of 1, 2, 4, ... whose squared error is at most `error` * |x|^2.
 
-    If there is none, L = `most`. Wire: L - 1 uint8, then the wire of `hierarchy(levels=L)`. Error: at most
+    Otherwise L = `most`. Wire: L - 1 uint8, then the wire of `hierarchy(levels=L)`. Error: at most
     the larger of `error` and the omega of `hierarchy(levels=most)`.
 
     >>> codec = AdaptiveHierarchy(error=0.01)

@@ -118,7 +118,7 @@ class BoundFeedback(ABC):
     ) -> Tensor | None:
         """Return the tensor to send for scale * grad: flat x in the layout's coordinates; None if not finite.
 
-        The returned tensor is the memory itself, or `grad`. If it is None, no memory has changed.
+        The returned tensor is the memory itself, or `grad`. With None, no memory has changed.
 
         Args:
             free: Whether the buffer of `grad` is unused until `accept` or `put_back`, so that it may hold old
