@@ -290,6 +290,7 @@ def _work(rank: int, prefix: str, port: int, size: int, timeout_s: float, addres
     dist.distributed_c10d._world.group_count = 0  # ranks that number their groups apart never meet
     try:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+        _wait_for_all(store, size, timeout)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             return pickle.dumps((_find(*address)(*pickle.loads(args)), None, "", float("inf")))
@@ -307,6 +308,13 @@ def _work(rank: int, prefix: str, port: int, size: int, timeout_s: float, addres
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _wait_for_all(store: dist.Store, size: int, timeout: timedelta) -> None:
+    """Wait until all ranks are connected: gloo fails in a rank whose peer leaves before that."""
+    if store.add("connected", 1) == size:
+        store.set("all connected", "")
+    store.wait(["all connected"], timeout)
 
 
 def _serve(connection: Connection, stacks: str, environment: dict[str, str]) -> None:
