@@ -15,6 +15,7 @@ True
 """
 
 from laconic.federated.meta.averaging import Averaging as Averaging
+from laconic.federated.meta.descent import Descent as Descent
 from laconic.federated.meta.energy import Energy as Energy
 from laconic.federated.meta.evaluation import few_step as few_step
 from laconic.federated.meta.imaml import ImplicitGradient as ImplicitGradient

@@ -17,65 +17,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from laconic.core import arguments
+from laconic.federated.meta.descent import Descent
 from laconic.federated.meta.learner import Learner
-from laconic.federated.meta.maml import descend
-from laconic.federated.meta.tasks import Batch, Tasks
-from laconic.federated.meta.trained import Trained
+from laconic.federated.meta.tasks import Batch
 
 LEAST = 0.5  # curvature of I + H / lambda; that of a convex loss is at least 1
 
 
 @dataclass(frozen=True)
-class ImplicitGradient:
-    """Rounds of implicit meta-gradients.
-
-    Wire: per round and agent, one message of `up` (with error feedback if it is biased) and one of `down`.
+class ImplicitGradient(Descent):
+    """Rounds of implicit meta-gradients, as in `Descent`, with at least one inner step.
 
     Args:
-        rounds: Steps of the server's Adam.
         proximal: lambda, the pull towards the common model. Descent needs inner_lr * lambda < 2.
         cg_steps: Products with the Hessian; 0: first order.
-        inner_lr, inner_steps: Learning rate and steps of the agents' descent.
-        outer_lr: Learning rate of Adam.
-        shots, queries: Examples of the inner and the outer gradient.
     """
 
-    rounds: int = 1000
+    inner_steps: int = 16
     proximal: float = 1.0
     cg_steps: int = 5
-    inner_lr: float = 0.01
-    inner_steps: int = 16
-    outer_lr: float = 1e-3
-    shots: int = 10
-    queries: int = 10
-    up: Any = "dense()"
-    down: Any = "dense()"
 
     def __post_init__(self) -> None:
-        arguments.whole("rounds", self.rounds, 1)
+        super().__post_init__()
+        arguments.whole("inner_steps", self.inner_steps, 1)
         arguments.number(
             "proximal", self.proximal, above=0, hint="without it the inner steps forget the model"
         )
         arguments.whole("cg_steps", self.cg_steps)
-        arguments.number("inner_lr", self.inner_lr, above=0)
-        arguments.whole("inner_steps", self.inner_steps, 1)
-        arguments.number("outer_lr", self.outer_lr, above=0)
-        arguments.whole("shots", self.shots, 1)
-        arguments.whole("queries", self.queries, 1)
-
-    def train(self, learner: Learner, tasks: Tasks, first: Tensor, seed: int = 0) -> Trained:
-        """Train the meta-model of these agents from common initial weights, float32 (n,)."""
-        return descend(self, partial(self.gradients, learner), learner, tasks, first, seed)
 
     def gradients(self, learner: Learner, start: Tensor, support: Batch, query: Batch) -> Tensor:
-        """Return g_i per agent, (a, n), of common weights P in each row of `start` (a, n)."""
         weights = start
         for _ in range(self.inner_steps):
             pull = self.proximal * (weights - start)
