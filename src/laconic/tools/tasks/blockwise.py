@@ -1,7 +1,6 @@
-"""One rank's training loop for Block-ADMM.
+"""Training of a block on each rank, by Block-ADMM.
 
-Ranks emit one event per step and per evaluation. Steps are those of the last block: earlier ticks fill the
-blocks, and later ones empty them. A step has as many examples as with a method on as many workers.
+A step has as many examples as with a method on as many workers.
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ from laconic.tools.tasks.catalogue import find
 from laconic.tools.tasks.evaluation import evaluate
 from laconic.tools.tasks.group_model import save_model
 from laconic.tools.tasks.loading import mapped
+from laconic.tools.tasks.loop import train
 from laconic.tools.tasks.resuming import check_same
 from laconic.tools.tasks.settings import Emit, Event, TrainingSettings
 from laconic.tools.tasks.shard import Shard
-from laconic.tools.tasks.steps import due, explained
+from laconic.tools.tasks.steps import explained
 from laconic.tools.tasks.task import cross_entropy
 
 PACKETS = PacketModel()
@@ -39,69 +39,97 @@ def is_blockwise(spec: str) -> bool:
 
 def train_blocks(settings: TrainingSettings, emit: Emit) -> list[int]:
     """Train as one rank, emit events, and return all ranks."""
-    rank, size, spec = dist.get_rank(), dist.get_world_size(), parse(settings.spec)
-    assert isinstance(spec, BlockAdmm)
-    task, tensors = find(settings.task), mapped(settings.data)
-    recipe, peak_lr = task.recipe(settings.model), LR if settings.lr is None else settings.lr
-    torch.manual_seed(settings.seed)  # every rank builds the same model
-    whole = recipe.build()
-    stored = spec.mode == "batch"
-    trainer = BlockTrainer(
-        whole,
-        spec,
-        example=task.inputs(tensors["train_x"][:2], None),
-        loss=cross_entropy,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=peak_lr),
-        samples=len(tensors["train_y"]) if stored else None,
-        folder=settings.folder / "rows" if stored else None,
-        seed=settings.seed,
-    )
-    order = Shard(len(tensors["train_y"]), settings.batch * size, 0, 1, settings.seed)
-    tick = 0
+    rank, size = dist.get_rank(), dist.get_world_size()
+    work = Block(settings)
     if settings.resume_from is not None:
-        state = checkpoint.load(settings.resume_from, rank=rank, size=size)
-        tick = check_same(settings, state) + trainer.last
-        trainer.load_state_dict(state["blocks"])
+        work.restore(checkpoint.load(settings.resume_from, rank=rank, size=size))
     if rank == 0:
-        emit({"kind": "start", "step": max(0, tick - trainer.last), "optimiser": "Adam", "lr": peak_lr})
-    before, began = trainer.stats(), time.perf_counter()
-    while tick < settings.steps + trainer.last:
-        own = min(
-            max(0, tick - trainer.delay + rank), settings.steps - 1
-        )  # the step whose batch this block trains on
-        for group in trainer.optimizer.param_groups:
-            group["lr"] = recipe.rate(peak_lr, min(max(0, own), settings.steps - 1), settings.steps)
-        loss, data_s = None, 0.0
-        with explained(trainer.optimizer, tick + 1, "activations or targets"):
-            if tick < settings.steps:
-                loading = time.perf_counter()
-                ids = order.indices(tick)
-                x, y = task.inputs(tensors["train_x"][ids], order.rng(tick)), tensors["train_y"][ids]
-                data_s = time.perf_counter() - loading
-                loss = trainer.step(x, y, ids)
-            else:
-                loss = trainer.drain()
-        tick += 1
-        done = tick - trainer.last
-        if done < 1:
-            continue
-        now = trainer.stats()
-        event = {"kind": "step", "step": done, "loss": loss, "step_s": time.perf_counter() - began}
-        emit(event | {"data_s": data_s} | step_costs(before, now) | {"blocks": at_work(trainer, before, now)})
-        if done == settings.steps:
-            trainer.finish()
-        if due(settings, done):
-            emit(evaluate(trainer.gather(), task, tensors, rank, size) | {"step": done, "consensus": 0.0})
-        if settings.checkpoint_every and done % settings.checkpoint_every == 0:
-            kept = {"settings": settings.signature, "step": done, "blocks": trainer.state_dict()}
-            checkpoint.save(settings.folder, kept, step=done, rank=rank, size=size, barrier=dist.barrier)
-        before, began = now, time.perf_counter()
+        emit({"kind": "start", "step": max(0, work.done), "optimiser": "Adam", "lr": work.peak_lr})
+    train(settings, work, emit)
     if settings.checkpoint_every:
-        model = trainer.gather()
+        model = work.trainer.gather()
         if rank == 0:
             save_model(settings.folder, model)
-    trainer.close()
+    work.trainer.close()
     return [*range(size)]
+
+
+class Block:
+    """A rank's block.
+
+    `done`: completed steps of the last block; negative while the blocks before it are being filled.
+    """
+
+    def __init__(self, settings: TrainingSettings) -> None:
+        spec = parse(settings.spec)
+        assert isinstance(spec, BlockAdmm)
+        self.settings = settings
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.task, self.tensors = find(settings.task), mapped(settings.data)
+        self.recipe, self.peak_lr = (
+            self.task.recipe(settings.model),
+            LR if settings.lr is None else settings.lr,
+        )
+        torch.manual_seed(settings.seed)  # every rank builds the same model
+        stored, examples = spec.mode == "batch", len(self.tensors["train_y"])
+        self.trainer = BlockTrainer(
+            self.recipe.build(),
+            spec,
+            example=self.task.inputs(self.tensors["train_x"][:2], None),
+            loss=cross_entropy,
+            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=self.peak_lr),
+            samples=examples if stored else None,
+            folder=settings.folder / "rows" if stored else None,
+            seed=settings.seed,
+        )
+        self.order = Shard(examples, settings.batch * self.size, 0, 1, settings.seed)
+        self.done = -self.trainer.last
+
+    def step(self) -> list[Event]:
+        """Train one step, with all ticks that fill the blocks before the first, and return its event."""
+        before, began = self.trainer.stats(), time.perf_counter()
+        loss, data_s = self._tick()
+        while self.done < 1:
+            loss, data_s = self._tick()
+        step_s, now = time.perf_counter() - began, self.trainer.stats()
+        event = {"kind": "step", "loss": loss, "step_s": step_s, "data_s": data_s}
+        event |= step_costs(before, now) | {"blocks": at_work(self.trainer, before, now)}
+        if self.done == self.settings.steps:
+            self.trainer.finish()
+        return [event]
+
+    def _tick(self) -> tuple[float | None, float]:
+        """Train each block on its batch, and return the last block's loss and the seconds of loading."""
+        trainer, steps, data_s = self.trainer, self.settings.steps, 0.0
+        tick = self.done + trainer.last
+        trained = min(max(0, tick - trainer.delay + self.rank), steps - 1)  # step whose batch this block has
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = self.recipe.rate(self.peak_lr, trained, steps)
+        with explained(trainer.optimizer, tick + 1, "activations or targets"):
+            if tick < steps:
+                loading = time.perf_counter()
+                ids = self.order.indices(tick)
+                x = self.task.inputs(self.tensors["train_x"][ids], self.order.rng(tick))
+                data_s = time.perf_counter() - loading
+                loss = trainer.step(x, self.tensors["train_y"][ids], ids)
+            else:
+                loss = trainer.drain()
+        self.done += 1
+        return loss, data_s
+
+    def evaluate(self) -> Event:
+        """Test the model of all blocks. Called by all ranks."""
+        tested = evaluate(self.trainer.gather(), self.task, self.tensors, self.rank, self.size)
+        return tested | {"consensus": 0.0}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's part of a checkpoint."""
+        return {"blocks": self.trainer.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from this rank's part of a checkpoint."""
+        self.done = check_same(self.settings, state)
+        self.trainer.load_state_dict(state["blocks"])
 
 
 def step_costs(before: Stats, now: Stats) -> Event:

@@ -1,4 +1,4 @@
-"""One rank's training loop for a pipeline.
+"""Training of a pipeline's stage on each rank.
 
 Only last stages have the loss. A replica sees the same examples in every epoch, so that buffers by example
 stay useful. For an evaluation, every rank receives the whole model, uncompressed.
@@ -17,61 +17,76 @@ from laconic.pipeline.crossing import crossing
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.tools.tasks import checkpoint
 from laconic.tools.tasks.catalogue import find
-from laconic.tools.tasks.decisions import Decisions
 from laconic.tools.tasks.evaluation import evaluate
 from laconic.tools.tasks.group_model import save_model
 from laconic.tools.tasks.loading import mapped
+from laconic.tools.tasks.loop import train
 from laconic.tools.tasks.measured_stage import Passed
 from laconic.tools.tasks.resuming import check_same
-from laconic.tools.tasks.settings import Emit, TrainingSettings
+from laconic.tools.tasks.settings import Emit, Event, TrainingSettings
 from laconic.tools.tasks.shard import Shard
 from laconic.tools.tasks.stage import StageAtWork
-from laconic.tools.tasks.steps import due, explained, spent
+from laconic.tools.tasks.steps import explained, spent
 
 
 def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
     """Train as one rank, emit events, and return all ranks."""
-    rank, size, pipeline = dist.get_rank(), dist.get_world_size(), settings.pipeline
-    assert pipeline is not None
-    task, tensors = find(settings.task), mapped(settings.data)
-    recipe = task.recipe(settings.model)
-    torch.manual_seed(settings.seed)  # every rank builds the same model
-    whole = recipe.build()
-    replica = pipeline.replica(rank)
-    own = torch.arange(len(tensors["train_y"]), dtype=torch.int64, device="cpu")[replica :: pipeline.replicas]
-    order = Shard(len(own), settings.batch, 0, 1, mix(settings.seed, replica))
-    example = task.inputs(tensors["train_x"][: settings.batch], None)
-    work = StageAtWork(
-        pipeline,
-        recipe,
-        whole,
-        example,
-        crossing=crossing(settings.spec),
-        samples=-(-len(tensors["train_y"]) // pipeline.replicas),  # equal on all ranks
-        lr=settings.lr,
-        seed=settings.seed,
-    )
-    peak_lr = float(work.optimizer.param_groups[0]["lr"])
-
-    first = 0
+    rank, size = dist.get_rank(), dist.get_world_size()
+    stage = Stage(settings)
     if settings.resume_from is not None:
-        state = checkpoint.load(settings.resume_from, rank=rank, size=size)
-        first = check_same(settings, state)
-        work.load_state_dict(state)
+        stage.restore(checkpoint.load(settings.resume_from, rank=rank, size=size))
+    work = stage.work
+    inner = work.optimizer
     if rank == 0:
-        inner = work.optimizer
         kind = type(inner.optimizer if isinstance(inner, DistributedOptimizer) else inner).__name__
-        emit({"kind": "start", "step": first, "optimiser": kind, "lr": peak_lr})
+        emit({"kind": "start", "step": stage.done, "optimiser": kind, "lr": stage.peak_lr})
+    train(settings, stage, emit)
+    if isinstance(inner, DistributedOptimizer):
+        inner.finish()
+    if settings.checkpoint_every:
+        work.gather()
+        if rank == 0:
+            save_model(settings.folder, work.whole)
+    return [*range(size)]
 
-    decisions = Decisions()
-    for step in range(first, settings.steps):
+
+class Stage:
+    """A rank's stage, with the examples of its replica. `done`: completed steps."""
+
+    def __init__(self, settings: TrainingSettings) -> None:
+        pipeline = settings.pipeline
+        assert pipeline is not None
+        self.settings, self.done = settings, 0
+        self.task, self.tensors = find(settings.task), mapped(settings.data)
+        self.recipe = self.task.recipe(settings.model)
+        torch.manual_seed(settings.seed)  # every rank builds the same model
+        whole = self.recipe.build()
+        replica, examples = pipeline.replica(dist.get_rank()), len(self.tensors["train_y"])
+        every = torch.arange(examples, dtype=torch.int64, device="cpu")
+        self.own = every[replica :: pipeline.replicas]
+        self.order = Shard(len(self.own), settings.batch, 0, 1, mix(settings.seed, replica))
+        self.work = StageAtWork(
+            pipeline,
+            self.recipe,
+            whole,
+            self.task.inputs(self.tensors["train_x"][: settings.batch], None),
+            crossing=crossing(settings.spec),
+            samples=-(-examples // pipeline.replicas),  # equal on all ranks
+            lr=settings.lr,
+            seed=settings.seed,
+        )
+        self.peak_lr = float(self.work.optimizer.param_groups[0]["lr"])
+
+    def step(self) -> list[Event]:
+        """Train one step and return its event."""
+        work, step = self.work, self.done
         for group in work.optimizer.param_groups:
-            group["lr"] = recipe.rate(peak_lr, step, settings.steps)
+            group["lr"] = self.recipe.rate(self.peak_lr, step, self.settings.steps)
         before, exchanged = work.passed(), work.replicas()
         clock = [time.perf_counter()]
-        ids = order.indices(step)
-        chosen = own[ids]
-        x, y = task.inputs(tensors["train_x"][chosen], None), tensors["train_y"][chosen]
+        ids = self.order.indices(step)
+        chosen = self.own[ids]
+        x, y = self.task.inputs(self.tensors["train_x"][chosen], None), self.tensors["train_y"][chosen]
         clock.append(time.perf_counter())
         work.optimizer.zero_grad()
         with explained(work.optimizer, step + 1, "activations or gradients"):
@@ -81,28 +96,27 @@ def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
             work.update()
         clock.append(time.perf_counter())
 
-        done, passed = step + 1, work.passed().minus(before)
-        event = {"kind": "step", "step": done, "loss": loss, "step_s": clock[-1] - clock[0]}
+        self.done = step + 1
+        event = {"kind": "step", "loss": loss, "step_s": clock[-1] - clock[0]}
         event |= {"data_s": clock[1] - clock[0], "update_s": clock[3] - clock[2]}
-        emit(event | _spent(passed, clock[2] - clock[1], spent(exchanged, work.replicas())))
-        for decision in decisions.pop_all():
-            emit({"kind": "decision", "step": done, "message": decision})
-        if due(settings, done):
-            with work.averaged() as distance:
-                work.gather()
-                tested = evaluate(whole, task, tensors, rank, size)
-            emit(tested | {"step": done, "consensus": distance})
-        if settings.checkpoint_every and done % settings.checkpoint_every == 0:
-            kept = {"settings": settings.signature, "step": done} | work.state_dict()
-            checkpoint.save(settings.folder, kept, step=done, rank=rank, size=size, barrier=dist.barrier)
-    decisions.close()
-    if isinstance(work.optimizer, DistributedOptimizer):
-        work.optimizer.finish()
-    if settings.checkpoint_every:
-        work.gather()
-        if rank == 0:
-            save_model(settings.folder, whole)
-    return [*range(size)]
+        passed = work.passed().minus(before)
+        return [event | _spent(passed, clock[2] - clock[1], spent(exchanged, work.replicas()))]
+
+    def evaluate(self) -> Event:
+        """Test the average of the replicas. Called by all ranks."""
+        with self.work.averaged() as distance:
+            self.work.gather()
+            ranks = dist.get_rank(), dist.get_world_size()
+            return evaluate(self.work.whole, self.task, self.tensors, *ranks) | {"consensus": distance}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's part of a checkpoint."""
+        return self.work.state_dict()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from this rank's part of a checkpoint."""
+        self.done = check_same(self.settings, state)
+        self.work.load_state_dict(state)
 
 
 def _spent(passed: Passed, schedule_s: float, exchanged: dict[str, Any]) -> dict[str, Any]:

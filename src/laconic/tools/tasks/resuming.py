@@ -1,52 +1,11 @@
-"""Content of one rank's part of a checkpoint."""
+"""The check that a checkpoint belongs to a training."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
 from laconic.core.errors import StateError
-from laconic.strategies.distributed_optimizer import DistributedOptimizer
-from laconic.tools.tasks.precision import Precision
 from laconic.tools.tasks.settings import TrainingSettings
-from laconic.tools.tasks.transforms import Transforms
-
-
-def captured(
-    settings: TrainingSettings,
-    step: int,
-    model: nn.Module,
-    optimizer: DistributedOptimizer,
-    precision: Precision,
-    transforms: Transforms,
-) -> dict[str, Any]:
-    memory = optimizer.state_dict()  # first: it receives pending messages into the model
-    return {
-        "settings": settings.signature,
-        "step": step,
-        "model": model.state_dict(),
-        "optimizer": memory,
-        "precision": precision.state_dict(),
-        **transforms.state_dict(),
-    }
-
-
-def restore(
-    settings: TrainingSettings,
-    state: dict[str, Any],
-    model: nn.Module,
-    optimizer: DistributedOptimizer,
-    precision: Precision,
-    transforms: Transforms,
-) -> int:
-    """Restore a state and return its number of steps."""
-    done = check_same(settings, state)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    precision.load_state_dict(state.get("precision", {}))
-    transforms.load_state_dict(state)
-    return done
 
 
 def check_same(settings: TrainingSettings, state: dict[str, Any]) -> int:
