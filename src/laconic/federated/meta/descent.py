@@ -16,7 +16,7 @@ from laconic.federated.meta.tasks import Batch, Tasks
 from laconic.federated.meta.trained import Trained, Work
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Descent(ABC):
     """Rounds in which each agent sends a meta-gradient.
 
@@ -52,7 +52,7 @@ class Descent(ABC):
 
     @abstractmethod
     def gradients(self, learner: Learner, start: Tensor, support: Batch, query: Batch) -> Tensor:
-        """Return the meta-gradient of each agent, (a, n), of common weights in each row of `start` (a, n)."""
+        """Return each agent's meta-gradient, (a, n). `start` (a, n): the common weights in each row."""
 
     def train(self, learner: Learner, tasks: Tasks, first: Tensor, seed: int = 0) -> Trained:
         """Train the meta-model of these agents from common initial weights, float32 (n,)."""

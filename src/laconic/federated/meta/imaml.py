@@ -29,7 +29,7 @@ from laconic.federated.meta.tasks import Batch
 LEAST = 0.5  # curvature of I + H / lambda; that of a convex loss is at least 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ImplicitGradient(Descent):
     """Rounds of implicit meta-gradients, as in `Descent`, with at least one inner step.
 
@@ -43,8 +43,8 @@ class ImplicitGradient(Descent):
     cg_steps: int = 5
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         arguments.whole("inner_steps", self.inner_steps, 1)
+        super().__post_init__()
         arguments.number(
             "proximal", self.proximal, above=0, hint="without it the inner steps forget the model"
         )

@@ -20,7 +20,7 @@ from laconic.federated.meta.learner import Learner
 from laconic.federated.meta.tasks import Batch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MetaGradient(Descent):
     """Rounds of meta-gradients, as in `Descent`.
 
