@@ -94,8 +94,6 @@ class Block:
         step_s, now = time.perf_counter() - began, self.trainer.stats()
         event = {"kind": "step", "loss": loss, "step_s": step_s, "data_s": data_s}
         event |= step_costs(before, now) | {"blocks": at_work(self.trainer, before, now)}
-        if self.done == self.settings.steps:
-            self.trainer.finish()
         return [event]
 
     def _tick(self) -> tuple[float | None, float]:
@@ -118,7 +116,9 @@ class Block:
         return loss, data_s
 
     def evaluate(self) -> Event:
-        """Test the model of all blocks. Called by all ranks."""
+        """Test the model of all blocks; after the last step, finish first. Called by all ranks."""
+        if self.done == self.settings.steps:
+            self.trainer.finish()
         tested = evaluate(self.trainer.gather(), self.task, self.tensors, self.rank, self.size)
         return tested | {"consensus": 0.0}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from laconic.tools.tasks.steps import due
 
 
 class Work(Protocol):
-    """What a rank trains. `done`: completed steps."""
+    """Model and data of a rank's training. `done`: completed steps."""
 
     @property
     def done(self) -> int: ...
@@ -34,16 +35,15 @@ class Work(Protocol):
 
 def train(settings: TrainingSettings, work: Work, emit: Emit) -> None:
     """Train to the last step. Each rank emits one event per step and per evaluation, and all decisions."""
-    decisions = Decisions()
-    while work.done < settings.steps:
-        for event in work.step():
-            emit(event | {"step": work.done})
-        for decision in decisions.pop_all():
-            emit({"kind": "decision", "step": work.done, "message": decision})
-        if due(settings, work.done):
-            emit(work.evaluate() | {"step": work.done})
-        if settings.checkpoint_every and work.done % settings.checkpoint_every == 0:
-            state = {"settings": settings.signature, "step": work.done} | work.state_dict()
-            at = {"step": work.done, "rank": dist.get_rank(), "size": dist.get_world_size()}
-            checkpoint.save(settings.folder, state, **at, barrier=dist.barrier)
-    decisions.close()
+    with closing(Decisions()) as decisions:
+        while work.done < settings.steps:
+            for event in work.step():
+                emit(event | {"step": work.done})
+            for decision in decisions.pop_all():
+                emit({"kind": "decision", "step": work.done, "message": decision})
+            if due(settings, work.done):
+                emit(work.evaluate() | {"step": work.done})
+            if settings.checkpoint_every and work.done % settings.checkpoint_every == 0:
+                state = {"settings": settings.signature, "step": work.done} | work.state_dict()
+                at = {"step": work.done, "rank": dist.get_rank(), "size": dist.get_world_size()}
+                checkpoint.save(settings.folder, state, **at, barrier=dist.barrier)

@@ -52,7 +52,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
 
 
 class Replica:
-    """A rank's model with all that trains it.
+    """Model, optimiser and data of a rank.
 
     `done`: above 0 at first if this worker replaces a dead one. `plain`: the model without wrappers.
     """
