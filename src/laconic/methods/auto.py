@@ -35,14 +35,16 @@ def auto(
     pinned: Reducer | None = None,
 ) -> Method:
     """Start with dense steps. Then the next lossier candidate alternates with the one in use, and replaces it
-    if it saves at least `gain` of a step (a sparse one twice that) with statistical significance: five steps
-    of each if the result is clear, up to 100 if steps vary. The search ends when two consecutive candidates
-    do not pay, or if the exchange takes less than `gain` of a step. If an exchange takes more than a second,
-    one or two steps of each suffice. All matrices use the candidate found; vectors are always dense. All
-    candidates share one residual, which dense or nearly dense steps add in parts no larger than the gradient.
-    The search repeats every `every` steps in both directions; among lossier candidates when the exchange
-    takes 1.5 times as long as before, and among less lossy ones when it takes 1.5 times less. All ranks
-    decide the same, by the slowest rank's seconds. A single rank stays dense.
+    if it saves at least `gain` of a step (a sparse one twice that) with statistical significance: five
+    steps of each if the result is clear, 15 at most in a first pass, and in a second pass over the other
+    pairs up to 100 of the slower one and 300 of the faster one. A pass ends when two consecutive
+    candidates do not pay, except that the first sparse candidate is still tried, or if the exchange takes
+    less than `gain` of a step. If an exchange takes more than a second, one or two steps of each suffice.
+    All matrices use the candidate found; vectors are always dense. All candidates share one residual,
+    which dense or nearly dense steps add in parts no larger than the gradient. The search repeats every
+    `every` steps in both directions; among lossier candidates when the exchange takes 1.5 times as long
+    as before, and among less lossy ones when it takes 1.5 times less. All ranks decide the same, by the
+    slowest rank's seconds. A single rank stays dense.
 
     While a sparse candidate is tried or used, the momentum of a `torch.optim.SGD` is applied before the
     exchange, and goes back to the optimiser afterwards; other optimisers keep theirs.

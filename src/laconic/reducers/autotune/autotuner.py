@@ -2,9 +2,11 @@
 
     1. Training starts with the lossless candidate. The next lossier one alternates with it, COUNTED steps
        each, until it is clear whether it saves `gain` of a step (`duel`). The next one then follows.
-    2. The search ends after MISSES consecutive candidates that do not pay, or if an exchange takes at most
-       `gain` of a step. A tie keeps the less lossy one. If one's seconds have clearly changed, the link has,
-       and both are timed again.
+    2. This ends after MISSES consecutive candidates that do not pay, except that the first sparse candidate
+       is still tried, or if an exchange takes at most `gain` of a step. A first, quick pass compares a
+       few steps of each; a second one continues with the pairs whose result was not significant, and
+       uses the faster one of a pair more often. A tie keeps the less lossy one. If one's seconds have
+       clearly changed, the link has, and the search starts again.
     3. Not counted: the first COLD steps of each candidate, which touch memory for the first time; the first
        after each change; dense steps that also send the residual. An exchange longer than LONG_S counts at
        once, and FEW steps of each, or one longer than WAIT_S, suffice if one candidate is clearly faster.

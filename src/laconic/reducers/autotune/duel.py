@@ -11,11 +11,21 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import NamedTuple
 
 CLEAR = 0.25  # share of a step: this gain in every pair needs no test
-LOOKS = (5, 10, 20, 50, 100)  # steps of each at which to test; the last one must decide
-SURE, SURE_NOT = 3.0, 2.6  # deviations for an early decision, for and against the lossier one
-ENOUGH = 2.9  # deviations required at the last test
+SURE, SURE_NOT = 3.0, 2.6  # deviations for a certain answer, for and against the lossier one
+
+
+class Looks(NamedTuple):
+    """Steps of each at which to test. The last test must decide; `enough`: deviations for the lossier one."""
+
+    steps: tuple[int, ...]
+    enough: float
+
+
+QUICK = Looks((5, 10, 15), 1.6)  # wrong once in 20 without a difference
+FULL = Looks((5, 10, 20, 50, 100), 2.9)
 
 
 def clear(less: Sequence[float], more: Sequence[float]) -> bool | None:
@@ -29,26 +39,37 @@ def clear(less: Sequence[float], more: Sequence[float]) -> bool | None:
     return False if max(less) < (1 - CLEAR) * min(more) else None
 
 
-def pays(less: Sequence[float], more: Sequence[float], gain: float) -> bool | None:
-    """Return whether the lossier candidate significantly saves `gain` of a step; None to continue.
+class Answer(NamedTuple):
+    """Whether the lossier candidate pays. `sure`: significant before the last test."""
+
+    pays: bool
+    sure: bool
+
+
+def decide(
+    less: Sequence[float], more: Sequence[float], gain: float, looks: Looks = FULL, *, tested: int = 0
+) -> Answer | None:
+    """Return whether the lossier candidate saves `gain` of a step; None to continue.
 
     Args:
         less: Seconds of steps of the less lossy candidate.
         more: Seconds of steps of the lossier candidate.
         gain: Least part of a step that must be saved.
+        looks: When to test.
+        tested: Steps of each at the last call.
 
-    >>> pays([1.0] * 10, [0.8] * 10, 0.05), pays([1.0] * 10, [0.97] * 10, 0.05), pays([1.0], [0.8], 0.05)
-    (True, False, None)
+    >>> decide([1.0] * 10, [0.8] * 10, 0.05), decide([1.0], [0.8], 0.05)
+    (Answer(pays=True, sure=True), None)
     """
-    fewest = min(len(less), len(more))
-    if fewest not in LOOKS:  # each additional test adds a chance of error
-        return None
+    fewest, last = min(len(less), len(more)), looks.steps[-1]
+    if not any(tested < look <= fewest for look in looks.steps) and fewest < last:
+        return None  # each additional test adds a chance of error
     faster, by_gain = deviations(less, more, 0.0), deviations(less, more, gain)
     if by_gain <= -SURE_NOT:
-        return False
+        return Answer(False, True)
     if faster >= SURE and by_gain >= 0:
-        return True
-    return None if fewest < LOOKS[-1] else faster >= ENOUGH and by_gain >= 0
+        return Answer(True, True)
+    return None if fewest < last else Answer(faster >= looks.enough and by_gain >= 0, False)
 
 
 def deviations(less: Sequence[float], more: Sequence[float], gain: float) -> float:

@@ -10,12 +10,13 @@ from collections.abc import Collection, Generator
 from statistics import median
 from typing import NamedTuple, TypeVar
 
-from laconic.reducers.autotune.duel import clear, pays
+from laconic.reducers.autotune.duel import FULL, QUICK, Answer, Looks, clear, decide
 
 COLD, COUNTED = 2, 5  # uncounted first steps of a candidate, and counted steps per turn
+LEADING = 3  # times as many steps for the faster of two in a full comparison, which may take long
 FEW = 2  # steps of each that suffice if one is clearly faster
 LONG_S, WAIT_S = 1.0, 10.0  # exchanges: longer ones count at once; one step suffices
-MISSES = 2  # consecutive failures that end the search
+MISSES = 2  # consecutive failures that end the search, except for the first sparse candidate
 LESS, MORE = "less", "more"  # directions of the search: towards less or more loss
 
 T = TypeVar("T")
@@ -47,60 +48,100 @@ class Search:
     def __init__(self, gain: float, last: int, twice: Collection[int] = ()) -> None:
         self.gain, self.last, self._twice = gain, last, frozenset(twice)
         self._tried: defaultdict[int, list[Timed]] = defaultdict(list)  # of this search
+        self._answers: dict[tuple[int, int], bool] = {}  # those that do not change in this search, by pair
+        self._changed = False  # whether the link has changed in this search
         self.warm: set[int] = set()
 
     def measured(self) -> dict[int, float]:
         return {each: median(self._seconds(each)) for each, steps in self._tried.items() if steps}
 
     def run(self, used: int, ways: Collection[str]) -> Trial[int]:
-        """Search from the candidate in use; return the best."""
-        self._tried.clear()
-        kept, rival, missed = used, used - 1, 0
+        """Search from the candidate in use; return the best.
+
+        A search for lossier candidates first compares quickly, so that most steps soon have a good one. Then
+        it continues comparisons that were not significant, with more steps for the faster candidate.
+        """
+        self._forget()
+        self._changed = False
+        best, rival, misses = used, used - 1, 0
         yield from self._turn(used, new=False)
-        while LESS in ways and rival >= 0 and missed < MISSES:
-            if (yield from self._pays(rival, used, rival)):
-                missed += 1
+        while LESS in ways and rival >= 0 and misses < MISSES:
+            if (yield from self._pays(rival, used, rival, FULL)):
+                misses += 1
             else:
-                kept, missed = rival, 0
+                best, misses = rival, 0
             rival -= 1
-        if kept < used:
-            return kept
-        rival, missed = used + 1, 0
-        while MORE in ways and rival <= self.last and missed < MISSES and self._exchanges(kept):
-            if (yield from self._pays(kept, rival, rival)):
-                kept, missed = rival, 0
+        if best < used or MORE not in ways:
+            return best
+        best = yield from self._walk(best, QUICK)
+        while (before := self._rival_before(best)) is not None:
+            if (yield from self._pays(before, best, before, FULL)):
+                break
+            best = before
+        return (yield from self._walk(best, FULL))
+
+    def _walk(self, best: int, looks: Looks) -> Trial[int]:
+        """Return the last of the lossier candidates that pay, each compared with the one before it."""
+        misses, sparse = 0, min((each for each in self._twice if each > best), default=None)
+        for rival in range(best + 1, self.last + 1):
+            if (misses >= MISSES and rival != sparse) or not self._exchanges(best):
+                continue
+            if (yield from self._pays(best, rival, rival, looks)):
+                best, misses = rival, 0
             else:
-                missed += 1
-            rival += 1
-        return kept
+                misses += 1
+        return best
 
-    def _pays(self, less: int, more: int, rival: int) -> Trial[bool]:
-        """Return whether the lossier of two pays. They alternate, starting with the untimed rival."""
-        turn, gain = rival, min(1.0, self.gain * (2 if more in self._twice else 1))
+    def _rival_before(self, best: int) -> int | None:
+        """Return the fastest less lossy candidate unless it is certain that `best` pays compared with it."""
+        measured = {each: seconds for each, seconds in self.measured().items() if each < best}
+        untimed = best - 1 if best and self._changed else None
+        fastest = min(measured, key=lambda each: measured[each], default=untimed)
+        return None if fastest is None or self._answers.get((fastest, best)) else fastest
+
+    def _forget(self) -> None:
+        self._tried.clear()
+        self._answers.clear()
+
+    def _pays(self, less: int, more: int, rival: int, looks: Looks) -> Trial[bool]:
+        """Return whether the lossier of two pays. They alternate, starting with the rival."""
+        if (known := self._answers.get((less, more))) is not None:
+            return known
+        sparse = more in self._twice
+        turn, tested, gain = rival, 0, min(1.0, self.gain * (2 if sparse else 1))
+        unequal = looks is FULL and not (sparse and less == 0)  # after sparse steps, dense ones are `apart`
         while True:
-            answer = yield from self._turn(turn, less, more)
-            if answer is None:
-                answer = pays(self._seconds(less), self._seconds(more), gain)
+            leads = unequal and tested > COUNTED and self._leads(turn, less + more - turn)
+            clearly = yield from self._turn(turn, less, more, count=LEADING * COUNTED if leads else COUNTED)
+            if self._has_changed(turn):
+                self._forget()
+                self._changed, tested, turn = True, 0, less + more - turn
+                continue
+            pair = self._seconds(less), self._seconds(more)
+            answer = decide(*pair, gain, looks, tested=tested) if clearly is None else Answer(clearly, True)
             if answer is not None:
-                return answer
-            seconds = self._seconds(turn)
-            if len(seconds) > COUNTED and clear(seconds[:COUNTED], seconds[-COUNTED:]) is not None:
-                self._tried[less].clear()  # the link has changed
-                self._tried[more].clear()
-            turn = less + more - turn
+                if answer.sure or looks is FULL:
+                    self._answers[less, more] = answer.pays
+                return answer.pays
+            tested, turn = min(map(len, pair)), less + more - turn
 
-    def _turn(self, candidate: int, *pair: int, new: bool = True) -> Trial[bool | None]:
-        """Time a candidate for COUNTED steps; return an early answer if one of a pair is clearly faster."""
+    def _turn(self, candidate: int, *pair: int, new: bool = True, count: int = COUNTED) -> Trial[bool | None]:
+        """Time a candidate for `count` steps; return an early answer if one of a pair is clearly faster.
+
+        End early too if its steps take another time than before.
+        """
         steps, counted = self._tried[candidate], 0
         cold = new if candidate in self.warm else COLD
         self.warm.add(candidate)
-        while counted < COUNTED:
+        while counted < count:
             step = yield candidate
             cold -= 1
             if step.apart or (cold >= 0 and step.exchange_s <= LONG_S):
                 continue
             steps.append(step)
             counted += 1
+            if counted % COUNTED == 0 and self._has_changed(candidate):
+                break
             if pair and all(map(self._enough, pair)):
                 answer = clear(*map(self._seconds, pair))
                 if answer is not None:
@@ -108,6 +149,14 @@ class Search:
             if not pair and self._enough(candidate):
                 break
         return None
+
+    def _has_changed(self, candidate: int) -> bool:
+        """Return whether the last steps of a candidate all differ clearly from its first ones."""
+        seconds = self._seconds(candidate)
+        return len(seconds) > COUNTED and clear(seconds[:COUNTED], seconds[-COUNTED:]) is not None
+
+    def _leads(self, candidate: int, other: int) -> bool:
+        return median(self._seconds(candidate)) < median(self._seconds(other))
 
     def _enough(self, candidate: int) -> bool:
         steps = self._tried[candidate]
