@@ -1,19 +1,22 @@
 """auto() beside each of its candidates alone: seconds of a step, a link that drops, and the loss at the end.
 
     python -m benchmarks.auto             writes benchmarks/auto/results.json: an hour
-    python -m benchmarks.auto --part steps --part drop    some of it; the file keeps what it has of the rest
+    python -m benchmarks.auto --part steps --part drop    some of it; the file keeps the rest
     python -m benchmarks.auto --quick     one link, one round; writes only with --out
 
-Steps: the GPT of `benchmarks.steps` on two hosts of a lab, over each link; auto() is timed after it has
-decided. Drop: auto() trains at 1 Gbit/s, then at 50 Mbit/s; 60 steps after that are timed. Loss: a small GPT
-on Shakespeare's plays, two workers, over each link: auto(), and the candidate whose step was fastest in a
-short run of all, with 3 seeds each. Alike: the same at 100 Mbit/s and unshaped, with one seed: dense once,
+Steps: the GPT of `benchmarks.steps` with SGD and momentum on two hosts of a lab, over each link; auto() is
+timed after 150 steps, beside the candidates that it may choose and plain DDP, each next to a step without
+communication, as a shared machine varies in speed. One: the same on one host, once.
+Drop: auto() trains at 1 Gbit/s, then at 50 Mbit/s; 60 steps after that are timed. Loss: a small GPT with
+AdamW on Shakespeare's plays, two workers, over each link: auto(), and the candidate whose step was fastest in
+a short run of all, with 3 seeds each. Alike: the same at 100 Mbit/s and unshaped, with one seed: dense once,
 auto() three times, as its choices depend on clocks. Needs what `laconic lab` needs; the losses need
 LACONIC_DATA.
 
-Bars: auto()'s step takes at most 1.1 times the best candidate's on each link; within 50 steps of the drop,
-steps stay within 1.1 times the best candidate's there; its loss is at most the fastest candidate's, but for
-two standard errors of the difference; its three runs end at most 1 % above dense.
+Bars: auto()'s step takes at most 1.1 times the best candidate's on each link, and at most 1.05 times plain
+DDP's on an unshaped link and on one host; within 50 steps of the drop, steps stay within 1.1 times the best
+candidate's there; its loss is at most the fastest candidate's, but for two standard errors of the difference;
+its three runs end at most 1 % above dense.
 """
 
 from __future__ import annotations
@@ -30,18 +33,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common.machine import machine
-from benchmarks.steps.__main__ import WARM_UP, Ranks, timed
-from benchmarks.steps.contenders import AUTO, SETTLE
+from benchmarks.steps.__main__ import WARM_UP, Ranks, beside_alone
+from benchmarks.steps.contenders import DENSE
+from laconic.methods.auto import SAFE, SAFE_WITH_SGD
 from laconic.reducers.autotune import CANDIDATES
 from laconic.tools.lab import Lab, Link, missing
 
 RESULTS = Path(__file__).with_name("results.json")
-FIXED = tuple(map(repr, CANDIDATES))
-PARTS = ("steps", "drop", "loss", "alike")
+AUTO, SETTLE = "auto()", 150  # steps over a link before it is timed
+FIXED = tuple(map(repr, CANDIDATES[: CANDIDATES.index(SAFE_WITH_SGD) + 1]))
+FIXED_WITH_ADAM = FIXED[: CANDIDATES.index(SAFE) + 1]
+PARTS = ("steps", "one", "drop", "loss", "alike")
 LINKS = ("1gbit", "100mbit", None)  # None: held back by nothing but the machine
 BEFORE, AFTER = "1gbit", "50mbit"
 AFTERWARDS, CHUNK = 60, 4
-BAR, WITHIN_STEPS, ERRORS = 1.1, 50, 2.0  # times the best candidate's step; after a drop; of a loss
+BAR, OF_DENSE = 1.1, 1.05  # times the best candidate's step, and plain DDP's
+WITHIN_STEPS, ERRORS = 50, 2.0  # after a drop; of a loss
 MOST, ROUNDS, SEEDS = 16, 3, 3
 SHORT, LONG = 40, 300  # steps of a training
 RUNS, ABOVE_DENSE = 3, 0.01  # of auto() with one seed; of the test loss
@@ -68,6 +75,9 @@ def main() -> None:
                 found["steps"] = all_steps(ranks, links, rounds)
             if "drop" in parts:
                 found["drop"] = drop(ranks)
+    if "one" in parts:
+        with Lab(1) as lab, Ranks(lab, "gpt") as ranks:
+            found["one"] = timed_row((DENSE, AUTO), ranks, None)
     trains = not given.quick and bool(os.environ.get("LACONIC_DATA"))
     if "loss" in parts and trains:
         found["loss"] = [losses(link) for link in links]
@@ -95,6 +105,10 @@ def bars(found: Row) -> list[Bar]:
     for row in found.get("steps", ()):
         aim = f"{named(row['link'])}: a step at most {BAR:g} times the best candidate's"
         rows.append(Bar(aim, f"{row['ratio']:.2f}", row["ratio"] <= BAR))
+        if row["link"] is None and DENSE in row["seconds"]:
+            rows.append(beside_dense("unshaped", row))
+    if one := found.get("one"):
+        rows.append(beside_dense("one host", one))
     if drop := found.get("drop"):
         steps = adapted(drop)
         aim = f"{drop['before']} to {drop['after']}: steps stay within {BAR:g} times the best candidate's"
@@ -114,6 +128,17 @@ def bars(found: Row) -> list[Bar]:
     return rows
 
 
+def beside_dense(where: str, row: Row) -> Bar:
+    """The aim that auto() costs nearly nothing where compression cannot help."""
+    ratio = relative(row, AUTO) / relative(row, DENSE)
+    return Bar(f"{where}: a step at most {OF_DENSE:g} times plain DDP's", f"{ratio:.2f}", ratio <= OF_DENSE)
+
+
+def relative(row: Row, spec: str) -> float:
+    """Times that a step takes as long as one without communication, which is timed next to it."""
+    return statistics.median(a / b for a, b in zip(row["seconds"][spec], row["alone"][spec], strict=True))
+
+
 def named(link: str | None) -> str:
     """A link in words."""
     return link or "unshaped"
@@ -127,43 +152,48 @@ def adapted(drop: Row) -> int:
 
 
 def all_steps(ranks: Ranks, links: Sequence[str | None], rounds: int) -> list[Row]:
-    """A row a link: each candidate's step, medians over rounds, and auto()'s against the best."""
+    """A row a link: each candidate's step in each round, and auto()'s against the best."""
     rows = []
     for link in links:
-        seconds: dict[str, list[float]] = {spec: [] for spec in (*FIXED, AUTO)}
-        said: list[str] = []
-        for _ in range(rounds):
-            for spec, found in seconds.items():
-                found.append(one(ranks, spec, link))
+        row, said = timed_row((DENSE, *FIXED, AUTO), ranks, link), list[str]()
+        said += ranks.ask(do="said")[0]["said"]
+        for _ in range(rounds - 1):
+            for name, more in timed_row((DENSE, *FIXED, AUTO), ranks, link).items():
+                for spec, found in more.items():
+                    row[name][spec] += found
             said += ranks.ask(do="said")[0]["said"]
-        middle = {spec: statistics.median(found) for spec, found in seconds.items()}
-        best = min(FIXED, key=lambda spec: middle[spec])
-        row = {"link": link, "seconds": seconds, "best": best, "said": said}
-        row["ratio"] = middle[AUTO] / middle[best]
+        best = min(FIXED, key=lambda spec: relative(row, spec))
+        row |= {"link": link, "best": best, "said": said, "ratio": relative(row, AUTO) / relative(row, best)}
         rows.append(row)
-        print(
-            f"{named(link):>8}: best {best} {middle[best]:.3f} s, auto() {middle[AUTO]:.3f} s",
-            flush=True,
-        )
+        print(f"{named(link):>8}: best {best}, auto() takes {row['ratio']:.2f} times as long", flush=True)
         print("\n".join(f"          {each}" for each in said), flush=True)
     return rows
 
 
-def one(ranks: Ranks, spec: str, link: str | None) -> float:
-    """A step's seconds."""
+def timed_row(specs: Sequence[str], ranks: Ranks, link: str | None) -> Row:
+    """Seconds of a step of each spec, and of one without communication at the same time."""
+    row: Row = {"seconds": {}, "alone": {}}
+    for spec in specs:
+        found = beside(ranks, spec, link)
+        row["seconds"][spec], row["alone"][spec] = [found["step_s"]], [found["alone_s"]]
+    return row
+
+
+def beside(ranks: Ranks, spec: str, link: str | None) -> Row:
+    """A step's seconds, and those of a step without communication."""
     if spec == AUTO:
         ranks.over(None, do="build", contender=spec, steps=0)
-        ranks.over(link, do="steps", count=SETTLE[AUTO])
+        ranks.over(link, do="steps", count=SETTLE)
     else:
         ranks.over(None, do="build", contender=spec, steps=WARM_UP)
-    return float(timed(ranks, link, MOST)["step_s"])
+    return beside_alone(ranks, spec, link, MOST)
 
 
 def drop(ranks: Ranks) -> Row:
     """Steps of auto() after its link has dropped, and of the best candidate there."""
-    best = min(one(ranks, spec, AFTER) for spec in FIXED)
+    best = min(beside(ranks, spec, AFTER)["step_s"] for spec in FIXED)
     ranks.over(None, do="build", contender=AUTO, steps=0)
-    ranks.over(BEFORE, do="steps", count=SETTLE[AUTO])
+    ranks.over(BEFORE, do="steps", count=SETTLE)
     ranks.ask(do="said")
     seconds: list[float] = []
     for _ in range(AFTERWARDS // CHUNK):
@@ -176,7 +206,7 @@ def drop(ranks: Ranks) -> Row:
 
 def losses(link: str | None) -> Row:
     """The loss that auto() ends with, and that of the fastest candidate."""
-    short = trained(link, [*FIXED], SHORT, 1)
+    short = trained(link, FIXED_WITH_ADAM, SHORT, 1)
     best = min(short, key=lambda row: row["step_s"]["mean"])["spec"]
     rows = trained(link, [best, AUTO], LONG, SEEDS)
     for row in rows:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from benchmarks.auto.__main__ import AFTERWARDS, AUTO, FIXED, bars
 from benchmarks.auto.page import written
+from benchmarks.steps.contenders import DENSE
 
 SECONDS = {spec: [0.2 + 0.1 * i, 0.1 + 0.1 * i, 0.3 + 0.1 * i] for i, spec in enumerate(FIXED)}
-STEPS = {"link": None, "seconds": SECONDS | {AUTO: [0.25]}, "best": FIXED[0], "ratio": 1.25}
+ONE = {"seconds": {DENSE: [0.2], AUTO: [0.4]}, "alone": {DENSE: [0.1], AUTO: [0.2]}}
+ALONE = {DENSE: [0.1], AUTO: [0.1]}
+STEPS = {
+    "link": None,
+    "seconds": SECONDS | {DENSE: [0.2], AUTO: [0.25]},
+    "alone": ALONE,
+    "best": FIXED[0],
+    "ratio": 1.25,
+}
 DROP = {"before": "1gbit", "after": "50mbit", "best_s": 0.3, "said": []}
 AFTER = [1.0] * 31 + [0.31] * (AFTERWARDS - 31)
 LOSSES = [
@@ -18,6 +27,7 @@ FOUND = {
     "rounds": 3,
     "seeds": 3,
     "steps": [STEPS | {"said": ["sum(), at 200 ms"]}],
+    "one": ONE,
     "drop": DROP | {"seconds": AFTER},
     "loss": [{"link": "1gbit", "steps": 300, "rows": LOSSES}],
 }
@@ -28,6 +38,8 @@ def test_the_page_says_how_far_auto_is_from_the_best() -> None:
     assert "Start with dense steps." in page
     assert "| `sum()` | 200 |" in page and f"| `{AUTO}` | 250 |" in page
     assert "| unshaped: a step at most 1.1 times the best candidate's | 1.25 | no |" in page
+    assert "| unshaped: a step at most 1.05 times plain DDP's | 1.25 | no |" in page
+    assert "| one host: a step at most 1.05 times plain DDP's | 1.00 | yes |" in page
     assert "| from step 30 on | yes |" in page
     assert "| -0.0100 ± 0.0141 | yes |" in page
     assert f"| 1gbit | `{AUTO}` | 1.5000 ± 0.0100 | 50 |" in page
@@ -39,5 +51,5 @@ def test_what_was_not_reached_is_said() -> None:
 
 
 def test_bars_are_of_what_was_measured() -> None:
-    assert [bar.kept for bar in bars(FOUND)] == [False, True, True]
+    assert [bar.kept for bar in bars(FOUND)] == [False, False, True, True, True]
     assert bars({}) == []
