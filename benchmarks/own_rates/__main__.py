@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.common.machine import machine
+from benchmarks.common.rates import next_rate
 from benchmarks.common.results import Results, Row
 from benchmarks.common.small_net import (
     BY_MUON,
@@ -236,14 +237,6 @@ def loss_of(row: Row) -> float:
     """What a better rate has less of."""
     loss: float = math.inf if row.get(DIVERGED) else row["test_loss"]
     return loss
-
-
-def next_rate(tried: dict[float, float], usual: float) -> float | None:
-    """The rate to try after these, each with its loss; None where the best has two worse neighbours."""
-    if not tried:
-        return usual
-    best = min(tried, key=lambda rate: tried[rate])
-    return next((rate for rate in (2 * best, best / 2) if rate not in tried), None)
 
 
 def tried(family: Family, spec: str) -> dict[float, Row]:

@@ -6,10 +6,11 @@ import math
 from pathlib import Path
 
 import pytest
+from benchmarks.common.rates import next_rate
 from benchmarks.common.results import Results, Row
 from benchmarks.own_rates import __main__ as own_rates
 from benchmarks.own_rates import page
-from benchmarks.own_rates.__main__ import DIVERGED, FAMILIES, SEEDS, Run, due, next_rate, own_rate
+from benchmarks.own_rates.__main__ import DIVERGED, FAMILIES, SEEDS, Run, due, own_rate
 
 SGD = FAMILIES[0]
 
@@ -44,6 +45,8 @@ def test_the_search_goes_on_while_the_best_is_at_an_edge() -> None:
     assert next_rate({0.05: 1.0, 0.1: 0.9}, 0.05) == 0.2
     assert next_rate({0.05: 1.0, 0.1: 0.9, 0.2: math.inf}, 0.05) is None
     assert next_rate({0.05: 1.0, 0.1: 1.1}, 0.05) == 0.025
+    assert next_rate({0.05: math.inf}, 0.05) == 0.025
+    assert next_rate({0.05: math.inf, 0.025: 1.0}, 0.05) == 0.0125
 
 
 def test_each_method_finds_its_rate_and_trains_the_other_seeds_there(
