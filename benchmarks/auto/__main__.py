@@ -6,12 +6,11 @@
 
 Steps: the GPT of `benchmarks.steps` with SGD and momentum on two hosts of a lab, over each link; auto() is
 timed after 150 steps, beside the candidates that it may choose and plain DDP, each next to a step without
-communication, as a shared machine varies in speed. One: the same on one host, once.
-Drop: auto() trains at 1 Gbit/s, then at 50 Mbit/s; 60 steps after that are timed. Loss: a small GPT with
-AdamW on Shakespeare's plays, two workers, over each link: auto(), and the candidate whose step was fastest in
-a short run of all, with 3 seeds each. Alike: the same at 100 Mbit/s and unshaped, with one seed: dense once,
-auto() three times, as its choices depend on clocks. Needs what `laconic lab` needs; the losses need
-LACONIC_DATA.
+communication, as a shared machine varies in speed. One: the same on one host. Drop: auto() trains at 1
+Gbit/s, then at 50 Mbit/s; 60 steps after that are timed. Loss: a small GPT with AdamW on Shakespeare's plays,
+two workers, over each link: auto(), and the candidate whose step was fastest in a short run of all, with 3
+seeds each. Alike: the same at 100 Mbit/s and unshaped, with one seed: dense once, auto() three times, as its
+choices depend on clocks. Needs what `laconic lab` needs; the losses need LACONIC_DATA.
 
 Bars: auto()'s step takes at most 1.1 times the best candidate's on each link, and at most 1.05 times plain
 DDP's on an unshaped link and on one host; within 50 steps of the drop, steps stay within 1.1 times the best
@@ -77,7 +76,7 @@ def main() -> None:
                 found["drop"] = drop(ranks)
     if "one" in parts:
         with Lab(1) as lab, Ranks(lab, "gpt") as ranks:
-            found["one"] = timed_row((DENSE, AUTO), ranks, None)
+            found["one"] = measure((DENSE, AUTO), ranks, None, rounds)
     trains = not given.quick and bool(os.environ.get("LACONIC_DATA"))
     if "loss" in parts and trains:
         found["loss"] = [losses(link) for link in links]
@@ -155,14 +154,9 @@ def all_steps(ranks: Ranks, links: Sequence[str | None], rounds: int) -> list[Ro
     """A row a link: each candidate's step in each round, and auto()'s against the best."""
     rows = []
     for link in links:
-        row, said = timed_row((DENSE, *FIXED, AUTO), ranks, link), list[str]()
-        said += ranks.ask(do="said")[0]["said"]
-        for _ in range(rounds - 1):
-            for name, more in timed_row((DENSE, *FIXED, AUTO), ranks, link).items():
-                for spec, found in more.items():
-                    row[name][spec] += found
-            said += ranks.ask(do="said")[0]["said"]
+        row = measure((DENSE, *FIXED, AUTO), ranks, link, rounds)
         best = min(FIXED, key=lambda spec: relative(row, spec))
+        said: list[str] = ranks.ask(do="said")[0]["said"]
         row |= {"link": link, "best": best, "said": said, "ratio": relative(row, AUTO) / relative(row, best)}
         rows.append(row)
         print(f"{named(link):>8}: best {best}, auto() takes {row['ratio']:.2f} times as long", flush=True)
@@ -170,12 +164,14 @@ def all_steps(ranks: Ranks, links: Sequence[str | None], rounds: int) -> list[Ro
     return rows
 
 
-def timed_row(specs: Sequence[str], ranks: Ranks, link: str | None) -> Row:
-    """Seconds of a step of each spec, and of one without communication at the same time."""
-    row: Row = {"seconds": {}, "alone": {}}
-    for spec in specs:
-        found = beside(ranks, spec, link)
-        row["seconds"][spec], row["alone"][spec] = [found["step_s"]], [found["alone_s"]]
+def measure(specs: Sequence[str], ranks: Ranks, link: str | None, rounds: int) -> Row:
+    """Seconds of a step of each spec in each round, and of one without communication at the same time."""
+    row: Row = {name: {spec: [] for spec in specs} for name in ("seconds", "alone")}
+    for _ in range(rounds):
+        for spec in specs:
+            found = beside(ranks, spec, link)
+            row["seconds"][spec].append(found["step_s"])
+            row["alone"][spec].append(found["alone_s"])
     return row
 
 

@@ -105,7 +105,6 @@ def earlier(found: dict[str, Any]) -> list[str]:
     return [
         f"These figures are for `{spec}` with an earlier search, which had one pass, and with momentum in the"
         " optimiser. [Time to accuracy](time_to_accuracy.md) has rows of both specs.",
-        "",
     ]
 
 
