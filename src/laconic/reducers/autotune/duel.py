@@ -1,7 +1,7 @@
 """Duel: test whether the lossier of two candidates pays, from alternately timed steps of each.
 
-The statistic is the share of all pairs of steps in which the lossier candidate is faster by a given part of
-the step: one half at the median. Without any difference its deviation from one half is
+The statistic is the share of all pairs of steps in which the lossier candidate saves `gain` of the step: one
+half at the median. Without any difference its deviation from one half is
 sqrt((n + m + 1) / 12 n m), whatever the distribution (Mann and Whitney 1947, doi:10.1214/aoms/1177730491).
 Occasional load on the machine changes it little.
 """

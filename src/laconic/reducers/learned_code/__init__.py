@@ -20,7 +20,7 @@ We know the paper from its abstract, third-party code and memory; the rest is ou
 - `server` has one decoder for all ranks, where the paper has one a node, as `per_node` has here. The loss of
   both averages over ranks and pairs, where the code has sums, so that it does not change with N; and the
   innovation replaces the decoder's output (see code_exchange).
-- The sent share is what the others decoded, scaled so that nothing grows: |x - sent| <= |x| on every rank.
+- The sent share is the decoded gradient, scaled so that nothing grows: |x - sent| <= |x| on every rank.
 
 Measured with 94,720 entries at density 0.01 on 4 ranks (benchmarks/learned_code.py): codes retain 0.42 of the
 energy that `cltk` would send, and 0.31 (server 0.26) after 400 steps at a fixed model, for 1,232 bytes per
@@ -35,7 +35,7 @@ with one for all 0.07 and 0.01. Do not use `server` or `per_node` for such data.
 Selection works per tensor and coding per bucket: if DDP makes several buckets, results depend on its cuts,
 and a resumed run, whose buckets differ, continues with other bits. Replicas agree to the bit if their CPUs
 do: rank 0's weights are broadcast when training ends, and each rank decodes in float64 and rounds to float32;
-between CPUs of different kinds about one entry in ten million may differ in its last bit.
+between CPUs of different kinds the last bit of about one entry in ten million is different.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class LearnedCode(DensityReducer):
     Payload, with K entries in a bucket: the leader's positions by `golomb`, 4 bytes per tensor and 12; before
     `until` 4 K bytes of values; after it 16 * ceil(K / 16) bytes of code, of all ranks or of the leader, and
     the gain or innovation. Buckets of at most 4 entries send values. Once, when training ends, 4 bytes for
-    each of the 216 thousand weights, of which each further decoder adds 44 thousand. State: weights and
+    each of 216 thousand weights; each further decoder adds 44 thousand of them. State: weights and
     Adam's two moments, equal on all ranks. With 'per_node' a state fits one number of ranks: use 'server'
     where it changes.
 

@@ -66,10 +66,8 @@ class Block:
         self.settings = settings
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.task, self.tensors = find(settings.task), mapped(settings.data)
-        self.recipe, self.peak_lr = (
-            self.task.recipe(settings.model),
-            LR if settings.lr is None else settings.lr,
-        )
+        self.recipe = self.task.recipe(settings.model)
+        self.peak_lr = LR if settings.lr is None else settings.lr
         torch.manual_seed(settings.seed)  # every rank builds the same model
         stored, examples = spec.mode == "batch", len(self.tensors["train_y"])
         self.trainer = BlockTrainer(
