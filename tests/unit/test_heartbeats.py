@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +12,7 @@ from torch.distributed import TCPStore
 from laconic.core.errors import PeerError
 from laconic.strategies.membership.heartbeats import Heartbeats
 
-DEAD_S = 1.0
+DEAD_S = 2.0  # a thread of a busy machine may have to wait this long
 
 
 @pytest.fixture
@@ -77,14 +76,14 @@ def test_who_was_taken_for_dead_comes_back_with_the_next_generation(rosters, sto
     rosters[1].close()
     assert regrouped([rosters[0], rosters[2]]) == [(0, 2)] * 2
     back = Heartbeats.of(TCPStore("127.0.0.1", store.port), request.node.name, 1, 3, DEAD_S)
-    waiting = threading.Thread(target=back.regroup, args=(WHY, 30.0, 30.0))
-    waiting.start()
     deadline = time.monotonic() + 20
-    while not rosters[0].regroup_requested and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert regrouped([rosters[0], rosters[2]]) == [(0, 1, 2)] * 2
-    waiting.join()
-    assert back.members == (0, 1, 2)
+    with ThreadPoolExecutor(1) as thread:
+        members = thread.submit(back.regroup, WHY, 30.0, 30.0)
+        while rosters[0].members != (0, 1, 2) and time.monotonic() < deadline:
+            if rosters[0].regroup_requested:  # again, if its first heartbeat was late
+                assert {*regrouped([rosters[0], rosters[2]])} <= {(0, 1, 2), (0, 2)}
+            time.sleep(0.05)
+        assert members.result() == rosters[0].members == rosters[2].members == (0, 1, 2)
     assert rosters[0].why == back.why == "rank 1 was excluded, or is a new process, and rejoins"
     back.close()
 
