@@ -63,6 +63,11 @@ class Outcome:
     exit_code: int | None = None
 
 
+def errors_of(outcomes: Iterable[Outcome]) -> str:
+    """Return the whole error of each rank, for the message of an assertion: pytest shortens a list."""
+    return "\n".join(f"rank {each.rank}: {each.error!s}" for each in outcomes)
+
+
 class Pool:
     """Workers on the loopback interface, with gloo and one thread each."""
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from laconic.core.errors import PeerError
 from laconic.strategies.strategy import Strategy
 from tests.dist.nets import agree, flat
+from tests.dist.pool import errors_of
 from tests.dist.runs import advance, distributed
 from tests.laws.strategy_ranks import fits
 from tests.laws.table import specs
@@ -100,7 +101,7 @@ def test_a_rank_that_dies_before_all_are_done_is_left_out(pool, lost):
     outcomes = pool.fresh(3, ends_without_a_rank, lost, timeout_s=100.0)
     left = [rank for rank in range(3) if rank != lost]
     found = [each.value for each in outcomes if each.error is None]
-    assert [living for _, living, _ in found] == [left] * 2, [each.error for each in outcomes]
+    assert [living for _, living, _ in found] == [left] * 2, errors_of(outcomes)
     (one_s, _, one), (other_s, _, other) = found
     assert torch.equal(one, other) and max(one_s, other_s) < PATIENCE_S
 

@@ -16,6 +16,7 @@ import laconic
 from laconic.core.errors import AttachError, PeerError
 from laconic.strategies.strategy import Strategy
 from tests.dist.nets import flat, net
+from tests.dist.pool import errors_of
 from tests.dist.runs import advance, distributed
 from tests.laws.strategy_ranks import fits
 from tests.laws.table import specs
@@ -83,7 +84,7 @@ def outlasts(spec, fault, lost):
 
 def check(outcomes, left):
     """So many end, with the same model, at the same step."""
-    assert [each.rank for each in outcomes if each.error is None] == left, [each.error for each in outcomes]
+    assert [each.rank for each in outcomes if each.error is None] == left, errors_of(outcomes)
     ends = [each.value for each in outcomes if each.error is None]
     for living, model, steps in ends:
         assert living == left and steps == ends[0][2]
@@ -158,7 +159,7 @@ def begins_late():
 
 def test_patience_counts_from_when_all_ranks_have_begun(pool):
     outcomes = pool.fresh(2, begins_late)
-    assert [each.value for each in outcomes] == [0, 0], [each.error for each in outcomes]
+    assert [each.value for each in outcomes] == [0, 0], errors_of(outcomes)
 
 
 def test_a_quorum_without_patience_is_refused():
