@@ -173,6 +173,27 @@ def test_clipped_gradients(spec: str) -> None:
     assert torch.equal(trained.weights, Trained(literal(spec), sgd(), clipped).weights)
 
 
+def clipped_later(model: nn.Module, optimizers: list[Any], step: int) -> None:
+    loss_of(model, step).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-2 if step == 3 else 1e6)
+
+
+@on_ranks(2, SPECS)
+def test_gradients_that_are_clipped_in_mid_training(spec: str) -> None:
+    """SGD continues the momentum from the next step on, with no more of it than the clipped step had."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the gradient of .* was changed")
+        trained = Trained(spec, sgd(), clipped_later)
+        at_clip = Trained(spec, sgd(), clipped_later, steps=4)
+        optimizer = at_clip.optimizers[0]
+        optimizer.zero_grad()
+        loss_of(at_clip.model, 4).backward()
+    trained.check(local=False)
+    local = [each for each in at_clip.model.parameters() if each.dim() > 1]
+    length = sum(float(optimizer.state[each]["momentum_buffer"].norm()) ** 2 for each in local) ** 0.5
+    assert 0 < length < 0.1
+
+
 @on_ranks(2, SPECS)
 def test_torchs_functions_for_checkpoints_resume_bit_for_bit(spec: str) -> None:
     build = sgd(weight_decay=0.01, nesterov=True)

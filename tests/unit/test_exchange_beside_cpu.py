@@ -123,7 +123,7 @@ def test_a_damaged_message_still_fails_the_exchange(elsewhere, monkeypatch):
 def test_a_changed_gradient_is_found_a_step_later(elsewhere):
     elsewhere()
     reasons = []
-    watch = GradientWatch(lambda reason, advice: reasons.append(reason))
+    watch = GradientWatch(lambda reason, advice, kept: reasons.append(reason))
     layout, grad = Layout.of([("w", (4,))]), torch.ones(4)
     for earlier in range(2):
         assert len(reasons) == 0, earlier

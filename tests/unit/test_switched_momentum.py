@@ -58,6 +58,12 @@ class Worker:
         tuner._looked, tuner._trial = None, iter(()) if searching else None
 
     def step(self, bad=False):
+        self.optimizer.zero_grad()
+        self.backward(bad)
+        if not bad and self.exchange.skip_reason is None:
+            self.optimizer.step()
+
+    def backward(self, bad=False):
         bucket = gradient(self.rank, self.steps)
         if bad:
             bucket[0] = torch.nan
@@ -66,9 +72,8 @@ class Worker:
         self.exchange.end()
         self.steps += 1
         for view, weight in zip(self.layout.segments.views(bucket), self.weights.values(), strict=True):
-            weight.grad = view.view(weight.shape).clone()
-        if not bad and self.exchange.skip_reason is None:
-            self.optimizer.step()
+            mean = view.view(weight.shape)
+            weight.grad = mean.clone() if weight.grad is None else weight.grad + mean
 
     def train(self, candidates, searching=False):
         for candidate in candidates:
@@ -83,9 +88,13 @@ class Worker:
     def flat(self):
         return torch.cat([each.detach().flatten() for each in self.weights.values()])
 
+    def memory(self):
+        """Residuals and velocities by "<kind>/<tensor name>"."""
+        return self.bound.state_dict()
+
     def owed(self, form):
         """All later updates of the matrices without further gradients: of momentum and residuals."""
-        state = self.bound.state_dict()
+        state = self.memory()
         residual = torch.cat([state[f"residual/{name}"].flatten() for name in ("a", "c")])
         if self.local:
             velocity = torch.cat([state[f"velocity/{name}"].flatten() for name in ("a", "c")])

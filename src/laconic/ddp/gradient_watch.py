@@ -36,10 +36,11 @@ class GradientWatch:
     """Comparison of a mean per bucket after the exchange and before the step; warns once.
 
     A GPU's magnitudes are read in the next exchange, all in one copy, without an extra wait. `release`:
-    leaves momentum to the optimiser, if velocities were changed.
+    leaves momentum to the optimiser, if velocities were changed; with a reason, an alternative to suggest,
+    and the share of the velocity that is kept.
     """
 
-    def __init__(self, release: Callable[[str, str | None], None]) -> None:
+    def __init__(self, release: Callable[[str, str | None, float], None]) -> None:
         self._release = release
         self._seen: dict[str, Noted] = {}
         self._unread: list[
@@ -105,6 +106,7 @@ class GradientWatch:
         if self._warned or not expected:
             return
         self._looks -= not velocity
+        kept = min(1.0, found / expected)  # a velocity before clipping would be applied in later steps
         if (power := _power_of_two(expected, found)) >= LEAST_POWER:
             reason = (
                 f"the gradient of {name} was divided by {2**power} between backward() and step(), as by a"
@@ -115,12 +117,13 @@ class GradientWatch:
                 " nothing back at a wrong scale: pass it, laconic.compress(..., scaler=scaler)"
             )
             if velocity:
-                self._release(reason, None)
+                self._release(reason, None, kept)
         elif velocity and abs(found - expected) > TOLERANCE * max(found, expected):
             self._release(
                 f"the gradient of {name} was changed between backward() and step() (its sum of magnitudes was"
                 f" {expected:.4g}, it is {found:.4g}), and it holds velocity",
                 "to clip gradients use clip= of the method",
+                kept,
             )
 
     def _warn(self, text: str) -> None:

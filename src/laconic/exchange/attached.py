@@ -81,7 +81,7 @@ class Attached:
         self.seconds = seconds or Seconds()
         self.dense_bytes = 0
         pairs = [*zip(method.routes, method.assign(layout), strict=True)]
-        self.momentum = LocalMomentum(pairs, optimisers, logs=comm.rank == 0)
+        self.momentum = LocalMomentum(pairs, optimisers, comm)
         self._routes = [BoundRoute.of(route, part, comm, self.momentum) for route, part in pairs]
         self.momentum.bound = [(route.feedback, route.reducer) for route in self._routes]
         self._clip = Clip.of([route.feedback for route, part in pairs if len(part)], layout, comm.size)

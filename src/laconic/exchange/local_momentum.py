@@ -6,8 +6,9 @@ have the same optimisers, so they make the same decision. A reducer such as `aut
 apply momentum, and then does so in some steps.
 
 Two operations of scripts suit gradients but not velocities: changes between backward pass and step, as by
-clipping, and sums of two exchanged passes. Then momentum goes back to the optimiser for good,
-after one more step that applies the velocities that were sent.
+clipping, and sums of two exchanged passes. Then momentum goes back to the optimiser for good, after one more
+step that applies the velocities that were sent. The optimiser continues from the mean velocity over ranks,
+one dense exchange. If the changed gradients are shorter, the velocity is shortened by the same factor.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from laconic.comm.comm import Comm
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
 from laconic.core.mask import Mask, cleared
@@ -43,18 +45,16 @@ class LocalMomentum:
     Args:
         routes: The routes, each with its tensors.
         optimisers: The model's optimisers.
-        logs: Whether this rank logs the decision.
+        comm: The group. Its first rank logs the decision.
 
     Attributes:
         bound: The working feedbacks and reducers of the routes.
     """
 
-    def __init__(
-        self, routes: Sequence[tuple[Route, Layout]], optimisers: OptimiserSide, *, logs: bool
-    ) -> None:
+    def __init__(self, routes: Sequence[tuple[Route, Layout]], optimisers: OptimiserSide, comm: Comm) -> None:
         self.bound: Sequence[tuple[BoundFeedback, BoundReducer]] = ()
         self._optimisers = optimisers
-        self._logs = logs
+        self._comm = comm
         self._layouts = {entry.name: entry for _, part in routes for entry in part}
         self._wanting: list[tuple[float, frozenset[str]]] = []  # first steps, with their local tensors
         self._able: list[bool] = []  # whether each route's reducer may apply momentum
@@ -83,6 +83,7 @@ class LocalMomentum:
         self._in_gradients: frozenset[str] = frozenset()  # tensors whose gradients hold velocities
         self._handed: dict[int, int] = {}  # passes that each optimiser has applied, by id
         self._releasing: str | None = None
+        self._kept = 1.0  # share of the velocity from which the optimiser continues
         self._released = False
         for reason, names in reasons.items():
             self._log(f"momentum of {names[0]}{_and_others(names)} stays in the optimiser: {reason}")
@@ -112,11 +113,11 @@ class LocalMomentum:
     def continue_momentum(self, name: str, velocity: Tensor) -> None:
         """Let SGD continue from the mean velocity, flat (n,), and the momentum of the weight decay."""
         self._in_gradients -= {name}  # of a pass without a step: the next gradient holds no velocity
-        if not self._optimisers.held(name):
+        if not self._optimisers.held(name) or not self._optimisers.continues_momentum(name):
             return
         settings = self.settings(name)
         factor = float(settings["momentum"]) if settings.get("nesterov") else 1.0
-        buffer = velocity / factor if factor else torch.zeros_like(velocity)
+        buffer = velocity * (self._kept / factor) if factor else torch.zeros_like(velocity)
         if settings.get("maximize"):
             buffer = -buffer
         if (decay := self._decay.pop(name, None)) is not None:
@@ -133,25 +134,32 @@ class LocalMomentum:
     def _able_reducers(self) -> list[BoundReducer]:
         return [reducer for able, (_, reducer) in zip(self._able, self.bound, strict=False) if able]
 
-    def release(self, reason: str, instead: str | None = None) -> None:
-        """Leave momentum to the optimiser from the next backward pass on; all ranks call it in one step.
+    def release(self, reason: str, instead: str | None = None, kept: float = 1.0) -> None:
+        """Leave momentum to the optimiser after the next step; all ranks call it in one step.
 
-        Warn if the method is made for local momentum and `instead` names an alternative.
+        Warn if the method is made for local momentum and `instead` names an alternative. `kept`: share of
+        the velocity from which the optimiser continues, equal on all ranks.
         """
         has_local = any(own for _, own in self._wanting)
         if not has_local or self._releasing is not None or self._released:
             return
-        self._releasing = reason
+        self._releasing, self._kept = reason, kept
         if instead is not None and self._made_for_it:
             warn(f"{reason}: from the next step on, momentum is left to the optimiser; {instead}")
 
     def begin(self) -> None:
-        """Begin a backward pass."""
+        """Begin a backward pass, on all ranks."""
         releasing = self._releasing is not None and not self._released
+        fresh = self._fresh and self._passes <= 1  # so far velocities are gradients
+        if self._in_gradients and self._passes not in self._handed.values() and not (releasing and fresh):
+            return  # the velocities that were sent are not applied yet
         if releasing:
             self._log(f"momentum goes back to the optimiser: {self._releasing}")
         for reducer in self._able_reducers():
             reducer.begin_pass(release=releasing)
+        if releasing and not fresh:
+            for feedback, _ in self.bound:
+                feedback.give_back(self._comm)
         if releasing:
             self._release()
 
@@ -225,7 +233,7 @@ class LocalMomentum:
             self._release()
 
     def _log(self, text: str) -> None:
-        if self._logs:
+        if self._comm.rank == 0:
             log.info(text)
 
 

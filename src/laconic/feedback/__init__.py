@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from laconic.comm.comm import Comm
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout
 from laconic.core.lazy import name_makers
@@ -147,6 +148,10 @@ class BoundFeedback(ABC):
     def release_momentum(self) -> None:
         """Leave momentum to the optimiser from the next step on, and forget the velocity."""
         return
+
+    def give_back(self, comm: Comm) -> None:
+        """Leave momentum to the optimiser, which continues it if it can; between steps, on all ranks."""
+        self.release_momentum()
 
     @abstractmethod
     def discard(self) -> None:

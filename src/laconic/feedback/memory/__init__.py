@@ -119,22 +119,25 @@ class Memory:
 
 
 class Velocity(Memory):
-    """One float32 per element; the momentum factor is the optimiser's current setting."""
+    """One float32 per element; the momentum factor is the optimiser's current setting.
+
+    `started`: whether a step has used it. Before that, all momentum is in the optimiser.
+    """
 
     def __init__(self, layout: Layout, optimised: Optimised) -> None:
         super().__init__("velocity", layout)
         self._optimised = optimised
-        self._started = False
+        self.started = False
         self._began = -1  # the first step
         self._replaced: dict[str, Tensor | None] = {}  # values before the first step
 
     def start(self, step: int) -> None:
         """Before the first step: continue the momentum that the optimiser has gathered so far."""
-        if self._started:
+        if self.started:
             if step != self._began:
                 self._replaced.clear()
             return
-        self._started, self._began = True, step
+        self.started, self._began = True, step
         self._replaced.clear()
         for entry in self._layout:
             buffer = self._optimised.momentum_buffer(entry.name)
@@ -152,7 +155,7 @@ class Velocity(Memory):
             held = self.tensor(name)
             assert held is not None
             held.zero_() if old is None else held.copy_(old)
-            self._started = False
+            self.started = False
 
     def forms(self, layout: Layout) -> list[tuple[Layout, Tensor, bool, float]]:
         """Groups of these tensors by the form of their momentum.
@@ -180,7 +183,7 @@ class Velocity(Memory):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the velocity. One of zeros has not begun: it continues the optimiser's momentum."""
         super().load_state_dict(state)
-        self._started = any(bool(state[f"{self.kind}/{entry.name}"].any()) for entry in self._layout)
+        self.started = any(bool(state[f"{self.kind}/{entry.name}"].any()) for entry in self._layout)
         self._replaced.clear()
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
+from laconic.comm.comm import Comm
 from laconic.core.layout import Layout, PerLayout
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Optimised, Share
@@ -142,6 +143,7 @@ class LocalResidual(Residual):
         self._all = layout
         self._velocity_factor = velocity_factor
         self._dense_steps = dense_steps
+        self._optimised = optimised
         self._velocity: Velocity | None = Velocity(local, optimised) if len(local) else None
         self._former = Memory("former", layout)  # residuals before the present step
         self._old_velocity: dict[int, Tensor] = {}  # of the present step, by layout
@@ -228,6 +230,31 @@ class LocalResidual(Residual):
     def accept(self, layout: Layout) -> None:
         super().accept(layout)
         self._old_velocity.pop(id(layout), None)
+
+    def give_back(self, comm: Comm) -> None:
+        """Leave momentum to SGD, which continues from the mean velocity: one dense reduction.
+
+        SGD's momentum m multiplies the effect of an entry by 1 / (1 - m), so residuals shrink by 1 - m.
+        """
+        self._pending.finish_all()
+        if self._velocity is not None and self.has_momentum:
+            every = {name: self._velocity.tensor(name) for name in self._local.names}
+            held = {name: velocity for name, velocity in every.items() if velocity is not None}
+            mean = comm.all_reduce(torch.cat([*held.values()])).div_(comm.size)
+            means = mean.split_with_sizes([each.numel() for each in held.values()])
+            for name, velocity in zip(held, means, strict=True):
+                self._optimised.continue_momentum(name, velocity)
+                if (residual := self._residual.tensor(name)) is not None:
+                    residual.mul_(1 - self._momentum(name))
+        self.release_momentum()
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether momentum is applied here in the present step, on every rank."""
+        return self._velocity is not None and self._velocity.started
+
+    def _momentum(self, name: str) -> float:
+        return float(self._optimised.settings(name).get("momentum", 0.0))
 
     def release_momentum(self) -> None:
         self._pending.finish_all()

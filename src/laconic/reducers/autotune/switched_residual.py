@@ -49,21 +49,12 @@ class SwitchedResidual(LocalResidual):
             self.local, self._entered = True, step
 
     def give_back(self, comm: Comm) -> None:
-        """Leave momentum to SGD, between steps; called on all ranks. Reduces the velocity, densely."""
-        if not self.local:
-            return
-        self._pending.finish_all()
-        assert self._velocity is not None
-        held = {entry.name: self._velocity.tensor(entry.name) for entry in self._all}
-        parts = [value for value in held.values() if value is not None]
-        mean = comm.all_reduce(torch.cat(parts)).div_(comm.size) if parts else None
-        means = iter(() if mean is None else mean.split_with_sizes([part.numel() for part in parts]))
-        for name, value in held.items():
-            if value is not None:
-                self._optimised.continue_momentum(name, next(means))
-            if (residual := self._residual.tensor(name)) is not None:
-                residual.mul_(1 - self._momentum(name))
-        self.release_momentum()
+        if self.local:
+            super().give_back(comm)
+
+    @property
+    def has_momentum(self) -> bool:
+        return self.local
 
     def release_momentum(self) -> None:
         self._pending.finish_all()
@@ -71,9 +62,6 @@ class SwitchedResidual(LocalResidual):
         self._former = Memory("former", self._all)
         self._old_velocity.clear()
         self.local = False
-
-    def _momentum(self, name: str) -> float:
-        return float(self._optimised.settings(name).get("momentum", 0.0))
 
     def _finish(self, share: Share, layout: Layout) -> None:
         if self.local:
