@@ -98,6 +98,7 @@ def settings(folder: Path, **changes: Any) -> Settings:
 @for_each(
     "wrong, says",
     [
+        ({"across": "batch"}, r"--across batch places --copies, which is 1: use --copies 2"),
         ({"copies": 3, "workers": 4}, r"divide --workers 4, got 3: use --workers 6, or --across batch"),
         ({"copies": 0}, "--copies must be"),
         ({"across": "epochs"}, "--across must be 'ranks' or 'batch'"),

@@ -37,6 +37,8 @@ class LargeBatch:
     micro_batch_size: int | None = None
 
     def check(self, workers: int, skew: float | None) -> None:
+        if self.across == "batch" and self.copies == 1:
+            raise SpecError("--across batch places --copies, which is 1: use --copies 2 or more, or omit it")
         if self.shares_examples and workers % self.copies:
             raise SpecError(
                 f"--copies across ranks must divide --workers {workers}, got {self.copies}: use --workers"
