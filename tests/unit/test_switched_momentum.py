@@ -166,6 +166,28 @@ def test_updates_and_all_that_is_owed_are_the_momentum_updates_of_all_gradients(
             torch.testing.assert_close(applied + owed, expected, rtol=2e-3, atol=2e-3 * (1 + step))
 
 
+@for_each("passes", [(2, 2), (2, 0), (0, 2), (2, 2, 0)])
+def test_nothing_is_lost_in_a_step_of_many_passes(passes, monkeypatch):
+    """Nor applied twice, if the candidate changes between them."""
+    monkeypatch.setattr(switched_residual, "VELOCITY_FACTOR", 1.0)
+
+    def body(comm):
+        worker = Worker(comm, (DENSE, BITS, SPARSE), momentum=M)
+        start, given = worker.flat, torch.zeros(61)
+        for each in ((0,), (2,), (2,), passes, (2,), (0,), (0,)):
+            worker.optimizer.zero_grad()
+            for candidate in each:
+                given += sum(gradient(rank, worker.steps) for rank in range(comm.size)) / comm.size
+                worker.use(candidate)
+                worker.backward()
+            worker.optimizer.step()
+        owed = comm.all_reduce(worker.owed({})) / comm.size
+        return matrices((start - worker.flat) / RATE) + owed, matrices(given) / (1 - M)
+
+    for total, expected in Loopback.run(RANKS, body):
+        torch.testing.assert_close(total, expected, rtol=2e-3, atol=0.02)
+
+
 def test_a_skipped_switch_is_undone_bit_for_bit():
     def body(comm):
         worker = Worker(comm, (DENSE, BITS, SPARSE), momentum=M, nesterov=True)
@@ -307,7 +329,7 @@ class Searching(Rank):
         self.bound = BoundAutotune(Autotune(LIST), MODEL, self.link, self.clock, self.optimised)
 
     def step(self, gradient, bad=False):
-        self.bound.begin_pass(release=False)
+        self.bound.begin_pass(release=False, stepped=True)
         found = super().step(gradient, bad)
         for bucket in BUCKETS:
             self.bound.accept(bucket)

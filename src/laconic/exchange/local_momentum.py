@@ -78,6 +78,7 @@ class LocalMomentum:
                     reasons.setdefault(reason, []).append(name)
             self._wanting.append((route.feedback.dense_steps if by_feedback else math.inf, own))
         self._decay: dict[str, Tensor] = {}  # momentum of the weight decay
+        self._stepped = True  # since the last backward pass
         self._passes = 0  # backward passes with local momentum
         self._fresh = True  # whether there was no momentum before these passes
         self._in_gradients: frozenset[str] = frozenset()  # tensors whose gradients hold velocities
@@ -151,12 +152,11 @@ class LocalMomentum:
         """Begin a backward pass, on all ranks."""
         releasing = self._releasing is not None and not self._released
         fresh = self._fresh and self._passes <= 1  # so far velocities are gradients
-        if self._in_gradients and self._passes not in self._handed.values() and not (releasing and fresh):
-            return  # the velocities that were sent are not applied yet
+        releasing &= self._stepped or fresh  # else the velocities that were sent are not applied yet
         if releasing:
             self._log(f"momentum goes back to the optimiser: {self._releasing}")
         for reducer in self._able_reducers():
-            reducer.begin_pass(release=releasing)
+            reducer.begin_pass(release=releasing, stepped=self._stepped)
         if releasing and not fresh:
             for feedback, _ in self.bound:
                 feedback.give_back(self._comm)
@@ -171,6 +171,7 @@ class LocalMomentum:
 
     def end(self, step: int) -> None:
         """End a backward pass that was not skipped."""
+        self._stepped = False
         if names := self.names(step):
             self._in_gradients = names
             self._passes += 1
@@ -178,6 +179,7 @@ class LocalMomentum:
     def hand_over(self, optimiser: OptimiserView) -> list[str]:
         """Prepare the step of an optimiser, and return the tensors that have been stepped already."""
         self._check_idle(optimiser)
+        self._stepped = True
         if not self._in_gradients or self._handed.get(id(optimiser), 0) == self._passes:
             return []  # there was no exchange since its last step
         self._handed[id(optimiser)] = self._passes
@@ -224,7 +226,7 @@ class LocalMomentum:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore it, apart from whether momentum is back in the optimiser."""
         self._decay = {name: value.clone() for name, value in under(f"{PREFIX}decay/", state).items()}
-        self._fresh = False
+        self._fresh, self._stepped = False, True
         self._in_gradients = frozenset()
 
     def follow(self, state: Mapping[str, Tensor]) -> None:

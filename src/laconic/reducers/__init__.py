@@ -218,8 +218,12 @@ class BoundReducer(ABC):
         """
         raise NotImplementedError
 
-    def begin_pass(self, *, release: bool) -> None:
-        """Begin a backward pass, on all ranks. `release`: whether `release_momentum` follows."""
+    def begin_pass(self, *, release: bool, stepped: bool) -> None:
+        """Begin a backward pass, on all ranks.
+
+        `release`: whether `release_momentum` follows. `stepped`: whether the optimiser has applied the last
+        pass; otherwise momentum stays where it is.
+        """
         return
 
     @property

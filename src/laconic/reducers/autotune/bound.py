@@ -73,6 +73,7 @@ class BoundAutotune(BoundReducer):
         self._matrices, self._names = matrices, frozenset(matrices.names)
         self._holding: set[str] = set()  # tensors whose residual may not be zero
         self._bleeding: set[str] = set()  # tensors whose residual is more than a step should add
+        self._stepped = True  # since the last backward pass
         self._used = 0  # the candidate of the last step
         self._before: tuple[int, int, set[str], set[str]] | None = (
             None  # this step, and the three above before it
@@ -91,11 +92,12 @@ class BoundAutotune(BoundReducer):
         if self._alone:
             self.autotuner.usual_s = UNMEASURED
 
-    def begin_pass(self, *, release: bool) -> None:
+    def begin_pass(self, *, release: bool, stepped: bool) -> None:
         """Give momentum back to the optimiser if the candidate found sends all entries."""
+        self._stepped = stepped
         if self._switched is None or not self._switched.local:
             return
-        if release or (not self.autotuner.searching and self._whole[self.autotuner.current]):
+        if release or (stepped and not self.autotuner.searching and self._whole[self.autotuner.current]):
             self._log("SGD's momentum is back in the optimiser")
             self._switched.give_back(self._comm)
             self._bleeding = set(self._holding)
@@ -147,7 +149,9 @@ class BoundAutotune(BoundReducer):
         if self._alone:
             self._log("one rank: sum() from step %d on, as there is no exchange to save", step)
             self._alone = False
-        if self._switched is not None and not self._whole[self._used] and not self._switched.local:
+        if self._switched is None or self._switched.local or not self._stepped:
+            return
+        if not self._whole[self._used]:
             self._log(
                 "from step %d on: SGD's momentum is applied before the exchange, for sparse steps", step
             )
