@@ -54,6 +54,8 @@ def test_the_choice_is_the_best_of_all() -> None:
 
 def test_what_loses_nothing_is_free_and_where_nothing_is_allowed_nothing_is_chosen() -> None:
     assert cheapest([[5, 9]], [[0.0, 0.0]], allowed=1.0) == [0]
+    large = 2**40  # bytes: no float32
+    assert cheapest([[large + 1, large], [5, 9]], [[0.0, 0.0]] * 2, allowed=1.0) == [1, 0]
     assert cheapest([[5, 9], [5, 9]], [[3.0, 2.0], [0.0, 0.0]], allowed=1.0) is None
 
 

@@ -39,7 +39,7 @@ def cheapest(
     takes: list[tuple[Tensor, list[int]]] = []
     for cost, error in zip(costs, errors, strict=True):
         grains = [-int(-all_grains * each // allowed) if each else 0 for each in error]
-        table = torch.full((len(cost), all_grains + 1), infinite, dtype=torch.float32, device="cpu")
+        table = torch.full((len(cost), all_grains + 1), infinite, dtype=torch.int64, device="cpu")
         for option, used in enumerate(grains):
             if used <= all_grains:
                 table[option, used:] = least[: all_grains + 1 - used] + cost[option]
