@@ -1,7 +1,7 @@
 """Adaptive hierarchy: as many groups of magnitudes as a tensor needs for a required error.
 
-Jiang et al. 2022, arXiv:2212.14760, whose abstract describes hierarchies that follow the distribution of the
-largest entries. Reconstruction: the measure of the error, the doubling and the wire are ours.
+Jiang et al. 2022, arXiv:2212.14760. Reconstruction from the abstract: the measure of the error, the doubling
+and the wire are ours.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from laconic.kernels.tiles import table
 
 
 def _edges(n: int, groups: int) -> list[int]:
-    """Return the first rank of each group of n elements, and n; rank r is in group r * groups // n."""
     return [-(-g * n // groups) for g in range(groups)] + [n]
 
 
@@ -32,8 +31,8 @@ def _edges(n: int, groups: int) -> list[int]:
 class AdaptiveHierarchy(TensorCodec):
     """`hierarchy(levels=L)` with the first L of 1, 2, 4, ... whose squared error is at most `error` * |x|^2.
 
-    Otherwise L = `most`. Wire: L - 1 uint8, then the wire of `hierarchy(levels=L)`. Error: at most
-    the larger of `error` and the omega of `hierarchy(levels=most)`.
+    Otherwise L = `most`. Wire: L - 1 uint8, then the wire of `hierarchy(levels=L)`. Error: at most the larger
+    of `error` and the omega of `hierarchy(levels=most)`.
 
     >>> codec = AdaptiveHierarchy(error=0.01)
     >>> [codec.encode(torch.tensor(x))[0].item() + 1 for x in ([2.0, 2.0, -2.0], [4.0, -1.0, 4.0, 1.0])]

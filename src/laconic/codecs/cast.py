@@ -18,7 +18,7 @@ from laconic.core.spec import Status
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 BLOCK = 1 << 16  # elements
-EXPONENT = {"fp16": 0x7C00, "bf16": 0x7F80}  # all of these bits are set only in NaN and Inf
+EXPONENT = {"fp16": 0x7C00, "bf16": 0x7F80}  # all set only in NaN and Inf
 UNIT = {"fp16": 2.0**-11, "bf16": 2.0**-8}  # half the distance from 1 to the next number
 
 
@@ -32,8 +32,7 @@ class Cast(Codec):
     Wire: `dtype` (n,), little-endian: 2 n bytes; NaN and Inf are refused. Error: at most u |x_i| for zero and
     elements in the normal range, u = 2^-11 (fp16) or 2^-8 (bf16): omega = u^2. Smaller elements have an error
     of at most m = 2^-25 (fp16) or 2^-134 (bf16), and those up to m become zero; larger ones and infinities
-    are sent as the largest finite number. No error exceeds its element, so error feedback sends the rest
-    later.
+    become the largest finite number. No error exceeds its element.
 
     >>> Cast("fp16").decode(Cast("fp16").encode(torch.tensor([1.0, 0.1, 1e6])), 3).tolist()
     [1.0, 0.0999755859375, 65504.0]

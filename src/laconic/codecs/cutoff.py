@@ -19,16 +19,13 @@ from laconic.kernels.quantise.form import Form, Measure
 class Cutoff(Quantiser):
     """The threshold quantiser of QCMD and QRDA AdaGrad (Xu et al. 2022, arXiv:2208.05631): reconstruction.
 
-    Only the abstract is public: a threshold keeps the quantisation error small relative to the signal, and
-    the gradients sparse. Here |x| < share * mean |x| of its tensor (`rule='mean'`), or share * max |x|
-    ('max'), becomes 0; the rest are rounded at random to levels 0, 1/s, ..., 1 of max |x|, as by
-    `qsgd(block=0)`.
+    Only the abstract is public. Here |x| < share * mean |x| of its tensor (`rule='mean'`), or share * max |x|
+    ('max'), becomes 0; the rest are rounded at random to 0, 1/s, ..., 1 of max |x|, s = `levels`.
 
-    Wire: scale float32 (1,), then codes [sign | level] of 1 + bit_length(s) bits, padded to a byte. Error: a
-    dropped element loses its square, the rest (sqrt(1 + (n - 1) / s^2) - 1) / 2 of theirs: omega is the
-    larger of 1 and that; with rule 'max' no entry loses more than 1 / (s share) - 1 of its square, or 1/8.
-    Biased; the paper has no error feedback. On the stored gradient it loses 2.6 |x|^2, about as much as
-    `ternary`; `threshold_ternary`, the default of the two methods, loses 0.31 |x|^2.
+    Wire: that of `qsgd(block=0)`. Error: a dropped element loses its square, the rest (sqrt(1 + (n - 1) /
+    s^2) - 1) / 2 of theirs: omega is the larger of 1 and that; with rule 'max' no entry loses more than 1 /
+    (s share) - 1 of its square, or 1/8. Biased, without error feedback. On the stored gradient it loses 2.6
+    |x|^2, `threshold_ternary` 0.31 |x|^2.
 
     >>> import torch
     >>> codec = Cutoff(share=0.5, rule="max", levels=2)

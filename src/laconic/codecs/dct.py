@@ -1,8 +1,7 @@
 """DCT: another codec applied to the frequencies of a tensor's tiles instead of its elements.
 
-The cosine transform of DeMo (Peng, Quesnelle, Kingma 2024, arXiv:2411.19870): where momentum is smooth over a
-tile, few coefficients hold most of it. It is orthonormal, so the error is that of the inner codec. There
-tiles are cut from a matrix; here, as wires have no shapes, a tile is a folded run of the flat tensor.
+The cosine transform of DeMo (Peng, Quesnelle, Kingma 2024, arXiv:2411.19870), for momentum that is smooth
+over a tile. There tiles are cut from a matrix; here, as wires have no shapes, from the flat tensor.
 """
 
 from __future__ import annotations
@@ -33,12 +32,11 @@ class DCT(TileCodec):
         D[k, j] = sqrt((2 - [k = 0]) / t) cos(pi k (2 j + 1) / (2 t))
 
     The rest of a tensor is cut in tiles of half the side, and so on; up to three last elements stay
-    unchanged. Products are in float64; the last bit of float32 may depend on how a machine multiplies
-    matrices. A transform takes about 20 ns per element and core: one to encode, and one for each decoded
-    message.
+    unchanged. Computed in float64, about 20 ns per element and core, once to encode and once per decoded
+    message; the last bit of float32 may depend on the machine.
 
-    Wire: that of `codec` for as many elements. Error: omega of `codec`, up to rounding. Sums beyond the
-    largest float32 are clipped, so elements must be about `tile` times smaller than that.
+    Wire: that of `codec`. Error: omega of `codec`, up to rounding. Elements must be `tile` times below the
+    largest float32: larger sums are clipped.
 
     >>> from laconic.core.spec import parse
     >>> codec = parse("dct(sparse(topk(density=0.25)), tile=2)")
@@ -86,7 +84,6 @@ def by_tiles(
 
 @lru_cache(maxsize=64)
 def _on(t: int, device: torch.device) -> Tensor:
-    """Return `cosines` on a device. Cached: do not modify."""
     return cosines(t).to(device)
 
 

@@ -1,8 +1,7 @@
 """Hierarchy: magnitudes in a few groups by size, each sent as the mean of its group.
 
 Jiang et al. 2022, arXiv:2212.14760 ("Deep hierarchy quantization compression"). Reconstruction: only the
-abstract is public; in it the largest entries are quantised hierarchically. Groups of equal count, their means
-and the wire are ours.
+abstract is public. Groups of equal count, their means and the wire are ours.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ MOST = 256
 class Hierarchy(Codec):
     """The n sorted magnitudes of a tensor are cut into L = min(levels, n) groups of equal count.
 
-    Wire: mean of each group float32 (L,), largest first; then per element [sign | group ceil(log2 L) bits]:
-    4 L + ceil(n (1 + ceil(log2 L)) / 8) bytes. With one level it is `signmean()`, bit for bit.
+    Wire: mean of each group float32 (L,), largest first; then per element [sign | group ceil(log2 L) bits]: 4
+    L + ceil(n (1 + ceil(log2 L)) / 8) bytes. With one level it is `signmean()`, bit for bit.
 
-    Error: in a group of m entries with mean a, sum (|x| - a)^2 = sum x^2 - m a^2 <= (1 - 1/m) sum x^2, as the
-    sum of magnitudes is at least the root of the sum of squares. So omega = 1 - 1/m with m = ceil(n / L).
+    Error: a group of m entries loses at most 1 - 1/m of its sum of squares: omega = 1 - 1/m with m = ceil(n /
+    L).
 
     >>> import torch
     >>> codec = Hierarchy(levels=2)

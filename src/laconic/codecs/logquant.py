@@ -1,8 +1,8 @@
 """Logquant: each value as a power of a base times the largest, for one relative precision of all.
 
 Yang et al. 2021, arXiv:2112.04291 ("FastSGD"): reciprocal mapper and logarithm quantisation. Reconstruction:
-only the abstract is public. There 1 / |v| is mapped to an integer logarithm; here s / |v|, so that no value
-falls outside, rounded by comparison with a table instead of a logarithm per entry.
+only the abstract is public, where 1 / |v| is mapped to an integer logarithm; here s / |v|, so that no value
+falls outside.
 """
 
 from __future__ import annotations
@@ -30,12 +30,10 @@ MOST = 255
 class Logquant(Codec):
     """Quantiser with s = max |x|: q = round(log_base(s / |x|)); decoded as sign(x) * s * base^-q.
 
-    Wire: s float32 (1,); then per element [sign | level], level = levels - q in bit_length(levels) bits for
-    q < levels, or level 0 without a sign for 0: 4 + ceil(n (1 + bit_length(levels)) / 8) bytes.
-
-    Error: a sent entry has an error of at most r |x_i|, r = sqrt(base) - 1, and the largest none. At most n -
-    1 entries are dropped, each below s base^-(levels - 1/2). With d = (n - 1) base^-(2 levels - 1), their
-    squares sum to at most d s^2, and the largest adds s^2 to |x|^2: omega = max(r^2, d / (1 + d)).
+    Wire: s float32 (1,); then per element [sign | level], level = levels - q in bit_length(levels) bits for q
+    < levels, else 0 without a sign: 4 + ceil(n (1 + bit_length(levels)) / 8) bytes. Error: a sent entry has
+    an error of at most r |x_i|, r = sqrt(base) - 1, and the largest none. At most n - 1 entries are dropped,
+    each below s base^-(levels - 1/2). With d = (n - 1) base^-(2 levels - 1): omega = max(r^2, d / (1 + d)).
 
     >>> codec = Logquant(levels=3)
     >>> codec.decode(codec.encode(torch.tensor([8.0, -3.0, 2.0, 1.0])), 4).tolist()

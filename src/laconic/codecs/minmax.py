@@ -19,26 +19,24 @@ from laconic.core.turn import Turn
 from laconic.kernels.minmax import FARTHEST, LONGEST, WIDEST, MinMaxForm
 
 Rounding = Literal["nearest", "stochastic"]
-ROUNDING = (1 + 2.0**-10, 2.0**-24)  # float32 rounding multiplies and adds this, see the kernel's README
+ROUNDING = (1 + 2.0**-10, 2.0**-24)  # factor and term of float32 rounding, see the kernel's README
 
 
 @dataclass(frozen=True, repr=False)
 class MinMax(Codec):
-    """The quantiser of CGX (Markov, Ramezanikebrya, Alistarh 2022, arXiv:2111.08617), as in its release [V].
+    """The quantiser of CGX (Markov et al. 2022, arXiv:2111.08617), as in its release [V].
 
         unit = (max - min) / (2^bits - 1);   level = floor((x - min) / unit + r);   value = min + unit * level
 
     per block of `block` elements, with r = 1/2 (`rounding='nearest'`) or uniform in [0, 1) ('stochastic').
-    Unlike `qsgd` it needs no sign bit, and its grid fits blocks whose mean is not zero; but zero stays zero
-    for certain only at an end of the range.
+    Its grid fits blocks whose mean is not zero, but zero stays zero for certain only at an end of the range.
 
     Wire: [unit | min] float32 per block, then the levels in 1 to 8 bits, padded to a byte: 8 ceil(n / block)
-    + ceil(n bits / 8) bytes. (The release writes levels in groups of 8 bytes, aligned to 8.) A range beyond
-    +-2^126 is clipped; a constant block is exact. NaN and Inf raise `NonFiniteError`. Error, with m elements
-    in a block and L = 2^bits - 1: at most (unit / 2)^2 per element, on average if stochastic, so omega = (m -
-    2) / (2 L^2), which -1, 0, ..., 0, 1 reaches: 1.13 for 4 bits and 512 elements. Normal values lose 0.014,
-    stochastic 0.028. Stochastic rounding is unbiased; rounding to nearest is not, and needs error feedback,
-    which it gets if omega < 1. The release has none.
+    + ceil(n bits / 8) bytes. A range beyond +-2^126 is clipped; a constant block is exact. NaN and Inf raise
+    `NonFiniteError`. Error, with m elements in a block and L = 2^bits - 1: at most (unit / 2)^2 per element,
+    on average if stochastic: omega = (m - 2) / (2 L^2), 1.13 for 4 bits and 512 elements. Normal values lose
+    0.014, stochastic 0.028. Stochastic rounding is unbiased; rounding to nearest gets error feedback, which
+    the release lacks, if omega < 1.
 
     >>> import torch
     >>> codec = MinMax(bits=2)

@@ -1,9 +1,9 @@
 """Min-max sketch: bins of equal count, whose indices are sent in a hash table smaller than the tensor.
 
-Jiang et al. 2018 ("SketchML", SIGMOD), its grouped MinMaxSketch, verified against the public code
-(ccchengff/SketchML). Differences: bins come from all values, not from a sketch of them; a group has one sign,
-and each element sends its group, where the code sends a list of positions per group; cells have a fixed
-number of bits, where the code Huffman-codes them; hashes are the same in every wire.
+The grouped MinMaxSketch of SketchML (Jiang et al. 2018, SIGMOD), verified against its public code
+(ccchengff/SketchML). Differences: bins come from all values, not a sketch of them; a group has one sign, and
+each element sends its group, not each group its positions; cells have a fixed number of bits, not a Huffman
+code.
 """
 
 from __future__ import annotations
@@ -35,20 +35,17 @@ class MinmaxSketch(TensorCodec):
 
     w = bins / groups. An element sends its group; its bin, counted from the one closest to zero, goes into
     the group's table of `rows` by c = ceil(share * n / groups) cells, where the least bin of a cell stays.
-    The decoder takes the largest of an element's cells: never a bin further from zero than its own, nor the
-    other sign. `value` of a bin is the "mean" of the elements that are decoded to it, with the least error;
-    or "least", their smallest magnitude, so that no decoded magnitude exceeds the true one.
+    The decoder takes the largest of an element's cells: never a bin further from zero than its own. `value`
+    of a bin: the "mean" of the elements decoded to it, or "least", their smallest magnitude, which never
+    exceeds the true one.
 
     Wire: the bins' values float32 (bins,), group by group from zero on, 0 if unused; groups of elements in
     ceil(log2 groups) bits; the tables in ceil(log2 w) bits per cell: about 4 bins + n (log2 groups + rows *
-    share * log2 w) / 8 bytes. Up to `bins` elements are sent exactly, as by `quantile(bins)`; larger wires
-    are padded with zeros to the size of `bins` elements, so that more elements never take fewer bytes.
+    share * log2 w) / 8 bytes, rows * share < 1. Up to `bins` elements are sent exactly, as by
+    `quantile(bins)`; larger wires are padded with zeros to the size of `bins` elements.
 
-    Error: with "mean" at most 1 - 1/m of |x|^2, m = ceil(2 n / groups), as for `quantile(groups)`. With
-    "least" at most |x|^2, so error feedback refuses it. rows * share is below 1: larger tables would exceed
-    the bins.
-
-    It is rarely worthwhile: `quantile` has the same error with 4.3 to 4.9 instead of 6.4 bits per value,
+    Error: with "mean" at most 1 - 1/m of |x|^2, m = ceil(2 n / groups). With "least" at most |x|^2, so error
+    feedback refuses it. `quantile` has the same error with 4.3 to 4.9 instead of 6.4 bits per value,
     codebooks excluded (benchmarks/sketch.py).
 
     >>> x = torch.tensor([4.0, -1.0, 2.0, -2.0, 8.0, -4.0, 1.0, -8.0, 6.0])
@@ -151,8 +148,7 @@ class MinmaxSketch(TensorCodec):
 def places(x: Tensor, groups: int, width: int) -> tuple[Tensor, Tensor]:
     """Return each element's group, ascending in x, and its bin there, 0 closest to zero: int64 (n,) both.
 
-    Negative elements and the others get groups by their share, at least one if present; n >= 1. Among equals
-    the earlier element has the lower rank.
+    Negative elements and the others get groups by their share, at least one if present; n >= 1.
     """
     n, negative = x.numel(), int((x < 0).sum())
     share = (2 * groups * negative + n) // (2 * n)

@@ -1,7 +1,6 @@
 """Natural: every element becomes one of the two neighbouring powers of two, at random and without bias.
 
-Horvath, Ho, Horvath, Sahu, Canini, Richtarik 2019, arXiv:1905.10988 ("Natural compression"); the 8-bit
-packing after sands-lab/grace.
+Horvath et al. 2019, arXiv:1905.10988 ("Natural compression"); the 8-bit packing after sands-lab/grace.
 """
 
 from __future__ import annotations
@@ -29,11 +28,10 @@ class Natural(Codec):
         bits=9   [sign bits, ceil(n / 8) bytes, 1 is negative | exponent uint8 (n,) in 0..254, 0 is zero]
         bits=8   [sign 1 | code 7] (n,), code = exponent - 18 clipped to 0..127, 0 is zero
 
-    Error: p (1 - p) 4^a per element, so omega = 1/8, reached at p = 1/3; powers of two are exact. With 9 bits
-    it is unbiased from zero through the denormals (which become 0 or 2^-126) up to 2^127, which larger values
-    become. With 8 bits, only from 2^-108 to 2^18: smaller results become zero, larger ones 2^18, so it counts
-    as biased, and `compress` gives it error feedback. `normal` is the range of each. NaN and Inf raise
-    `NonFiniteError`.
+    Error: p (1 - p) 4^a per element, so omega = 1/8; powers of two are exact. With 9 bits it is unbiased from
+    zero through the denormals (which become 0 or 2^-126) up to 2^127; larger values become 2^127. With 8
+    bits, only from 2^-108 to 2^18: smaller results become zero, larger ones 2^18. So it counts as biased, and
+    `compress` gives it error feedback. NaN and Inf raise `NonFiniteError`.
 
     >>> import torch
     >>> codec = Natural()

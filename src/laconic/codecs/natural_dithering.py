@@ -15,15 +15,14 @@ from laconic.kernels.quantise.form import Form, Measure
 
 @dataclass(frozen=True, repr=False)
 class NaturalDithering(Quantiser):
-    """Natural dithering (Horvath, Ho, Horvath, Sahu, Canini, Richtarik 2019, arXiv:1905.10988).
+    """Natural dithering (Horvath et al. 2019, arXiv:1905.10988).
 
-    Levels 0, 2^(1 - s), ..., 1/2, 1 of the norm: in distribution, dithering to 2^(s - 1) uniform levels
-    followed by natural compression, nearly as exact as that many levels, in far fewer bits.
+    Levels 0, 2^(1 - s), ..., 1/2, 1 of the `norm` of each `block`, s = `levels`: in distribution, dithering
+    to 2^(s - 1) uniform levels followed by natural compression.
 
-    Wire: scales float32 (ceil(n / B),), one of the whole tensor for B = 0, then codes [sign | level] of 1 +
-    bit_length(s) bits, padded to a byte; 1 to 127 levels, of which 7 fill 4 bits. Error, with m the longest
-    block and t = 2^(1 - s): omega = max(1/8, (sqrt(1 + (m - 1) t^2) - 1) / 2) for 'max'; for 'l2', with r = t
-    sqrt(m), r - 1 where r >= 9/4, else 1/8 + 2/9 r^2. Unbiased.
+    Wire: that of `qsgd`; 1 to 127 levels. Error, with m the longest block and t = 2^(1 - s): omega = max(1/8,
+    (sqrt(1 + (m - 1) t^2) - 1) / 2) for 'max'; for 'l2', with r = t sqrt(m), r - 1 where r >= 9/4, else 1/8 +
+    2/9 r^2. Unbiased.
 
     >>> import torch
     >>> codec = NaturalDithering(levels=3)

@@ -15,14 +15,13 @@ from laconic.kernels.quantise.form import Form, Measure
 
 @dataclass(frozen=True, repr=False)
 class NUQSGD(Quantiser):
-    """NUQSGD (Ramezani-Kebrya, Faghri, Markov, Aksenov, Alistarh, Roy 2021, arXiv:1908.06077), p = 1/2.
+    """NUQSGD (Ramezani-Kebrya et al. 2021, arXiv:1908.06077), p = 1/2.
 
-    Levels 0, 2^(1 - s), ..., 1/2, 1 of the L2 norm of each block. Compared with `qsgd(norm='l2')` of as many
-    bits, small entries, which are most of them, keep their magnitude; large ones are coarser.
+    Levels 0, 2^(1 - s), ..., 1/2, 1 of the L2 norm of each `block`, s = `levels`. Compared with
+    `qsgd(norm='l2')`, small entries, which are most of them, keep their magnitude; large ones are coarser.
 
-    Wire: scales float32 (ceil(n / B),), then codes [sign | level] of 1 + bit_length(s) bits, padded to a
-    byte; 1 to 127 levels. Error, with m the longest block and r = 2^(1 - s) sqrt(m): omega = r - 1 where r >=
-    9/4, else 1/8 + 2/9 r^2. Unbiased.
+    Wire: that of `qsgd`; 1 to 127 levels. Error, with m the longest block and r = 2^(1 - s) sqrt(m): omega =
+    r - 1 where r >= 9/4, else 1/8 + 2/9 r^2. Unbiased.
 
     >>> import torch
     >>> codec = NUQSGD(levels=3, block=0)

@@ -33,9 +33,9 @@ class Sign(Codec):
 
         |C(x) - x|^2 = sum (|x_i| - m)^2 = |x|^2 - 2 m |x|_1 + b m^2 = |x|^2 - |x|_1^2 / b <= (1 - 1/b) |x|^2
 
-    since |x|_1 >= |x|, with equality for a single nonzero entry. Rounding m to float32 adds at most 2^-48 of
-    |x|^2, in the normal range. Biased: use error feedback. The key draws the sign of a zero, so that ranks
-    differ, and an entry without a gradient does not move on average. NaN and Inf raise `NonFiniteError`.
+    with equality for a single nonzero entry; rounding m adds at most 2^-48 of |x|^2, in the normal range.
+    Biased: use error feedback. The key draws the sign of a zero: an entry without a gradient does not move on
+    average. NaN and Inf raise `NonFiniteError`.
 
     >>> import torch
     >>> codec = Sign(block=2)

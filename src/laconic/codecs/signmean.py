@@ -24,9 +24,7 @@ class SignMean(Codec):
     """C(x) = mean |x| * sign(x), tensor by tensor: `sign` with one block of any length.
 
     Wire: mean magnitude float32 (1,), sign bits (ceil(n / 8) bytes; 1 is negative, the first is the lowest
-    bit); nothing for an empty tensor. Inside `sparse`, 4 + ceil(k / 8) bytes for k chosen entries.
-
-    Error: omega = 1 - 1/n (see `sign`), and far less for entries of similar size, as top-k chooses. Biased:
+    bit); nothing for an empty tensor. Error: omega = 1 - 1/n, far less for entries of similar size. Biased:
     use error feedback. The key draws the sign of a zero. NaN and Inf raise `NonFiniteError`.
 
     >>> import torch

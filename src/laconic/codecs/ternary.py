@@ -15,20 +15,20 @@ from laconic.kernels.quantise.form import Form, Measure
 
 @dataclass(frozen=True, repr=False)
 class Ternary(Quantiser):
-    """The code of TernGrad (Wen, Xu, Yan, Wu, Wang, Chen, Li 2017, arXiv:1705.07878).
+    """The code of TernGrad (Wen et al. 2017, arXiv:1705.07878).
 
         s = min(max |x|, max(clip sigma, rms))
         x clipped to -s and s;   sign(x) s where U < |x| / s, else 0
 
     sigma is the population standard deviation of the tensor; `clip=0` does not clip. The root mean square rms
-    is ours: it equals sigma for a mean of 0, as in the paper, and keeps a tensor with a large mean, or a
-    constant one, from being clipped to sigma. So a clip below 1 is like 1.
+    is ours: it equals sigma for a mean of 0, and keeps a tensor with a large mean from being clipped to
+    sigma. A clip below 1 is like 1.
 
     Wire: scale float32 (1,), then codes [sign | level] of 2 bits, padded to a byte: 4 + ceil(n / 4) bytes;
-    or, with `packing='base3'`, five per byte: 4 + ceil(n / 5) bytes, for more work. Error: omega = (sqrt(n) -
-    1) / 2 without clipping, and then unbiased. With it, over all x, 1 + t^2 / 8 for t <= 4 and t - 1 beyond,
-    t = min(max(clip, 1), sqrt(n)): 1.8 for clip = 2.5, of any length. The paper has no error feedback: only
-    few entries are clipped, and their sign is sent.
+    with `packing='base3'`, five per byte: 4 + ceil(n / 5) bytes, for more work. Error: omega = (sqrt(n) - 1)
+    / 2 without clipping, and then unbiased. With it 1 + t^2 / 8 for t <= 4 and t - 1 beyond, t =
+    min(max(clip, 1), sqrt(n)): 1.8 for clip = 2.5. Without error feedback, as in the paper: few entries are
+    clipped.
 
     >>> import torch
     >>> codec = Ternary(clip=0.0)

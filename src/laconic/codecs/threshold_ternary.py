@@ -1,7 +1,6 @@
 """Threshold ternary: small elements become zero, the others one number with their signs, deterministically.
 
-Li, Zhang, Liu 2016, arXiv:1605.04711 ("Ternary weight networks"), applied to gradients: threshold 0.7 of the
-mean magnitude, and the mean of the elements above it. [recalled]
+Li, Zhang, Liu 2016, arXiv:1605.04711 ("Ternary weight networks"), applied to gradients. [recalled]
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ from laconic.core.tensor_codec import TensorCodec
 class ThresholdTernary(TensorCodec):
     """C(x) = m * sign(x) where |x| >= share * mean |x| of its tensor, else 0; m is the mean of those |x|.
 
-    Wire: m float32 (1,), then five elements per byte in base 3: 4 + ceil(n / 5) bytes, 1.6 bits per element;
-    nothing for an empty tensor.
+    Wire: m float32 (1,), then five elements per byte in base 3: 4 + ceil(n / 5) bytes; nothing for an empty
+    tensor.
 
-    Error: with k of n elements sent, |C(x) - x|^2 = |x|^2 - k m^2. The others are below m and those sent add
-    up to k m, so |x|^2 <= (k^2 + n - k) m^2, and omega = 1 - 1/n. Normal x loses 0.19 at share 0.7, the least
-    for any threshold and number. Biased. `compress` uses it without error feedback, because an element whose
-    gradient stays small should not move, as in sparse models: `error_fed(threshold_ternary())` has feedback.
-    NaN and Inf raise `NonFiniteError`.
+    Error: with k of n elements sent, |C(x) - x|^2 = |x|^2 - k m^2 and |x|^2 <= (k^2 + n - k) m^2: omega = 1 -
+    1/n. Normal x loses 0.19 at share 0.7, the least possible. Biased. `compress` uses it without error
+    feedback, because an element whose gradient stays small should not move, as in sparse models;
+    `error_fed(threshold_ternary())` has feedback. NaN and Inf raise `NonFiniteError`.
 
     >>> codec = ThresholdTernary()
     >>> wire = codec.encode(torch.tensor([4.0, 0.5, -2.0, 0.0]))

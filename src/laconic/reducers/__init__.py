@@ -81,80 +81,73 @@ class Gathering:
 
 
 class Reducer(Spec):
-    """Configuration of a reduction: a frozen dataclass. `bind` returns the working object."""
+    """Configuration of a reduction: a frozen dataclass."""
 
     @property
     def exact_mean(self) -> bool:
-        """Whether mean = average of the sent shares plus released memory; a law tests this."""
+        """Whether mean = average of the sent shares plus released memory."""
         return True
 
     @property
     def unaccountable(self) -> str | None:
-        """Reason why ranks cannot account for the loss of their share (feedback is then refused), or None."""
+        """Reason why ranks cannot account for the loss of their share, which excludes feedback; or None."""
         return None
 
     @property
     def adaptive(self) -> bool:
-        """Whether the sent data depends on timing, so that runs differ."""
+        """Whether the sent data depends on timing."""
         return False
 
     @abstractmethod
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
-        """Return the working object.
+        """Return the working object, bound by all ranks in the same order.
 
         Args:
-            layout: All tensors to reduce; DDP's buckets determine the parts.
-            comm: Group to average over. All ranks bind in the same order.
+            layout: All tensors to reduce.
+            comm: Group to average over.
 
         Raises:
-            SpecError: The reduction does not support these tensors or this number of ranks.
+            SpecError: The tensors or the number of ranks are not supported.
         """
 
     def momentum_tensors(self, layout: Layout) -> Layout:
-        """Return the tensors whose SGD momentum the reduction itself may apply; by default none."""
+        """Return the tensors whose SGD momentum the reduction may apply."""
         return Layout(())
 
     def bind_optimised(self, layout: Layout, comm: Comm, optimised: Optimised) -> BoundReducer:
-        """Return the working object, as `bind`, with the optimiser of its `momentum_tensors`."""
+        """Bind with the optimiser of the `momentum_tensors`."""
         return self.bind(layout, comm)
 
     @abstractmethod
     def nbytes(self, layout: Layout) -> int:
-        """Return the payload of one rank for one exchange of these tensors, in bytes.
-
-        The number is exact, or the maximum over groups of any size.
-        """
+        """Return the bytes that one rank sends in one exchange: exact, or the maximum over group sizes."""
 
     def gathers(self, size: int) -> tuple[Gathering, ...]:
-        """Return the all-gathers of a reduction in a group of `size` ranks."""
+        """Return the all-gathers in a group of `size` ranks."""
         return ()
 
     def feedback_codec(self) -> Codec | None:
-        """Return the codec whose error stays on this rank, or None.
+        """Return the codec whose error stays on this rank.
 
-        None means that nothing is lost, that no rank can account for the loss (`unaccountable`), or that all
-        ranks agree on the unsent part, as with chosen entries sent exactly.
+        None: nothing is lost, the loss is `unaccountable`, or all ranks agree on the unsent part.
         """
         return None
 
     @property
     def needs_feedback(self) -> bool:
-        """Whether the unsent part should be sent later; by default if the codec needs it.
-
-        A reducer that returns True without a codec must satisfy |x - sent| <= |x|.
-        """
+        """Whether the unsent part should be sent later. Without a codec, True requires |x - sent| <= |x|."""
         codec = self.feedback_codec()
         return codec is not None and codec.needs_feedback
 
     @property
     def local_momentum(self) -> bool:
-        """Whether error feedback applies SGD's momentum before this reduction by default."""
+        """Whether error feedback by default applies momentum before this reduction."""
         return True
 
 
 @dataclass(frozen=True, repr=False)
 class DensityReducer(Reducer):
-    """Base of reducers that send a share of the entries and rely on feedback for the rest."""
+    """Base of reducers that send a share of the entries, with feedback."""
 
     density: float = 0.001
 
@@ -167,7 +160,7 @@ class DensityReducer(Reducer):
 
 
 class Composition:
-    """Reducers and their settings by tensor: a method, as an argument of a reducer."""
+    """Reducers by tensor: a method, as an argument of a reducer."""
 
 
 class BoundReducer(ABC):
@@ -175,10 +168,7 @@ class BoundReducer(ABC):
 
     @property
     def detects_non_finite(self) -> bool:
-        """Whether `reduce` accepts a non-finite x and then returns None on every rank.
-
-        By default, a feedback or the exchange checks x first, which can cost a pass.
-        """
+        """Whether `reduce` returns None on every rank for a non-finite x; else x is checked before."""
         return False
 
     @abstractmethod
@@ -190,31 +180,29 @@ class BoundReducer(ABC):
         Args:
             x: Finite float32 (n,), unchanged unless it is `out`; None if this rank's gradient is not finite.
             layout: Part of the layout given at `bind`, the same on all ranks.
-            turn: The step, and the keys for random numbers.
+            turn: The step and its random keys.
             out: float32 (n,); may be x.
             alpha: Factor of the mean.
 
         Returns:
-            This rank's share, as the others decode it. None on every rank if any rank has no finite x;
+            This rank's share, as the others decode it. None on every rank if one has no finite x;
             `out[layout]` is then undefined.
 
         Raises:
-            WireError: A message is damaged; the error names the sending rank.
+            WireError: A message is damaged; it names the sending rank.
         """
 
     @property
     def overlaps(self) -> bool:
-        """Whether `begin` starts a reduction that runs in the background; by default no."""
+        """Whether `begin` starts a reduction in the background."""
         return False
 
     def begin(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Callable[[], Sent | None]:
-        """Run the first part of `reduce`, with its arguments, if the reduction `overlaps` with others.
+        """Run the first part of `reduce`, if the reduction `overlaps`; return a callable that finishes it.
 
-        Returns:
-            A callable that finishes it, called also if the step is skipped. Until then x[layout] and
-            out[layout] must not be used.
+        It is called also if the step is skipped. Until then x[layout] and out[layout] are in use.
         """
         raise NotImplementedError
 
@@ -228,74 +216,66 @@ class BoundReducer(ABC):
 
     @property
     def momentum_names(self) -> Collection[str]:
-        """Tensors whose SGD momentum the present step applies here; by default none."""
+        """Tensors whose SGD momentum this step applies here."""
         return ()
 
     def release_momentum(self) -> None:
-        """Leave momentum to the optimiser from the next step on, and forget the velocity."""
+        """Leave momentum to the optimiser from the next step on."""
         return
 
     def put_back(self, layout: Layout) -> None:
-        """Restore, bit for bit, the state before this step's `reduce` of this layout.
+        """Restore, bit for bit, the state before this step's `reduce` of this layout: the step is skipped.
 
-        Called when the step is skipped, even if `reduce` was not called or returned None.
+        Called even if `reduce` was not called or returned None.
         """
         assert not self.remembers, f"{type(self).__name__} is stateful and must override put_back"
 
     def accept(self, layout: Layout) -> None:
-        """Drop the data that `put_back` of this layout would need: the step is valid."""
+        """Drop the data for `put_back`: the step is valid."""
         return
 
     @property
     def remembers(self) -> bool:
-        """Whether a step changes its state; by default if `put_back` is overridden."""
+        """Whether a step changes its state."""
         return type(self).put_back is not BoundReducer.put_back
 
     @property
     def checks_mean(self) -> bool:
-        """Whether the last `reduce` has checked that the mean is finite; by default no."""
+        """Whether the last `reduce` has checked that the mean is finite."""
         return False
 
     def writes_late(self, step: int) -> bool:
-        """Whether it writes means with `laconic.core.deferred.write` while writing must wait; by default no.
+        """Whether it writes means with `laconic.core.deferred.write` while writing must wait.
 
-        It then returns None on every rank if any rank's mean could overflow.
+        It then returns None on every rank if a mean could overflow.
         """
         return False
 
     @property
     def own_shapes(self) -> tuple[str, ...]:
-        """Key prefixes of state whose values do not have the shape of the named tensor; by default none."""
+        """Key prefixes of state that is not of its tensor's shape."""
         return ()
 
     @property
     def holds_back(self) -> bool:
-        """Whether part of a mean may be delayed to a later step; by default no."""
+        """Whether part of a mean may be delayed to a later step."""
         return False
 
     def discard(self) -> None:
-        """Drop the delayed parts of all means so far, between steps."""
+        """Drop the delayed parts of all means, between steps."""
         assert not self.holds_back, f"{type(self).__name__} delays parts of means and must override discard"
 
     def remask(self, masks: Mapping[str, Mask]) -> None:
-        """Change the entries in use and clear the memory of the others.
-
-        Called on every rank, between two backward passes. State that never contributes to a mean is
-        unaffected.
-        """
+        """Change the entries in use, between steps on all ranks, and clear the memory of the others."""
         kept = cleared(self.state_dict(), masks) if self.holds_back else None
         if kept is not None:
             self.load_state_dict(kept)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's state, "<kind>/<tensor name>" to a tensor; empty if stateless."""
+        """Return this rank's state by "<kind>/<tensor name>"."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the state.
-
-        Raises:
-            StateError: The state is not from such a reduction.
-        """
+        """Restore the state. Raises `StateError` if it is not such a reduction's."""
         if state:
             raise StateError(f"{type(self).__name__} is stateless, got {sorted(state)}")

@@ -2,12 +2,11 @@
 
 Chen et al. 2020, arXiv:2104.11125 ("ScaleCom"). In step t of N ranks, per tensor, with k = ceil(density * n):
 
-    1. the leader, rank t mod N, broadcasts the positions S of its own k largest |x_i|
+    1. the leader, rank t mod N, broadcasts the positions S of its k largest |x_i|
     2. mean = 1/N * sum over ranks of x_r at S, by one all_reduce of k values; zero elsewhere
 
-Error feedback makes the ranks' x similar, so that the largest entries of one rank are large on the others.
-Two parts of the paper are left out: its low-pass filter, which adds only part of each gradient to the
-residual, and its selection of the largest entry of every short chunk. DEFT's code has a similar baseline.
+Two parts of the paper are left out: its low-pass filter of the residual, and its selection of the largest
+entry of every short chunk.
 """
 
 from __future__ import annotations
@@ -35,10 +34,8 @@ from laconic.reducers.entries import entries_nbytes, positions_read, positions_w
 class CLTk(DensityReducer):
     """mean = the average over ranks at the positions of the leader's k = ceil(density * n) largest.
 
-    Exactly k entries of a tensor change (fewer if the leader's has more zeros), in a group of any size.
-
-    Payload: k float32 from each rank, plus 4 bytes per tensor and the positions by `golomb` from the leader,
-    after a message with their length, 8 bytes: three rounds.
+    Exactly k entries of a tensor change, fewer if the leader's has more zeros. Payload: k float32 from each
+    rank, and from the leader 8 bytes, 4 per tensor and the positions by `golomb`: three rounds.
 
     >>> CLTk(density=0.01)
     cltk(density=0.01)

@@ -29,7 +29,7 @@ class Gather(Reducer):
     """mean = 1/N * sum over ranks r = 0..N-1, in this order, of decode(wire_r): bit-identical on all.
 
     Payload: one message of `codec`. `grain`: unit of selection and scales, a tensor or, with 'bucket', all
-    adjacent tensors of a bucket; the result then depends on how DDP cuts its buckets.
+    adjacent tensors of a bucket; the result then depends on DDP's buckets.
 
     >>> from laconic.core.spec import parse
     >>> parse("gather(cast('bf16'), grain='bucket')")
@@ -102,7 +102,6 @@ class _Gather(BoundReducer):
         return share
 
     def _add_(self, out: Tensor, messages: Sequence[SentMessage], share: Sent, alpha: float) -> None:
-        """Add alpha times each message to `out`; `share` is this rank's own, which may be decoded already."""
         ordered = [*enumerate(messages)]
         if not isinstance(share, SentEntries) or not out.is_cpu:
             add_messages_(out, ordered, alpha)
@@ -112,7 +111,7 @@ class _Gather(BoundReducer):
                 (share if rank == self.comm.rank else message).add_to_(out, alpha)
 
     def _fits(self, x: Tensor, segments: Segments, carried: Carried | None, alpha: float) -> bool:
-        """Return whether alpha times the decoded x, and so the mean, is certainly finite.
+        """Return whether alpha times the decoded x is certainly finite.
 
         A codec that is safe for feedback decodes to at most twice the norm of a tensor.
         """

@@ -6,9 +6,8 @@ Shi et al. 2019, arXiv:1901.04359 ("gTop-k"). Per tensor of n elements, with k =
     2. all_gather of the P_r; s = 1/N * sum over ranks r = 0..N-1, in this order, of x_r at P_r
     3. mean = the k largest |s|, zero elsewhere
 
-The paper merges pairs of ranks in a tree and drops small entries on the way: log2 N messages of k entries,
-and a result that can miss some of the largest. Here it is exact and costs as much as `gather`, N k entries.
-`oktopk` gives the same bits with O(k) traffic.
+The paper's tree takes log2 N messages of k entries, but can miss some of the largest. Here it is exact and
+costs N k entries, as `gather`; `oktopk` gives the same bits with O(k) traffic.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ from laconic.reducers.entries import Entries, entries_nbytes
 class GTopk(DensityReducer):
     """mean = the k = ceil(density * n) largest entries of the average of every rank's k largest.
 
-    The sent share is this rank's own k largest where they are among those; the rest stays in the residual. At
-    most k entries of a tensor change, in a group of any size. Payload: k values in 32 bits and their
-    positions by `golomb`, to each other rank; traffic grows with the ranks as that of `gather`.
+    The sent share is this rank's own k largest where they are among those. At most k entries of a tensor
+    change. Payload: k values in 32 bits and their positions by `golomb`.
 
     >>> GTopk(density=0.01)
     gtopk(density=0.01)

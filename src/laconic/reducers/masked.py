@@ -1,8 +1,7 @@
 """Masked: reduction of the entries in use, as values without positions, for sparse training.
 
-All ranks know which entries are in use (`laconic.sparsity`): these are packed, any reduction takes their
-mean, and the mean is unpacked. Without masks, all are in use. Memory is unchanged for entries that stay in
-use, cleared for dropped ones, and zero for new ones.
+All ranks know the entries in use (`laconic.sparsity`; without masks all): these are packed, reduced and
+unpacked. Memory is unchanged for entries that stay in use, cleared for dropped ones, zero for new ones.
 """
 
 from __future__ import annotations
@@ -39,9 +38,8 @@ HELD_FOR_ALL = "once/"  # prefix of state in which one rank holds each entry: se
 class Masked(Reducer):
     """Mean of the entries in use by `inner`: a codec, selector or reducer, or, for `compress`, a method.
 
-    Payload: that of `inner` for the entries in use; at density d about d times that of the dense tensors. To
-    `inner`, a masked tensor is a vector: `powersgd` finds no matrix in it. It must be outermost:
-    masked(two_level(...)), not the reverse.
+    Payload: that of `inner` for the entries in use. To `inner`, a masked tensor is a vector: `powersgd` finds
+    no matrix in it. It must be outermost: masked(two_level(...)).
 
     >>> from laconic.core.spec import parse
     >>> parse("masked(gather(cast('bf16')))"), parse("masked(cgx(bits=4))")
@@ -144,7 +142,7 @@ class BoundMasked(BoundReducer):
         self._masks: dict[str, Mask] = {}
         self._packings: PerLayout[Packing] = PerLayout(self._packing)
         self._loaded: dict[str, Tensor] | None = None  # loaded state, until the next step
-        self._released: dict[str, Tensor] | None = None  # that state, during the next step
+        self._released: dict[str, Tensor] | None = None  # the loaded state, during the next step
         self._inner = spec.bind(layout, comm)
 
     @property
@@ -190,8 +188,7 @@ class BoundMasked(BoundReducer):
     def _packed(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float
     ) -> tuple[Arguments, Callable[[Sent | None], Sent | None]]:
-        """Return the arguments of the inner reduction, and the function that unpacks its share and mean."""
-        if self._loaded is not None:  # a loaded state is released; a skipped step restores it
+        if self._loaded is not None:  # a skipped step restores it
             self._released, self._loaded = self._loaded, None
         if self._masks.keys().isdisjoint(layout.names):
             return (x, layout, turn, out, alpha), lambda share: share
@@ -221,7 +218,7 @@ class BoundMasked(BoundReducer):
         before = self._packing(self._layout).layout
         self._masks = {name: mask for name, mask in masks.items() if name in self._layout.names}
         after = self._packing(self._layout).layout
-        if after == before:  # the inner reduction knows its layouts by identity
+        if after == before:  # inner layouts are known by identity
             self._packings.refresh(lambda layout, old: Packing(old.layout, self._positions(layout)))
         else:
             self._packings.clear()
@@ -267,7 +264,6 @@ class BoundMasked(BoundReducer):
         return name, None if key.startswith(self._inner.own_shapes) else self._masks.get(name)
 
     def _widened(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a state of packed tensors in the tensors' shapes, with zero for unused entries."""
         made = dict(state)
         for key, value in state.items():
             name, mask = self._named(key)
@@ -285,7 +281,7 @@ class BoundMasked(BoundReducer):
         return made
 
     def _agreed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return, on every rank, state that one rank holds for all: its owner may change with new masks."""
+        """Return, on every rank, state that one rank holds for all: new masks may change its owner."""
         made = dict(state)
         for key in sorted(state):
             if key.startswith(HELD_FOR_ALL) and state[key].is_floating_point():

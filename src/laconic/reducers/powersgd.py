@@ -11,15 +11,13 @@ step:
     5. Q = orthonormal(Q)             for the next step: one subspace iteration per step
 
 A zero column of Q, at the start and after a gradient of rank below r, is redrawn from the common key of
-(seed, step, name): plain Gram-Schmidt would leave it zero, or NaN, for ever.
+(seed, step, name): Gram-Schmidt would leave it zero, or NaN, for ever.
 
-Differences from the paper. Each rank subtracts its share P Q_i^T from its error memory, where the paper
-subtracts P Q^T: the means are the same, but the paper's memory also accumulates P (Q_i - Q)^T, which is never
-removed, while |M_i - P P^T M_i| <= |M_i|. Q is orthonormalised (as in PyTorch's hook), so that P is of the
-size of M.
+Differences from the paper. Each rank subtracts P Q_i^T from its error memory, the paper P Q^T: the means are
+the same, but the paper's memory accumulates P (Q_i - Q)^T for ever, while |M_i - P P^T M_i| <= |M_i|. Q is
+orthonormalised (as in PyTorch's hook).
 
-Replicas agree to the bit: P and Q of step 3 are common sums, and computing on them gives the same bits on all
-CPUs (see `kernels.lowrank`), and on GPUs of one kind.
+Replicas agree to the bit on all CPUs (see `kernels.lowrank`), and on GPUs of one kind.
 """
 
 from __future__ import annotations
@@ -50,10 +48,10 @@ from laconic.reducers.sum import DenseShare
 class PowerSGD(Reducer):
     """mean = P Q^T with `rank` columns: the part of the mean gradient in the space that P spans.
 
-    A matrix is summed exactly if (m + n) * rank >= m * n, and so are tensors of fewer than two dimensions.
+    A matrix is summed exactly if (m + n) * rank >= m * n, as are tensors of fewer than two dimensions.
     Payload: 4 * (m + n) * rank bytes per matrix, in two all-reduces, and 4 per element of the rest. State: Q,
-    float32 (rank, n) per matrix, equal on all ranks. Error: |x - sent| <= |x| on every rank, at best the tail
-    of the singular values.
+    float32 (rank, n) per matrix, equal on all ranks. Error: |x - sent| <= |x|, at best the tail of the
+    singular values.
 
     >>> from laconic.core.layout import Layout
     >>> PowerSGD(rank=2).nbytes(Layout.of([("weight", (100, 10, 5)), ("bias", (100,))]))
@@ -94,7 +92,6 @@ class PowerSGD(Reducer):
 
 
 def as_matrix(entry: Entry) -> tuple[int, int]:
-    """Return rows and columns: the first dimension, and the product of the others."""
     rows = entry.shape[0] if entry.shape else 1
     return rows, entry.numel // rows if rows else 0
 
@@ -121,7 +118,7 @@ class LowRank(Sent):
 
 @dataclass(frozen=True)
 class Factored:
-    """Tensors of one bucket: those sent as factors, and the rest."""
+    """Tensors of a bucket: those sent as factors, and the rest."""
 
     matrices: kernels.Matrices
     right: Layout  # of consecutive factors Q, each (rank, n)
@@ -130,7 +127,7 @@ class Factored:
 
     @classmethod
     def of(cls, bucket: Layout, spec: PowerSGD) -> Factored:
-        """Split the tensors. Matrices of one shape are adjacent, and so are their factors."""
+        """Split the tensors. Matrices of one shape are adjacent."""
         low = sorted((entry for entry in bucket if spec.pays(entry)), key=as_matrix)
         rows, cols = tuple(as_matrix(entry)[0] for entry in low), tuple(as_matrix(entry)[1] for entry in low)
         return cls(
@@ -149,7 +146,7 @@ class _PowerSGD(BoundReducer):
         low = ((entry.name, (spec.rank, as_matrix(entry)[1])) for entry in layout if spec.pays(entry))
         self._right = Memory("once/power", Layout.of(low))
         self._pending = Pending(self._finish)
-        self._whole: dict[int, bool] = {}  # id of a bucket's Factored -> no column of its Q is zero, on GPUs
+        self._whole: dict[int, bool] = {}  # by id of a bucket's Factored: no column of Q is zero
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
@@ -199,7 +196,7 @@ class _PowerSGD(BoundReducer):
         return LowRank(matrices, left, share, DenseShare(rest, kept, 1.0) if rest.numel else None)
 
     def _fits(self, rest: Tensor, right: Tensor | None, alpha: float) -> bool:
-        """Return whether the mean is certainly finite: columns of P have length 1, so no entry exceeds 1."""
+        """Return whether the mean is certainly finite: columns of P have length 1."""
         return fits([rest], alpha) and (right is None or fits([right], alpha * self._spec.rank))
 
     def writes_late(self, step: int) -> bool:
@@ -210,7 +207,7 @@ class _PowerSGD(BoundReducer):
         return True
 
     def _sum(self, x: Tensor | None, n: int, out: Tensor) -> Tensor | None:
-        """Return the sum over ranks; None if skipped, which on a GPU `_found_finite` reports later."""
+        """Return the sum over ranks; None if skipped, which on a GPU `_found_finite` finds later."""
         return (sum_or_skip if out.is_cpu else sum_unchecked)(self._comm, x, n, out.device)
 
     def _largest(self, rest: Tensor, right: Tensor | None) -> list[Tensor]:
@@ -219,10 +216,9 @@ class _PowerSGD(BoundReducer):
     def _found_finite(
         self, factored: Factored, largest: list[Tensor], right: Tensor | None, alpha: float
     ) -> bool:
-        """Return whether the mean on a GPU is finite: the only wait of the host.
+        """Return whether the mean on a GPU is finite: the host's only wait.
 
-        `right`: orthonormal columns of length 1, or 0 if they must be redrawn: their squared norm counts the
-        former.
+        `right`: columns of length 1, counted by the squared norm, or 0 if they must be redrawn.
         """
         found = [*largest]
         if right is not None:
@@ -236,10 +232,7 @@ class _PowerSGD(BoundReducer):
         )
 
     def _begin(self, factored: Factored, turn: Turn, device: torch.device) -> Tensor:
-        """Return the last Q, float32 (matrices.right,), with zero columns redrawn. Do not modify it.
-
-        On a GPU the host checks for zeros only if there may be any.
-        """
+        """Return the last Q, float32 (matrices.right,), with zero columns redrawn. Do not modify it."""
         held = self._right.flat(factored.right, device)
         if not held.numel() or self._whole.get(id(factored), False):
             return held

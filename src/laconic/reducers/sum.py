@@ -23,8 +23,8 @@ from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, Reducer
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-BLOCK = 1 << 18  # elements rounded at a time: the float32 product stays in cache
-FINEST = 100  # largest exponent of the scale 2^k; its inverse must be a normal float32
+BLOCK = 1 << 18  # elements rounded at a time, for the cache
+FINEST = 100  # largest exponent k of a scale 2^k with a normal inverse
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,10 +32,9 @@ class Sum(Reducer):
     """Mean of x over ranks, added in `dtype`: 'fp32' (exact up to rounding), 'fp16' or 'bf16'.
 
     Payload: 4 or 2 bytes per element, and 4 bytes more for 'fp16'. In 'fp16' all ranks scale x by a power of
-    two such that N times the largest |x| of all ranks, M, just fits: an entry loses at most 2^-11 of it in
-    each addition, or 2^-40 N M if that is more (M > 1e-24). In 'bf16' each rank divides by N before it
-    rounds, and saturates where the sum could overflow. In 16 bits a finite x has a finite mean; in 'fp32' an
-    overflowing sum skips the step.
+    two such that N times M, the largest |x| of all ranks, just fits: each addition loses at most 2^-11 of an
+    entry, or 2^-40 N M if that is more (M > 1e-24). In 'bf16' each rank divides by N before it rounds, and
+    saturates where the sum could overflow. In 'fp32' an overflowing sum skips the step.
 
     >>> Sum(dtype="fp16")
     sum(dtype='fp16')
@@ -64,7 +63,7 @@ class Sum(Reducer):
 class DenseShare(Sent):
     """Dense share: `kept` (n,), times `gain`, on the segments.
 
-    If x was `out`, the mean overwrites it, and nothing is stored. Otherwise a copy is stored, because the
+    Without `kept`, x was `out`, and the mean has overwritten it. Otherwise a copy is needed, because the
     memory changes before the step is known to be valid.
     """
 
@@ -88,8 +87,7 @@ class DenseShare(Sent):
 class BoundSum(BoundReducer):
     """Working reduction, without state between steps.
 
-    `late`: on a GPU, `deferred.check` checks the sum and raises `NonFiniteSum`, for a caller that reduces
-    inside `deferred()` and skips the step.
+    `late`: on a GPU, `deferred.check` raises `NonFiniteSum`, for a caller that reduces inside `deferred()`.
     """
 
     dtype: torch.dtype
@@ -127,7 +125,7 @@ class BoundSum(BoundReducer):
         if in_place:
             buffer = runs.views(out)[0]
         elif x is None or out.is_cpu or not runs.numel:
-            # one more element, so that even an empty tensor can report a non-finite x
+            # even an empty tensor can report a non-finite x
             buffer = torch.zeros(max(1, runs.numel), dtype=self.dtype, device=out.device)
         else:
             buffer = self._packed(x, runs, factor, most)
@@ -135,7 +133,7 @@ class BoundSum(BoundReducer):
             apart = False
             buffer.fill_(torch.nan)
         else:
-            apart = x is not out  # another view of the same memory costs a copy, but is correct
+            apart = x is not out  # a view of the same memory only costs a copy
             if in_place and apart:
                 buffer.copy_(runs.views(x)[0])
             elif out.is_cpu and not in_place and runs.numel:
@@ -162,7 +160,6 @@ class BoundSum(BoundReducer):
         return end
 
     def _is_finite(self, mean: Tensor) -> bool:
-        """Check a mean on a GPU; if `late`, later, with other flags."""
         if not self.late:
             return math.isfinite(largest_of([mean]).item())
         deferred.check(not_finite(mean), lambda _: NonFiniteSum())
@@ -186,13 +183,11 @@ class BoundSum(BoundReducer):
         return factor, largest * factor
 
     def _packed(self, x: Tensor, runs: Segments, factor: float, most: float) -> Tensor:
-        """Return a copy of x on the runs; in 16 bits factor * x, at most `most`."""
         if self.dtype == torch.float32:
             return torch.cat(runs.views(x))
         return (runs.gathered(x) * factor).clamp_(-most, most).to(self.dtype)
 
     def _pack_(self, buffer: Tensor, x: Tensor, runs: Segments, factor: float, most: float) -> None:
-        """Write x on the runs to the buffer, on the CPU; in 16 bits factor * x, at most `most`."""
         if self.dtype == torch.float32:
             torch._foreach_copy_(_split(buffer, runs), runs.views(x))
             return
@@ -213,7 +208,7 @@ def _largest(x: Tensor, runs: Segments) -> Tensor:
 
 
 def _limit(dtype: torch.dtype, size: int) -> float:
-    """Return the largest value that can be added `size` times, rounding each time, without overflow."""
+    """Return the largest value that can be added and rounded `size` times without overflow."""
     info = torch.finfo(dtype)
     return float(info.max / size / (1 + info.eps) ** size)
 

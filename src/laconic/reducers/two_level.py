@@ -2,16 +2,13 @@
 
 For N ranks on G machines, machine g with n_g ranks, where links between machines are slow:
 
-    1. m_g = mean of x over the ranks of machine g, by `inner`, in each machine
+    1. m_g = mean of x over the ranks of machine g, by `inner`
     2. y_g = G n_g / N * m_g    mean = 1/G * sum of y_g, by `outer`, between the leaders
     3. the leader broadcasts the mean inside its machine
 
-The leader accounts for the loss of `outer`, y_g - share_g: rank i's share is that of `inner`, less
-N/G * (y_g - share_g) on the leader. The average of the shares is then the mean, and the leader's error memory
-stores the loss of its whole machine.
-
-The groups are those of hierarchical all-reduce (Jia et al. 2018, arXiv:1807.11205); compressing only step 2,
-and the accounting of its error, are ours.
+Rank i's share is that of `inner`, on the leader less N/G * (y_g - share_g), the loss of `outer`: the average
+of the shares is the mean. Groups as in hierarchical all-reduce (Jia et al. 2018, arXiv:1807.11205);
+compressing only step 2, and the accounting of its error, are ours.
 """
 
 from __future__ import annotations
@@ -38,20 +35,19 @@ from laconic.reducers import BoundReducer, Composition, Gathering, Reducer
 from laconic.reducers.masked import Masked
 from laconic.reducers.sum import DenseShare
 
-BETWEEN = 0x2E7E1  # separates the leaders' keys from those inside machines
+BETWEEN = 0x2E7E1  # separates the leaders' keys
 
 
 @dataclass(frozen=True, repr=False)
 class TwoLevel(Reducer):
     """mean by `inner` inside machines and by `outer` between their leaders, the first rank of each.
 
-    `ranks_per_node`: consecutive ranks per machine; 0 uses LOCAL_RANK and LOCAL_WORLD_SIZE of `torchrun`,
-    which machines of different sizes require. `inner` is stateless: `sum()`, or `gather` of a codec. `outer`
-    is any reducer, or, for `compress`, a method: then its reductions are between machines, and the tensors
-    that it sums are summed over all ranks. With `dgc()` each machine is one node that sparsifies the sum of
-    its ranks, as in the paper. `tells`: the leader sends its machine the mask of its sent entries, one bit
-    per entry, for a feedback that clears these; set if a method's feedback does. Payload of a leader, who
-    sends most: that of both, and 4 bytes per element inside.
+    `ranks_per_node`: consecutive ranks per machine; 0 uses LOCAL_RANK and LOCAL_WORLD_SIZE of `torchrun`, as
+    machines of different sizes require. `inner` is stateless: `sum()`, or `gather` of a codec. `outer` is any
+    reducer, or, for `compress`, a method, whose reductions are then between machines; tensors that it sums
+    are summed over all ranks. With `dgc()` each machine is one node, as in the paper. `tells`: the leader
+    sends its machine a mask of its sent entries, one bit per entry; set if a method's feedback clears these.
+    Payload of a leader: that of both, and 4 bytes per element inside.
 
     >>> from laconic.core.spec import parse
     >>> parse("two_level(sum(), gather(sparse(topk(density=0.01))), ranks_per_node=8)")
@@ -107,7 +103,6 @@ class TwoLevel(Reducer):
 
     @property
     def needs_feedback(self) -> bool:
-        """Whether either needs it; |x - sent| <= |x| then holds for the sum over a machine's ranks."""
         return self.inner.needs_feedback or self.between.needs_feedback
 
     def gathers(self, size: int) -> tuple[Gathering, ...]:
@@ -151,7 +146,7 @@ class Relayed(Sent):
 
 @dataclass(frozen=True)
 class MaskedShare(Sent):
-    """Share with a mask `crossed` bool (runs.numel,) of the entries that have crossed machines."""
+    """Share, and `crossed` bool (runs.numel,): the entries that have crossed machines."""
 
     share: Sent
     inner: Sent
@@ -170,14 +165,13 @@ class MaskedShare(Sent):
 
 
 class _TwoLevel(BoundReducer):
-    """Working reduction. NaN at the end of the broadcast means that some rank's gradient is not finite."""
+    """Working reduction. A broadcast ends in NaN if some rank's gradient is not finite."""
 
     def __init__(self, spec: TwoLevel, layout: Layout, comm: Comm) -> None:
         homes = machines(comm, spec.ranks_per_node)
         home = homes[comm.rank]
         self._inside = comm.split(home)
         self._leads = self._inside.rank == 0
-        # other ranks have an unused group
         self._leaders = comm.split(int(not self._leads))
         self._weight = homes.count(home) * len(set(homes)) / comm.size
         self._ranks = comm.size / len(set(homes))
@@ -216,7 +210,7 @@ class _TwoLevel(BoundReducer):
         return MaskedShare(sent, inner, runs, self._crossed(sent, runs, out))
 
     def _crossed(self, sent: Sent, runs: Segments, out: Tensor) -> Tensor:
-        """Return the entries that this machine's leader has sent, bool (runs.numel,), on all its ranks."""
+        """Return the entries that this machine's leader has sent, bool (runs.numel,)."""
         bits = torch.zeros(-(-runs.numel // 8), dtype=torch.uint8, device=out.device)
         places = torch.arange(8, dtype=torch.uint8, device=out.device)
         if isinstance(sent, Relayed):
@@ -231,7 +225,6 @@ class _TwoLevel(BoundReducer):
     def _between(
         self, sent: Sent | None, layout: Layout, turn: Turn, y: Tensor, out: Tensor, alpha: float
     ) -> Sent | None:
-        """Write alpha times the mean of y over machines to out; return this leader's share."""
         runs = layout.segments.merged
         finite = sent is not None and kernels.all_finite(layout.segments.scale_(y, self._weight), runs)
         turn = replace(turn, rank=self._leaders.rank, seed=mix(turn.seed, BETWEEN))
@@ -261,11 +254,9 @@ class _TwoLevel(BoundReducer):
         self._outer.discard()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state of `outer` on a leader, and zeros on other ranks."""
         state = self._outer.state_dict()
         return state if self._leads else {key: torch.zeros_like(value) for key, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the state on a leader; `outer` need not accept the zeros of other ranks."""
         if self._leads:
             self._outer.load_state_dict(state)

@@ -1,8 +1,7 @@
 """Fine delta: the gaps between positions, in a few bit widths that suit the tensor best.
 
 Yang et al. 2021, arXiv:2112.04291 ("FastSGD", adaptive fine-grained delta encoding). Reconstruction: only the
-abstract is public; its ancestor, SketchML (Jiang et al. 2018), has public code, with equal units of 2, 4, 8,
-16 or 32 bits. Here any widths are possible, found by dynamic programming over the bit lengths of the gaps.
+abstract is public; here the widths are found by dynamic programming.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ class FineDelta(IndexCoding):
     """Wire per tensor, low bits first: log2 m in 2 bits, m = 1, 2, 4 or 8; m ascending widths in 5 bits each.
 
     Then log2 m bits per gap that choose its width; the gaps less one in these widths; padding to a byte. The
-    widths have the fewest bits in total, and are found in linear time. Random positions take 0.6 to 0.9 bits
-    more than with `golomb`; clustered ones, many short gaps and some long, fewer: 6.6 instead of 8.3 for the
-    largest 1 % of a small network's gradient (benchmarks/entropy).
+    widths have the fewest bits in total. Random positions take 0.6 to 0.9 bits more than with `golomb`;
+    clustered ones fewer: 6.6 instead of 8.3 for the largest 1 % of a gradient (benchmarks/entropy).
 
     >>> import torch
     >>> indices = torch.tensor([3, 256], dtype=torch.int32)

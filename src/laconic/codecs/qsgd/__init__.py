@@ -22,21 +22,19 @@ from laconic.kernels.quantise.form import Form, Measure
 
 @dataclass(frozen=True, repr=False)
 class QSGD(Quantiser):
-    """QSGD (Alistarh, Grubic, Li, Tomioka, Vojnovic 2017, arXiv:1610.02132).
+    """QSGD (Alistarh et al. 2017, arXiv:1610.02132).
 
         z = norm(block);   a = s |x| / z;   level = floor(a) + (U < a - floor(a));   value = sign z level / s
 
-    Levels 0, 1/s, ..., 1 of the norm of each block of B elements: 'max', as in the authors' experiments, or
-    'l2', as in their theory. 1 to 32767 levels: 1 gives 2 bits per element, 7 give 4, 127 give 8.
+    Levels 0, 1/s, ..., 1 of the `norm` of each `block` of B elements: 'max', as in the authors' experiments,
+    or 'l2', as in their theory. s = `levels` is 1 to 32767: 1 gives 2 bits per element, 7 give 4, 127 give 8.
 
     Wire: scales float32 (ceil(n / B),), then codes [sign | level] of 1 + bit_length(s) bits, padded to a
-    byte; B = 0 makes the whole tensor one block. `qsgd(levels=7)` sends 4 + 32/512 bits per element. With
-    `coding` 'rice' or 'elias' (the paper's), a message is the scales of all its tensors, then all their
-    levels in that coding (see `level_codings`): the same values, in fewer bytes if most levels are zero, as
-    with few levels, long blocks or the l2 norm. Error, with m the longest block: omega = (sqrt(1 + (m - 1) /
-    s^2) - 1) / 2 for 'max'; for 'l2' sqrt(m) / s - 1 where that is at least 1, else m / (4 s^2). Unbiased, so
-    error feedback is not needed. A high omega (a long block, few levels) is noise for plain training, and
-    makes error feedback diverge.
+    byte; B = 0 makes the whole tensor one block. With `coding` 'rice' or 'elias' (the paper's), the scales of
+    all tensors, then all levels (see `level_codings`): fewer bytes if most levels are zero. Error, with m the
+    longest block: omega = (sqrt(1 + (m - 1) / s^2) - 1) / 2 for 'max'; for 'l2' sqrt(m) / s - 1 where that is
+    at least 1, else m / (4 s^2). Unbiased. A high omega (a long block, few levels) makes error feedback
+    diverge.
 
     >>> import torch
     >>> codec = QSGD(levels=4, block=0)

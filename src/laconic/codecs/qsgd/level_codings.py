@@ -28,7 +28,7 @@ class LevelCoding(ABC):
 
     @abstractmethod
     def decode(self, wire: Tensor, segments: Segments, most: int) -> Tensor:
-        """Decode levels int32 (N,). Raises `WireError` for bytes that are not a valid wire."""
+        """Decode levels int32 (N,). Raises `WireError` for an invalid wire."""
 
     @abstractmethod
     def nbytes(self, n: int, most: int) -> int:
@@ -43,8 +43,8 @@ class Rice(LevelCoding):
         sums         uint32, of the magnitudes in each tensor with k_i > 0
         magnitudes   Golomb-Rice code of their running sums less one: k_i ascending positions below the sum
 
-    One level has neither sums nor magnitudes. If k_i magnitudes could sum to 2^31, they are cut into pieces
-    that cannot, with a sum each. Within 3 % of the entropy for one level.
+    One level has neither sums nor magnitudes, and is within 3 % of the entropy. If k_i magnitudes could sum
+    to 2^31, they are cut into pieces, with a sum each.
     """
 
     def encode(self, levels: Tensor, segments: Segments, most: int) -> Tensor:
@@ -128,7 +128,6 @@ def _pieces(counts: Tensor, most: int) -> Tensor:
 
 
 def _magnitudes(wire: Tensor, pieces: Tensor, sums: Tensor, most: int) -> Tensor:
-    """Decode magnitudes int32 (K,), whose running sums fill the wire and end in these sums."""
     if bool(((sums < pieces) | (sums > pieces * most)).any()):
         raise WireError(f"a sum of magnitudes lies outside 1..{most} times their number")
     places = kernels.rice_decode(wire, pieces, Segments.consecutive(sums.tolist()))

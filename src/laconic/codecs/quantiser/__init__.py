@@ -24,9 +24,8 @@ class Quantiser(Codec):
         scales   float32 (ceil(n / B),)
         codes    [sign 1 | level] in b = 1 + bit_length(s) bits each, low bits first, padded to a byte
 
-    4 ceil(n / B) + ceil(n b / 8) bytes. An element is rounded at random, without bias, to one of the two
-    levels around |x| / scale. Zeros stay zeros, and if the scale is the largest |x|, that element is exact.
-    NaN and Inf raise `NonFiniteError`.
+    4 ceil(n / B) + ceil(n b / 8) bytes. An element is rounded at random, without bias, to a level next to |x|
+    / scale. If the scale is the largest |x|, that element is exact. NaN and Inf raise `NonFiniteError`.
     """
 
     @property
@@ -75,12 +74,10 @@ class Quantiser(Codec):
 
 
 def check_norm(name: str, norm: str) -> None:
-    """Raise `SpecError` unless this norm bounds every entry."""
     arguments.choice(f"{name}: norm", norm, ("max", "l2"))
 
 
 def check_clip(name: str, clip: float) -> None:
-    """Raise `SpecError` unless this is a number of standard deviations that can clip."""
     hint = "in standard deviations of a tensor; 0 cuts nothing off"
     arguments.number(f"{name}: clip", clip, least=0, most=FARTHEST, hint=hint)
 

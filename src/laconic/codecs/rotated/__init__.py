@@ -1,8 +1,7 @@
 """Rotated: another codec applied to a tensor whose blocks are rotated at random.
 
-A quantiser's grid is as wide as the largest element of a block. A Hadamard matrix after random signs spreads
-that element over its block, so that few bits are enough (Suresh, Yu, Kumar, McMahan 2017, arXiv:1611.00429).
-It is orthonormal: the error is that of the inner codec.
+A Hadamard matrix after random signs spreads the largest element over its block, so that a quantiser needs few
+bits (Suresh et al. 2017, arXiv:1611.00429).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from laconic.core.spec import Status
 from laconic.core.turn import mix
 from laconic.kernels.squares import by_squares
 
-AT_ONCE = 1 << 16  # elements in float64 at a time: they fit in the cache
+AT_ONCE = 1 << 16  # elements in float64 at a time, for the cache
 BLOCKS = (4, 16, 64, 256, 1024, 4096)  # powers of 4: a block is a square
 
 
@@ -34,11 +33,11 @@ class Rotated(TileCodec):
         H = [[1, 1], [1, -1]] (x) ... (x) [[1, 1], [1, -1]], (b, b);   S = diag(s), s_i = +-1
 
     The signs s are the same in every block, step and process. The rest of a tensor is cut in blocks of a
-    quarter, and so on; up to three last elements stay unchanged. Products are in float64, of numbers on a
-    grid on which they are exact: every machine sends the same bits.
+    quarter, and so on; up to three last elements stay unchanged. Products, of numbers on a grid, are exact in
+    float64: every machine sends the same bits.
 
-    Wire: that of `codec` for as many elements. Error: omega of `codec`, up to rounding. Sums beyond the
-    largest float32 are clipped, so elements must be about sqrt(b) times smaller than that.
+    Wire: that of `codec`. Error: omega of `codec`, up to rounding. Elements must be sqrt(b) times below the
+    largest float32: larger sums are clipped.
 
     >>> import torch
     >>> from laconic.core.spec import parse
@@ -83,15 +82,13 @@ def by_blocks(x: Tensor, block: int, sizes: Sequence[int] | None = None, *, back
 
 @lru_cache(maxsize=64)
 def _constants(side: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return `hadamard` and `signs` on a device. Cached: do not modify."""
     return hadamard(side).to(device), signs(side * side).to(device).view(side, side)
 
 
 def on_grid(squares: Tensor) -> Tensor:
     """Round float64 (m, t, t) to 40 bits below the largest |x| of each square.
 
-    Sums of 4096 such numbers are exact, so wires do not depend on a machine's order of addition. The rounding
-    error is far below the float32 precision of the result.
+    Sums of 4096 such numbers are exact, in any order of addition.
     """
     largest = torch.linalg.vector_norm(squares, torch.inf, dim=(1, 2), keepdim=True)
     exponent = torch.frexp(largest).exponent.long()

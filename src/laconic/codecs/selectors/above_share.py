@@ -1,7 +1,7 @@
 """Above share: the entries that are large relative to the largest of their tensor.
 
-The threshold filter of Yang et al. 2021, arXiv:2112.04291 ("FastSGD"), which drops quantised logarithms that
-fail a threshold. Reconstruction: only the abstract is public.
+The threshold filter of Yang et al. 2021, arXiv:2112.04291 ("FastSGD"). Reconstruction: only the abstract is
+public.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ LEAST_SHARE = 1e-30
 class AboveShare(Selector):
     """Every nonzero |x_i| >= share * max |x| of its tensor. NaN and Inf raise `NonFiniteError`.
 
-    Error: at most n - 1 entries are dropped, each below share * max |x|, and the largest is sent:
-    |x - x_S|^2 <= d / (1 + d) |x|^2 with d = (n - 1) share^2.
+    Error: at most n - 1 entries are dropped: |x - x_S|^2 <= d / (1 + d) |x|^2 with d = (n - 1) share^2.
 
     >>> AboveShare(share=0.5).select(torch.tensor([0.1, -3.0, 1.0, 1.5])).tolist()
     [1, 3]

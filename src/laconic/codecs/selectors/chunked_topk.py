@@ -1,7 +1,7 @@
 """ChunkedTopK: the largest entries of every short chunk, so that every part of a tensor is sent.
 
-DeMo (Peng, Quesnelle, Kingma 2024, arXiv:2411.19870) and SparseLoCo (Sarfi et al. 2025, arXiv:2508.15706) do
-so in tiles of 64 by 64 of a matrix. Here, as wires have no shapes, chunks are runs of the flat tensor.
+Chunks of 64 by 64 in DeMo (Peng et al. 2024, arXiv:2411.19870) and SparseLoCo (Sarfi et al. 2025,
+arXiv:2508.15706); here runs of the flat tensor, as wires have no shapes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from laconic.core.spec import Status
 class ChunkedTopK(DensitySelector):
     """The ceil(density * m) largest |x_i| of each chunk of m = `chunk` entries, exactly; the last is shorter.
 
-    The lower position first among equals. Error: |x - x_S|^2 <= (1 - k / m) |x|^2 in each chunk, and so in
-    all.
+    The lower position first among equals. Error: |x - x_S|^2 <= (1 - k / m) |x|^2 in each chunk.
 
     >>> ChunkedTopK(density=0.5, chunk=2).select(torch.tensor([9.0, 8.0, 0.1, -0.2])).tolist()
     [0, 3]

@@ -20,8 +20,7 @@ from laconic.core.spec import Status
 class DensitySchedule(Selector):
     """`final` with density densities[step // every] during the schedule, then with its own density.
 
-    DGC's warm-up (Lin et al. 2018, arXiv:1712.01887): 0.25, 0.0625, ... down to the final density. Used
-    without `at`, it chooses as `final` does.
+    DGC's warm-up (Lin et al. 2018, arXiv:1712.01887). Without `at`, it chooses as `final` does.
 
     >>> from laconic.core.spec import parse
     >>> ramp = parse("density_schedule(topk(density=0.001), densities=(0.25, 0.0625), every=100)")

@@ -25,10 +25,9 @@ LOWER = 0.8  # a threshold that fewer than LOWER * k entries pass is lowered
 class SampledTopK(DensitySelector):
     """The largest 0.8 k to k entries, k = ceil(density * n): faster than sorting, never a choice by position.
 
-    A strided sample of about `sample_ratio` * n entries, whose start the key draws, gives a threshold. If too
-    few pass, it is lowered; if more than k pass, the k largest are chosen. Tensors of at most ceil(2 /
-    density) entries are selected exactly. Error: |x - x_S|^2 <= (1 - 0.8 k / n) |x|^2, since the largest are
-    chosen.
+    A strided sample of about `sample_ratio` * n entries, whose start the key draws, gives a threshold, which
+    is lowered if too few pass; of more than k, the k largest are chosen. Up to ceil(2 / density) entries are
+    selected exactly. Error: |x - x_S|^2 <= (1 - 0.8 k / n) |x|^2.
 
     >>> SampledTopK(density=0.01).max_count(1000)
     10

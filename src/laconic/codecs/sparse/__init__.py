@@ -26,7 +26,7 @@ from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.kernels import dispatch
 
-VALUES = 0x9E3779B97F4A7C15  # separates the keys of values from those of the selector
+VALUES = 0x9E3779B97F4A7C15  # separates keys of values from the selector's
 DENSE, RAW32 = Dense(), Raw32()
 DAMAGED = (  # by the number of the flag
     "the positions are not what the counts announce: bits are missing or left over, or lead out of a tensor",
@@ -50,12 +50,12 @@ class Sparse(Codec):
         keys         uint64 (s,)
         values       as above
 
-    There all ranks share the keys of the positions, so that all choose the same entries, but not those of the
-    values: independent rounding errors average out.
+    All ranks then share the keys of the positions, but not those of the values: independent rounding errors
+    average out.
 
-    A wire is a message of one tensor: 8 + m + 4 k bytes with dense values. Nothing is chosen across tensors.
-    Error: with d the selector's omega and w that of the values, at most d of |x|^2 is left out, and w of the
-    rest is lost, so omega = d + w (1 - d) for w <= 1, else max(w, d).
+    A wire is a message of one tensor: 8 + m + 4 k bytes with dense values. `select` chooses in each tensor.
+    Error: with d the selector's omega and w that of the values, omega = d + w (1 - d) for w <= 1, else max(w,
+    d).
 
     >>> from laconic.codecs.selectors.topk import TopK
     >>> codec = Sparse(TopK(density=0.5))
@@ -98,7 +98,6 @@ class Sparse(Codec):
 
     @cached_property
     def _after_warmup(self) -> tuple[int, Sparse]:
-        """The first step after the warm-up, and the codec from there on."""
         return (warm_at := self.warm_at), self._during_warmup(warm_at) if warm_at else self
 
     def _during_warmup(self, step: int) -> Sparse:
@@ -120,10 +119,7 @@ class Sparse(Codec):
     def _message(
         self, x: Tensor, segments: Segments, keys: Sequence[int], drawn: Sequence[int], *, decode: bool = True
     ) -> tuple[Tensor, Carried]:
-        """Encode positions by `keys`, which may be sent, and values by `drawn`, which decoding does not need.
-
-        The entries that are returned with the message have decoded values if `decode`.
-        """
+        """Encode positions by `keys`, which may be sent, and values by `drawn`, never sent."""
         if self._fused and (padded := self.select.padded(x, segments, keys)) is not None:
             whole = kernels.padded_encode(x, segments, *padded)
             if whole is not None:
@@ -169,16 +165,14 @@ class Sparse(Codec):
 
     @property
     def _fused(self) -> bool:
-        """Whether the kernels for whole messages support this form."""
         known = isinstance(self.values, Dense) and isinstance(self.indices, Golomb)
         return known and not self.select.replayable
 
     def _batched(self, *tensors: Tensor) -> bool:
-        """Whether one set of operations decodes all messages; native code is called for each."""
+        """Whether one set of operations decodes all messages, without native code."""
         return not self.select.replayable and dispatch.native(*tensors) is None
 
     def _add_all_(self, wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor:
-        """Add the messages of N ranks, in order, by the kernel for whole messages where there is one."""
         if self._fused and dispatch.gpu(out):
             framing.check_heads(wires, len(segments) + 1)
             flags = kernels.sparse_add_(wires, segments, out, alpha)
@@ -190,7 +184,7 @@ class Sparse(Codec):
     def _damage(
         self, numbers: Sequence[int], wires: Sequence[Tensor], segments: Segments, out: Tensor
     ) -> WireError:
-        """Return the error of the first of these messages that cannot be decoded alone."""
+        """Return the error of the first message that cannot be decoded alone."""
         for number in numbers:
             try:
                 with deferred.deferred():
@@ -201,7 +195,6 @@ class Sparse(Codec):
         raise AssertionError("each message decodes alone, but not all of them together")
 
     def _add_(self, wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor:
-        """Add the messages of N ranks, in order: one set of operations decodes all, and each is added."""
         counts, coded, rest = framing.split_sparse(wires, segments)
         totals = counts.sum(axis=1).tolist()
         places, spare, wrong = self.indices.positions(coded, counts, segments)

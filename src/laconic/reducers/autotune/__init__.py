@@ -3,13 +3,10 @@
     search      times candidates alternately, and keeps the lossier of two if it certainly saves time
     duel        tests this certainty
     autotuner   decides when to search, and agrees with all ranks
-    residual    error feedback, shared by all candidates; dense candidates send it in small parts.
-                From the first trial of a sparse candidate on, SGD's momentum is applied before the
-                exchange, until a candidate that sends all entries is chosen: see `switched_residual`
+    residual    error feedback, shared by all candidates; see `switched_residual` for momentum
     bound       the reduction at work
 
-The policy is ours. If the dense candidate is in use and the residual is empty, a bucket is summed in place,
-as in plain DDP: a route with feedback took three times as long.
+The policy is ours. Without a residual, dense buckets are summed in place: feedback took three times as long.
 """
 
 from __future__ import annotations
@@ -51,18 +48,17 @@ CANDIDATES: tuple[Reducer, ...] = (
 class Autotune(Reducer):
     """Uses the lossiest of `candidates` for which every step down the list saves at least `gain` of a step.
 
-    `candidates`: stateless reductions in order of loss; the first is `sum()`. Training starts dense; lossier
-    candidates are then timed as long as they pay. The search repeats if the exchange's seconds change 1.5
-    times, and every `every` steps. `lossiest`: upper limit for the search. `pinned`: candidate to use from
-    the first step, without timing. `lossiest_local`: upper limit if the momentum of all matrices can be
-    applied before the exchange; default: `lossiest`. One-dimensional tensors are summed exactly. One rank
-    alone stays dense.
+    `candidates`: stateless reductions in order of loss; the first is `sum()`. The search starts dense, and
+    repeats if the exchange's seconds change 1.5 times, and every `every` steps. `lossiest`: upper limit for
+    the search. `pinned`: candidate to use without timing. `lossiest_local`: upper limit if the momentum of
+    all matrices can be applied before the exchange; default: `lossiest`. One-dimensional tensors are summed
+    exactly. One rank alone stays dense.
 
-    Payload: that of the candidate, plus 24 bytes after each step of a search and after every 6 steps between
-    searches. Memory: a residual of 4 bytes per element of tensors with two or more dimensions, once a
-    candidate has lost something, and 8 more with momentum before the exchange. A candidate whose omega is at
-    most 1/2 also sends the residual of the others, in parts of at most 1 / sqrt(ranks) of the gradient's
-    norm. Timing decides, so two runs of one training can have different bits; ranks of one run never do.
+    Payload: that of the candidate, plus 24 bytes after each step of a search and every 6 steps between
+    searches. Memory, once a candidate has lost something: 4 bytes per element of matrices, and 8 more with
+    local momentum. A candidate whose omega is at most 1/2 also sends the residual of the others, in parts of
+    at most 1 / sqrt(ranks) of the gradient's norm. Two runs can have different bits; ranks of one run never
+    do.
 
     >>> Autotune((Sum(), Sum(dtype="fp16")))
     autotune(candidates=(sum(), sum(dtype='fp16')))
@@ -116,14 +112,13 @@ class Autotune(Reducer):
 
     @property
     def _reachable(self) -> tuple[Reducer, ...]:
-        """Candidates that the search may use with some optimiser."""
         return self._until(max(self.last(local=False), self.last(local=True)))
 
     def _until(self, last: int) -> tuple[Reducer, ...]:
         return self.candidates[: last + 1] if self.pinned is None else (self.pinned,)
 
     def last(self, *, local: bool) -> int:
-        """Return the index of the lossiest candidate that may be used; `local`: with local momentum."""
+        """Return the index of the lossiest allowed candidate; `local`: with local momentum."""
         lossiest = (local and self.lossiest_local) or self.lossiest
         return len(self.candidates) - 1 if lossiest is None else self.candidates.index(lossiest)
 

@@ -2,23 +2,20 @@
 
     1. Training starts with the lossless candidate. The next lossier one alternates with it, COUNTED steps
        each, until it is clear whether it saves `gain` of a step (`duel`). The next one then follows.
-    2. This ends after MISSES consecutive candidates that do not pay, except that the first sparse candidate
-       is still tried, or if an exchange takes at most `gain` of a step. A first, quick pass compares a
-       few steps of each; a second one continues with the pairs whose result was not significant, and
-       uses the faster one of a pair more often. A tie keeps the less lossy one. If one's seconds have
-       clearly changed, the link has, and the search starts again.
-    3. Not counted: the first COLD steps of each candidate, which touch memory for the first time; the first
-       after each change; dense steps that also send the residual. An exchange longer than LONG_S counts at
-       once, and FEW steps of each, or one longer than WAIT_S, suffice if one candidate is clearly faster.
-    4. Every WINDOW steps the minimum of the exchange's seconds, which is robust to a busy machine, is
-       compared with the first window's. If it has changed CHANGED times, and by a share of the step that
-       MATTERS, in `patience` consecutive windows, a search starts: among lossier candidates if it has
-       grown, among less lossy ones if it has shrunk. After `every` steps it searches in both directions.
-       The patience doubles if a change led to the same candidate.
+    2. This ends after MISSES consecutive candidates that do not pay (the first sparse one is still tried),
+       or if an exchange takes at most `gain` of a step. After a quick pass, a second one repeats unclear
+       pairs, with more steps of the faster candidate. A tie keeps the less lossy one. A clear change of a
+       candidate's seconds restarts the search.
+    3. Not counted: the first COLD steps of each candidate (first use of memory), the first after each
+       change, and dense steps that also send the residual. An exchange longer than LONG_S counts at once.
+       FEW steps of each, or one longer than WAIT_S, suffice for a clear difference.
+    4. Every WINDOW steps the least exchange time, which is robust to a busy machine, is compared with the
+       first window's. A change by CHANGED times, and by MATTERS of the step, in `patience` consecutive
+       windows starts a search among lossier candidates if it is longer, else less lossy ones; `every` steps
+       start one in both directions. The patience doubles if the candidate stays.
 
-Whole steps are compared, because the exchange competes with backward for cores. All ranks decide the same at
-the same step, from the slowest rank's step and the shortest exchange, as the other ranks wait for that rank.
-The logger "laconic" reports each decision and its reason.
+Whole steps are compared, because the exchange competes with backward for cores. All ranks decide the same,
+from the slowest rank's step and the shortest exchange: the others wait for that rank.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ from laconic.core.units import format_seconds
 from laconic.reducers.autotune.search import LESS, MORE, Search, Timed, Trial
 
 WINDOW = 6  # steps between two checks of the exchange's seconds
-CHANGED, MATTERS = 1.5, 0.1  # ratio, and share of the step, that indicate another link
+CHANGED, MATTERS = 1.5, 0.1  # ratio, and share of the step, of a new link
 CHANGING = (
     "current",
     "chosen",
@@ -47,7 +44,7 @@ CHANGING = (
     "_changed",
     "_looked",
     "_trial",
-)  # all that an observation changes, except the seconds of the window and the search
+)  # changed by an observation, with the window's seconds and the search
 PATIENCE, MAX_PATIENCE = 2, 16  # windows
 
 log = logging.getLogger("laconic")
@@ -55,7 +52,7 @@ log = logging.getLogger("laconic")
 
 @dataclass(frozen=True)
 class Look:
-    """State of a search: the candidate before it, directions, warm candidates, and steps so far."""
+    """Start and steps so far of a search."""
 
     used: int
     ways: Collection[str]
@@ -67,12 +64,11 @@ class Autotuner:
     """Search state on one rank; equal on all.
 
     Args:
-        names: The candidates, starting with the lossless one.
+        names: The candidates, the lossless one first.
         comm: Group that decides.
-        search: Search for a candidate.
-        every: Steps between two searches on a link that does not change.
+        every: Steps between searches on a constant link.
         clock: Returns seconds.
-        pinned: Candidate to use without a search; None to search.
+        pinned: Candidate to use without a search.
     """
 
     def __init__(
@@ -86,31 +82,29 @@ class Autotuner:
     ) -> None:
         self.current = pinned or 0
         self.chosen = pinned
-        self.usual_s = 0.0  # exchange seconds of a step with the chosen one; 0 if unknown
+        self.usual_s = 0.0  # of the chosen one's exchange; 0 if unknown
         self.windows = 0  # since the last search
         self._names, self._comm, self._search, self._every, self._clock = names, comm, search, every, clock
         self._fixed = pinned is not None or search.last == 0
         self._step = -2
-        self._began: float | None = None  # when this step's first bucket entered, unless it is skipped
+        self._began: float | None = None  # when this step began, unless skipped
         self._exchange_s = 0.0  # of this step, so far
         self._apart = False
         self._steps: list[Timed] = []  # of the window
-        self._strange = 0  # consecutive windows with a changed exchange time
+        self._strange = 0  # consecutive windows with a change
         self._patience = PATIENCE
         self._changed = False
         self._trial: Trial[int] | None = None
         self._looked: Look | None = None
-        self._before: dict[str, Any] | None = None  # values before this step's first bucket
+        self._before: dict[str, Any] | None = None  # before this step's first bucket
         self._look({MORE})
 
     @property
     def times(self) -> bool:
-        """Whether it uses the seconds of steps."""
         return not self._fixed
 
     @property
     def searching(self) -> bool:
-        """Whether a search continues."""
         return self._trial is not None and not self._fixed
 
     def limit(self, last: int) -> None:
@@ -119,7 +113,7 @@ class Autotuner:
         self.resume(min(self.current if self._looked is None else self._looked.used, last), 0.0)
 
     def resume(self, chosen: int, usual_s: float) -> None:
-        """Continue with an earlier choice and its exchange time, limited to the candidates allowed now."""
+        """Continue with an earlier choice, within the candidates allowed now."""
         if self._fixed:
             return
         self.current = self.chosen = min(chosen, self._search.last)
@@ -128,7 +122,7 @@ class Autotuner:
         self._steps.clear()
 
     def begin(self, step: int, device: torch.device) -> None:
-        """Start a bucket, on all ranks; the first bucket of a step evaluates the last step."""
+        """Start a bucket, on all ranks; a step's first one evaluates the last step."""
         if step == self._step or self._fixed:
             return
         self._before = None
@@ -153,14 +147,13 @@ class Autotuner:
             self._decide(end.value)
 
     def note(self, entered: float, left: float, apart: bool = False) -> None:
-        """Record the start and end of a bucket's exchange; see `Timed.apart`."""
         if self._began is None:
             self._began, self._exchange_s, self._apart = entered, 0.0, False
         self._exchange_s += left - entered
         self._apart |= apart
 
     def put_back(self) -> None:
-        """Undo the skipped present step, except for the seconds of the last one."""
+        """Undo the skipped step, except for the seconds of the last one."""
         self._began = None
         if self._before is None:
             return
@@ -222,7 +215,6 @@ class Autotuner:
         self._look(ways)
 
     def _agreed(self, step: Timed, device: torch.device) -> Timed:
-        """Return the shortest exchange and the longest step of all ranks."""
         given = torch.tensor((-step.exchange_s, step.whole_s, step.apart), dtype=torch.float64, device=device)
         exchange_s, whole_s, apart = self._comm.all_reduce(given, "max").tolist()
         return Timed(-exchange_s, whole_s, bool(apart))

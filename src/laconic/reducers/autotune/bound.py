@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from laconic.reducers.autotune import Autotune
 
 UNDECIDED = -1  # candidate number in a saved state
-CHOSEN = "once/autotune/candidate"  # state key of the candidate and of the exchange seconds
+CHOSEN = "once/autotune/candidate"
 USUAL = "once/autotune/exchange_s"
-LOCAL = "once/autotune/local"  # whether momentum is applied before the exchange
-UNMEASURED = -1.0  # seconds of a rank alone, whose decision does not count for more ranks
+LOCAL = "once/autotune/local"  # whether momentum is local
+UNMEASURED = -1.0  # exchange seconds of a single rank
 
 log = logging.getLogger("laconic")
 
@@ -41,14 +41,12 @@ class BoundAutotune(BoundReducer):
     """Working autotune reduction.
 
     Args:
-        spec: The configuration.
         layout: All tensors.
-        comm: The group.
-        clock: Returns seconds, for the autotuner.
-        optimised: The optimiser's side, to apply SGD's momentum before the exchange with sparse candidates.
+        clock: Returns seconds.
+        optimised: The optimiser's side, for momentum before the exchange.
     """
 
-    detects_non_finite: ClassVar[bool] = True  # the dense sum and the residual check
+    detects_non_finite: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -72,13 +70,11 @@ class BoundAutotune(BoundReducer):
         self._residual = self._switched or Residual(matrices)
         self._matrices, self._names = matrices, frozenset(matrices.names)
         self._holding: set[str] = set()  # tensors whose residual may not be zero
-        self._bleeding: set[str] = set()  # tensors whose residual is more than a step should add
+        self._bleeding: set[str] = set()  # those with more residual than a step should add
         self._stepped = True  # since the last backward pass
-        self._used = 0  # the candidate of the last step
-        self._before: tuple[int, int, set[str], set[str]] | None = (
-            None  # this step, and the three above before it
-        )
-        self._most = 1 / math.sqrt(comm.size)  # share of a gradient's norm that the mean retains at least
+        self._used = 0  # candidate of the last step
+        self._before: tuple[int, int, set[str], set[str]] | None = None  # step; the three above before it
+        self._most = 1 / math.sqrt(comm.size)  # least share of a gradient's norm in the mean
         self._whole = [sends_all(candidate, matrices) for candidate in spec.candidates]
         self._parts = PerLayout(
             lambda bucket: (bucket.where(is_matrix), bucket.where(lambda entry: not is_matrix(entry)))
@@ -93,7 +89,7 @@ class BoundAutotune(BoundReducer):
             self.autotuner.usual_s = UNMEASURED
 
     def begin_pass(self, *, release: bool, stepped: bool) -> None:
-        """Give momentum back to the optimiser if the candidate found sends all entries."""
+        """Give momentum back to the optimiser if the chosen candidate sends all entries."""
         self._stepped = stepped
         if self._switched is None or not self._switched.local:
             return
@@ -145,7 +141,6 @@ class BoundAutotune(BoundReducer):
         return sent
 
     def _apply_momentum(self, step: int) -> None:
-        """Apply SGD's momentum before the exchange from now on if the candidate in use is sparse."""
         if self._alone:
             self._log("one rank: sum() from step %d on, as there is no exchange to save", step)
             self._alone = False
@@ -160,7 +155,6 @@ class BoundAutotune(BoundReducer):
     def _mean(
         self, x: Tensor | None, matrices: Layout, vectors: Layout, turn: Turn, out: Tensor, alpha: float
     ) -> Sent | None:
-        """Reduce matrices by the candidate in use, with feedback."""
         corrected = None if x is None else self._corrected(x, matrices, turn)
         self._holding.update(matrices.names)
         given = None if corrected is None else x
@@ -175,7 +169,7 @@ class BoundAutotune(BoundReducer):
     def _all_at_once(
         self, x: Tensor | None, layout: Layout, matrices: Layout, turn: Turn, out: Tensor, alpha: float
     ) -> Sent | None:
-        """Reduce densely, with part of the residual, by the collectives that all other ranks use."""
+        """Reduce densely, with part of the residual, by the collectives that all ranks use."""
         given = x if x is None or x is out else x.clone()
         corrected = None if x is None else self._corrected(x, matrices, turn)
         if given is None or corrected is None:
@@ -199,7 +193,6 @@ class BoundAutotune(BoundReducer):
         return corrected
 
     def _is_empty(self, matrices: Layout) -> bool:
-        """Return whether the residual of these tensors is empty."""
         if self._holding.isdisjoint(matrices.names):
             return True
         if self._residual.norm(matrices) > 0:
@@ -236,7 +229,6 @@ class BoundAutotune(BoundReducer):
         self._residual.discard()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the residual and the decision, which is the same on all ranks."""
         chosen = UNDECIDED if self.autotuner.chosen is None else self.autotuner.chosen
         decided = {
             CHOSEN: torch.tensor(chosen, dtype=torch.int64, device="cpu"),
@@ -246,7 +238,6 @@ class BoundAutotune(BoundReducer):
         return decided | self._residual.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the state, and continue with its candidate if one was chosen."""
         chosen = int(state[CHOSEN])
         if not UNDECIDED <= chosen < len(self._candidates):
             raise StateError(

@@ -1,9 +1,8 @@
 """Duel: test whether the lossier of two candidates pays, from alternately timed steps of each.
 
-The statistic is the share of all pairs of steps in which the lossier candidate saves `gain` of the step: one
-half at the median. Without any difference its deviation from one half is
-sqrt((n + m + 1) / 12 n m), whatever the distribution (Mann and Whitney 1947, doi:10.1214/aoms/1177730491).
-Occasional load on the machine changes it little.
+The statistic is the share of all pairs of steps in which the lossier candidate saves `gain` of the step.
+Without a difference its deviation from one half is sqrt((n + m + 1) / 12 n m), for any distribution (Mann and
+Whitney 1947, doi:10.1214/aoms/1177730491).
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-CLEAR = 0.25  # share of a step: this gain in every pair needs no test
-SURE, SURE_NOT = 3.0, 2.6  # deviations for a certain answer, for and against the lossier one
+CLEAR = 0.25  # gain in every pair that needs no test
+SURE, SURE_NOT = 3.0, 2.6  # deviations for and against the lossier one
 
 
 class Looks(NamedTuple):
@@ -29,7 +28,7 @@ FULL = Looks((5, 10, 20, 50, 100), 2.9)
 
 
 def clear(less: Sequence[float], more: Sequence[float]) -> bool | None:
-    """Return the answer if every step of one candidate is faster than all of the other by `CLEAR`, else None.
+    """Return whether every step of one candidate is faster than all of the other by `CLEAR`, else None.
 
     >>> clear([1.0, 1.2], [0.3, 0.4]), clear([0.5], [2.0]), clear([1.0], [0.9])
     (True, False, None)
@@ -54,7 +53,7 @@ def decide(
     Args:
         less: Seconds of steps of the less lossy candidate.
         more: Seconds of steps of the lossier candidate.
-        gain: Least part of a step that must be saved.
+        gain: Least part of a step to save.
         looks: When to test.
         tested: Steps of each at the last call.
 

@@ -1,6 +1,6 @@
 """Search: times candidates alternately with the present one, and returns the best.
 
-Generators advance with each training step: they yield the candidate to use next and receive its timing.
+Generators advance with each step: they yield the next candidate and receive its timing.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import NamedTuple, TypeVar
 
 from laconic.reducers.autotune.duel import FULL, QUICK, Answer, Looks, clear, decide
 
-COLD, COUNTED = 2, 5  # uncounted first steps of a candidate, and counted steps per turn
-LEADING = 3  # times as many steps for the faster of two in a full comparison, which may take long
-FEW = 2  # steps of each that suffice if one is clearly faster
-LONG_S, WAIT_S = 1.0, 10.0  # exchanges: longer ones count at once; one step suffices
-MISSES = 2  # consecutive failures that end the search, except for the first sparse candidate
-LESS, MORE = "less", "more"  # directions of the search: towards less or more loss
+COLD, COUNTED = 2, 5  # uncounted first steps; steps per turn
+LEADING = 3  # factor of the faster candidate's steps
+FEW = 2  # steps of each for a clear difference
+LONG_S, WAIT_S = 1.0, 10.0  # longer exchanges count at once; one step suffices
+MISSES = 2  # consecutive failures that end the search
+LESS, MORE = "less", "more"  # directions: towards less or more loss
 
 T = TypeVar("T")
 
 
 class Timed(NamedTuple):
-    """Seconds of a step: in its exchange, and from its first bucket to that of the next step.
+    """Seconds of a step: in its exchange, and from its first bucket to the next step's.
 
-    `apart`: does not count, because a dense step also sent the residual.
+    `apart`: not counted, because a dense step also sent the residual.
     """
 
     exchange_s: float
@@ -41,15 +41,15 @@ class Search:
 
     Args:
         gain: Share of a step that a lossier candidate must save.
-        last: Lossiest candidate that may be used.
-        twice: Candidates that must save twice as much, because they send only a small part of a gradient.
+        last: Lossiest candidate allowed.
+        twice: Candidates that must save twice as much, because they send little of a gradient.
     """
 
     def __init__(self, gain: float, last: int, twice: Collection[int] = ()) -> None:
         self.gain, self.last, self._twice = gain, last, frozenset(twice)
-        self._tried: defaultdict[int, list[Timed]] = defaultdict(list)  # of this search
-        self._answers: dict[tuple[int, int], bool] = {}  # those that do not change in this search, by pair
-        self._changed = False  # whether the link has changed in this search
+        self._tried: defaultdict[int, list[Timed]] = defaultdict(list)
+        self._answers: dict[tuple[int, int], bool] = {}  # final ones, by pair
+        self._changed = False  # whether the link has changed
         self.warm: set[int] = set()
 
     def measured(self) -> dict[int, float]:
@@ -58,8 +58,7 @@ class Search:
     def run(self, used: int, ways: Collection[str]) -> Trial[int]:
         """Search from the candidate in use; return the best.
 
-        A search for lossier candidates first compares quickly, so that most steps soon have a good one. Then
-        it continues comparisons that were not significant, with more steps for the faster candidate.
+        A first comparison of lossier candidates is quick, so that most steps soon have a good one.
         """
         self._forget()
         self._changed = False
@@ -81,7 +80,6 @@ class Search:
         return (yield from self._walk(best, FULL))
 
     def _walk(self, best: int, looks: Looks) -> Trial[int]:
-        """Return the last of the lossier candidates that pay, each compared with the one before it."""
         misses, sparse = 0, min((each for each in self._twice if each > best), default=None)
         for rival in range(best + 1, self.last + 1):
             if (misses >= MISSES and rival != sparse) or not self._exchanges(best):
@@ -93,7 +91,6 @@ class Search:
         return best
 
     def _rival_before(self, best: int) -> int | None:
-        """Return the fastest less lossy candidate unless it is certain that `best` pays compared with it."""
         measured = {each: seconds for each, seconds in self.measured().items() if each < best}
         untimed = best - 1 if best and self._changed else None
         fastest = min(measured, key=lambda each: measured[each], default=untimed)
@@ -104,7 +101,6 @@ class Search:
         self._answers.clear()
 
     def _pays(self, less: int, more: int, rival: int, looks: Looks) -> Trial[bool]:
-        """Return whether the lossier of two pays. They alternate, starting with the rival."""
         if (known := self._answers.get((less, more))) is not None:
             return known
         sparse = more in self._twice
@@ -126,10 +122,7 @@ class Search:
             tested, turn = min(map(len, pair)), less + more - turn
 
     def _turn(self, candidate: int, *pair: int, new: bool = True, count: int = COUNTED) -> Trial[bool | None]:
-        """Time a candidate for `count` steps; return an early answer if one of a pair is clearly faster.
-
-        End early too if its steps take another time than before.
-        """
+        """Time a candidate for `count` steps; return an early answer if one of a pair is clearly faster."""
         steps, counted = self._tried[candidate], 0
         cold = new if candidate in self.warm else COLD
         self.warm.add(candidate)
@@ -151,7 +144,6 @@ class Search:
         return None
 
     def _has_changed(self, candidate: int) -> bool:
-        """Return whether the last steps of a candidate all differ clearly from its first ones."""
         seconds = self._seconds(candidate)
         return len(seconds) > COUNTED and clear(seconds[:COUNTED], seconds[-COUNTED:]) is not None
 
@@ -166,6 +158,5 @@ class Search:
         return [step.whole_s for step in self._tried[candidate]]
 
     def _exchanges(self, candidate: int) -> bool:
-        """Return whether the candidate's exchange takes more of a step than must be saved."""
         steps = self._tried[candidate]
         return median(step.exchange_s for step in steps) > self.gain * median(self._seconds(candidate))

@@ -1,15 +1,13 @@
 """Residual of tensors whose momentum alternates between SGD and the exchange.
 
-With SGD's momentum m in the optimiser, a gradient g adds g / (1 - m) to all later updates, and so does
-an entry of the residual e. With local momentum, an entry of e is applied once. So e changes its unit at a
-switch:
+With momentum m in the optimiser, an entry of the residual e adds e / (1 - m) to all later updates; with local
+momentum it is applied once. So e changes its unit at a switch, without losing a part of a gradient:
 
     to local        u = SGD's buffer            e = e / (1 - m)         x = e + m * u + g
     back            SGD's buffer = mean of u    e = (1 - m) * e         x = e + g
 
-Neither switch loses a part of a gradient or applies one twice, and the momentum continues: with all entries
-sent, the updates are those of SGD throughout. Lin et al. 2018, arXiv:1712.01887 (DGC) have local momentum;
-the switches are ours. The mean of u is one dense exchange.
+Local momentum: Lin et al. 2018, arXiv:1712.01887 (DGC); the switches are ours. The mean of u is one dense
+exchange.
 """
 
 from __future__ import annotations
@@ -31,10 +29,10 @@ NEVER = -1  # a step
 
 
 class SwitchedResidual(LocalResidual):
-    """Residual of tensors whose momentum is all in SGD or all local.
+    """Residual of tensors whose momentum is all in SGD (at first) or all local.
 
     Attributes:
-        local: Whether momentum is local. At first it is the optimiser's.
+        local: Whether momentum is local.
     """
 
     def __init__(self, layout: Layout, optimised: Optimised) -> None:
@@ -112,7 +110,7 @@ class SwitchedResidual(LocalResidual):
         self._entered = NEVER
 
     def resume(self, *, local: bool) -> None:
-        """Continue with a loaded state. `local`: the same on all ranks, also on one whose velocity is 0."""
+        """Continue with a loaded state. `local`: the same on all ranks."""
         self.local = local
         if not local:
             self.release_momentum()

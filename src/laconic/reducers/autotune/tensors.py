@@ -5,7 +5,7 @@ from __future__ import annotations
 from laconic.core.layout import Entry, Layout
 from laconic.reducers import Reducer
 
-WHOLE = 0.5  # largest omega of a candidate that sends nearly all of x; the residual is then released slowly
+WHOLE = 0.5  # largest omega of a candidate that sends nearly all of x
 
 
 def is_matrix(entry: Entry) -> bool:

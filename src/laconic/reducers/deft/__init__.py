@@ -1,7 +1,7 @@
 """DEFT: every rank selects in a share of the layers, so that selection gets faster with more ranks.
 
 Yoon and Oh 2023 (ICPP), arXiv:2307.03500; the authors' code is kljp/deft [V]. For ranks i = 0..N-1 at step t,
-over the n elements of a bucket, of which K are sent:
+over a bucket of n elements that sends K:
 
     K         the bucket's share of density * (elements of the model), by the norms of all tensors at step
               t - 1; density * n in the first step
@@ -13,20 +13,17 @@ over the n elements of a bucket, of which K are sent:
     S_i       the k_l largest |x_i| of each piece in bin (t + i) mod N
     mean[S]   1/N * sum over ranks of x_i[S], at the union S of all S_i and the pieces sent in full
 
-S has K entries for any N, and a rank searches only n / N elements. But each rank gets the norms of all pieces
-and computes all k_l: ResNet-50's 161 tensors become 236 pieces at N = 16, 1,295 at 64 and 9,086 at 256, where
-selection takes 3.9, 2.0 and 3.5 ms (30 ms alone).
+A rank searches n / N elements, but computes all k_l: selection in ResNet-50 takes 3.9, 2.0 and 3.5 ms at N =
+16, 64 and 256 (30 ms alone).
 
 Differences from the paper and its code:
 
-    one k_l for all ranks     There each rank takes k_l from its own norms, so that the sets do not add up to
-                              K. Here each rank measures every N-th piece of its x and sends the norms.
-    no broadcast              All ranks compute the same packing, so no list of layers is sent.
-    cost of a piece           There n_l log2 k_l. Our selection takes one pass for any k: n_l, so that bins
-                              follow from the layout alone, and rotate.
-    at least one per piece    There always, so that many layers send more than requested. Here while entries
-                              are left; the smallest norms get none, and their residual grows.
-    N = 1, k_l = n_l          There full layers are lost when N = 1. Here they are sent for any N.
+    one k_l for all ranks     There from each rank's norms: the sets do not add up to K. Here each rank
+                              measures every N-th piece and sends the norms.
+    no broadcast              All ranks compute the packing.
+    cost of a piece           There n_l log2 k_l, here n_l: bins follow from the layout alone, and rotate.
+    at least one per piece    There always, here while entries are left, the smallest norms last.
+    N = 1, k_l = n_l          There full layers are lost when N = 1.
 """
 
 from __future__ import annotations
@@ -55,13 +52,12 @@ from laconic.reducers.deft.union import ChoiceInParts, Found, average_, choices_
 class Deft(ChoiceInParts):
     """mean = average of x at the K = density * n entries that the ranks chose, each in its own pieces.
 
-    Over the whole model K is rounded to an integer, at least 1. A bucket's share, at least 1, follows the
-    norms of the last step, which all ranks know; inside the bucket the share follows the present norms. Bins
-    are per bucket, so the result depends slightly on how DDP cuts buckets. `indices`: coding of positions.
-    Density 1 is `sum()`. State: one number per tensor, equal on all ranks.
+    Over the model K is rounded to an integer, at least 1. A bucket's share, at least 1, follows the last
+    step's norms, and the result depends slightly on DDP's buckets. `indices`: coding of positions. Density 1
+    is `sum()`. State: one number per tensor, equal on all ranks.
 
-    Payload per rank: 4 K bytes of values, the positions of its own entries, K / N on average, and 4 bytes for
-    every N-th piece. Error: |x - sent| <= |x|, and error feedback sends all of x in the end.
+    Payload per rank: 4 K bytes of values, the positions of the entries it chose, K / N on average, and 4
+    bytes for every N-th piece. Error: |x - sent| <= |x|.
 
     >>> Deft(density=0.01)
     deft(density=0.01)
@@ -129,7 +125,6 @@ class _Deft(BoundReducer):
         self._share.load_state_dict(state)
 
     def _norms(self, x: Tensor | None, bins: Bins, step: int, device: torch.device) -> Tensor | None:
-        """Return the norms of all pieces, equal on all ranks; None if an x is not finite."""
         own = None if x is None else bins.norms(x, self._comm.rank, step)
         norms = gather_or_skip(self._comm, own, device, dtype=torch.float32)
         if norms is None:
@@ -145,7 +140,7 @@ class _Deft(BoundReducer):
 
 
 def with_full(union: Found, bins: Bins, ks: Tensor) -> Found:
-    """Add all entries of full pieces to the union; every rank knows them, so no positions are sent."""
+    """Add all entries of full pieces, which every rank knows, to the union."""
     sizes = bins.parts.joined.sizes_tensor
     full = ks[bins.order] == sizes
     if not bool(full.any()):

@@ -1,7 +1,4 @@
-"""Bins: tensors of a bucket, large ones cut, packed into one bin of near-equal work per rank.
-
-This part of `deft` depends on the layout alone.
-"""
+"""Bins: tensors of a bucket, large ones cut, packed into one bin of near-equal work per rank."""
 
 from __future__ import annotations
 
@@ -30,8 +27,7 @@ class Bins:
     def of(cls, layout: Layout, size: int) -> Bins:
         """Cut tensors of more than n / size elements into `size` near-equal pieces, and pack the pieces.
 
-        The largest piece first, each to the bin with the fewest elements (LPT, Graham 1969). Fewer than
-        `size` tensors can be cut, so there are at most `size` ** 2 pieces in addition to whole tensors.
+        By LPT (Graham 1969): the largest piece first, each to the emptiest bin.
 
         >>> Bins.of(Layout.of([("a", (5,)), ("b", (2,)), ("c", (1,))]), size=2)
         Bins(pieces=Segments(starts=(0, 3, 5, 7), sizes=(3, 2, 2, 1)), bins=((0, 3), (1, 2)))
@@ -67,14 +63,14 @@ class Bins:
         return torch.tensor([piece for each in self.bins for piece in each], dtype=torch.int64, device="cpu")
 
     def norms(self, x: Tensor, rank: int, step: int) -> Tensor:
-        """Return float32 l2 norms of every N-th piece of flat x; the first one varies with step and rank."""
+        """Return float32 l2 norms of every N-th piece of flat x, from one that varies with step and rank."""
         return kernels.norms(x, self._measured[part_of(rank, step, self.size)], kernels.Measure("l2"))
 
     def measured(self, rank: int, step: int) -> int:
         return len(self._measured[part_of(rank, step, self.size)])
 
     def all_norms(self, measured: Sequence[Tensor], step: int) -> Tensor:
-        """Return the norms of all pieces, float32 (L,) on the CPU, from those measured by each rank."""
+        """Combine all ranks' norms: float32 (L,) on the CPU."""
         norms = torch.zeros(len(self.pieces), dtype=torch.float32, device="cpu")
         for rank, values in enumerate(measured):
             norms[part_of(rank, step, self.size) :: self.size] = values
@@ -99,10 +95,8 @@ class Bins:
 def allot(norms: Tensor, sizes: Tensor, k: int) -> Tensor:
     """Return how many of k entries each piece may send, int64 (L,): by its norm, up to its size.
 
-    A piece whose share exceeds its size is sent in full, and the others share the rest. In order of
-    decreasing norm, shares of at least one entry are rounded to integers that add up, and others to 1 while
-    entries are left: the total is k if the pieces with norms above 0 have that many. In float64, in a fixed
-    order: the same on all ranks.
+    By decreasing norm, shares of at least one are rounded to integers that add up, others to 1 while entries
+    are left. In float64, in a fixed order: the same on all ranks.
 
     >>> allot(torch.tensor([8.0, 4.0, 4.0, 0.0]), torch.tensor([1000, 1000, 3, 9]), 23).tolist()
     [13, 7, 3, 0]

@@ -32,7 +32,6 @@ class Borders:
         return len(self.cuts) - 1
 
     def parts(self, layout: Layout) -> Parts:
-        """Return the parts of these tensors; every part has a segment of each, possibly empty."""
         offsets = torch.tensor([[entry.offset] for entry in layout], dtype=torch.int64, device="cpu").view(
             -1, 1
         )
@@ -45,10 +44,7 @@ class Borders:
         return Parts(tuple(Segments(tuple(start), tuple(length)) for start, length in pairs))
 
     def moved(self, counts: Sequence[int]) -> Borders:
-        """Move the borders by ExDyna's rule (see `exdyna`), from the number of entries chosen in each part.
-
-        The counts move with the blocks, as if every block had the same number.
-        """
+        """Move the borders by ExDyna's rule (see `exdyna`), from the numbers of entries chosen."""
         mean, least = sum(counts) / self.size, max(1, self.blocks // (4 * self.size))
         cuts, load = list(self.cuts), [float(count) for count in counts]
         for border in range(1, self.size):
@@ -69,7 +65,7 @@ class Borders:
         return marks
 
     def of(self, state: Tensor) -> Borders:
-        """Restore from `state`; even borders if that was for another number of ranks."""
+        """Restore from `state`; even borders if it was for another number of ranks."""
         starts = state.nonzero().flatten().tolist()
         if len(starts) != self.size or starts[0] != 0 or state.numel() != self.blocks:
             return Borders.even(self.size, self.blocks)

@@ -1,16 +1,16 @@
 """ExDyna: MiCRO with moving parts, so that every rank finds equally many entries in its own.
 
-Yoon and Oh 2024 (CCGrid), arXiv:2402.13781; the authors' code is kljp/exdyna [V]. As `micro`, except that the
-parts begin equal, in 1024 blocks. After each step, from the first border to the last, with c_p entries chosen
-in part p and c on average:
+Yoon and Oh 2024 (CCGrid), arXiv:2402.13781; the authors' code is kljp/exdyna [V]. As `micro`, but the parts,
+equal at first, consist of 1024 blocks. After each step, from the first border to the last, with c_p entries
+chosen in part p and c on average:
 
     c_p > 1.05 c  and  c_{p+1} < c / 1.05     one block moves from part p to part p + 1
     c_{p+1} > 1.05 c  and  c_p < c / 1.05     one block moves from part p + 1 to part p
 
-unless the giving part has only a quarter of an equal one. This keeps the ranks' messages equally long.
+unless the giving part has only a quarter of an equal one.
 
 Differences from the paper and its code, in addition to those of `micro`: a block is n / 1024 elements of the
-whole model there, 1/1024 of each tensor here; and N = 1 crashes there.
+model there, 1/1024 of each tensor here; and N = 1 crashes there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BLOCKS = 1024
 class Exdyna(ByThreshold):
     """mean = average of x at the entries that reach the threshold on the rank that owns their part.
 
-    For at most 1024 ranks. Payload, error and everything else are as in `micro`.
+    For at most 1024 ranks. Payload, error and arguments are as in `micro`.
 
     >>> Exdyna(density=0.01)
     exdyna(density=0.01)

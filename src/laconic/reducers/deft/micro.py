@@ -7,14 +7,11 @@ Yoon and Oh 2023 (HiPC), arXiv:2310.00967; the authors' code is kljp/micro [V]. 
     mean[S]  1/N * sum over ranks of x_i[S], at the union S of all S_i
     d        follows the number sent at the last step: without communication, and equal on all ranks
 
-No rank sorts, and each searches n / N elements.
-
 Differences from the paper and its code:
 
-    the parts      There of the whole model as one vector, here of each tensor: the result does not depend on
-                   how DDP cuts buckets.
+    the parts      There of the model as one vector, here of each tensor: independent of DDP's buckets.
     the threshold  See `threshold_controller`: theirs takes hundreds of steps to approach the density.
-    first step     There is no threshold yet: density * n of each tensor, its largest.
+    first step     Without a threshold yet, the density * n largest of each tensor.
     nothing found  There one entry anyway, here none.
 """
 
@@ -35,13 +32,13 @@ from laconic.reducers.deft.threshold_controlled import ByThreshold
 class Micro(ByThreshold):
     """mean = average of x at the entries that reach the threshold on the rank that owns their part.
 
-    Sends density * n of all tensors together on average, once the threshold has settled, after about nine
-    steps; before that less, down to half of it in the third. Then a step sends up to 12 % more or less on the
-    stored gradient. `indices`: coding of positions. Density 1 is `sum()`.
+    Sends density * n of all tensors together on average once the threshold has settled, after about nine
+    steps, and before that down to half of it. A step then sends up to 12 % more or less on the stored
+    gradient. `indices`: coding of positions. Density 1 is `sum()`.
 
-    Payload per rank, with K entries chosen by all: 4 K bytes of values, and the positions of its own entries,
-    K / N on average; in the first step 8 kB more per bucket. K is unlimited in a step in which the gradient
-    has grown. Error: |x - sent| <= |x|, and error feedback sends all of x in the end.
+    Payload per rank, with K entries chosen by all, unlimited when the gradient grows: 4 K bytes of values,
+    and the positions of the entries it chose, K / N on average; in the first step 8 kB more per bucket.
+    Error: |x - sent| <= |x|.
 
     >>> Micro(density=0.01)
     micro(density=0.01)

@@ -19,9 +19,7 @@ KIND = "weight"
 class ModelShare:
     """One number q_l per tensor: its norm at the last step times the square root of its number of pieces.
 
-    A tensor of more than n / N of the model's n elements counts as N equal pieces, the sum of whose norms is
-    sqrt(N) times its own: a share does not depend on how DDP cuts buckets. All ranks know the norms from the
-    last step's exchange.
+    That is the sum of the norms of equal pieces, so a share does not depend on DDP's buckets.
     """
 
     def __init__(self, layout: Layout, k: int, size: int) -> None:
@@ -36,7 +34,7 @@ class ModelShare:
         self._pending: Pending[dict[str, float]] = Pending(self._finish)
 
     def budget(self, bucket: Layout, step: int) -> int | None:
-        """Return this bucket's number of entries, at least 1; None if the last step's norms are unknown."""
+        """Return this bucket's number of entries, at least 1; None if the last norms are unknown."""
         self._pending.finish_before(step)
         names = [entry.name for entry in bucket if entry.numel]
         if len(names) == len(self._entries):
@@ -52,7 +50,6 @@ class ModelShare:
         return min(bucket.numel, max(1, sum(self._shares[name] for name in names)))
 
     def note(self, norms: Tensor, bins: Bins, bucket: Layout, step: int) -> None:
-        """Record the norms of a bucket's pieces at this step, float32 (L,), for the next one."""
         squares, at, weights = norms.double().square().tolist(), 0, {}
         sizes = bins.pieces.sizes
         for entry in bucket:

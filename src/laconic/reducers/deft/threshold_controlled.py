@@ -1,7 +1,4 @@
-"""Shared implementation of MiCRO and ExDyna.
-
-After each step, the number sent sets the next threshold, and moves borders.
-"""
+"""Shared implementation of MiCRO and ExDyna."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ class ByThreshold(ChoiceInParts):
 
 @dataclass(frozen=True)
 class Choices:
-    """Choices of all ranks for one bucket in the present step."""
+    """Choices of all ranks for one bucket."""
 
     layout: Layout
     counts: Tensor  # chosen in each part, int64 (N,)
@@ -61,7 +58,7 @@ class Choices:
 class ThresholdControlled(BoundReducer):
     """Threshold and borders, equal on all ranks. They change between steps, by the number sent last.
 
-    `move`: returns new borders from the number chosen in each part; None to leave them unchanged.
+    `move`: returns new borders from the number chosen in each part.
     """
 
     def __init__(
@@ -99,7 +96,6 @@ class ThresholdControlled(BoundReducer):
         return sent
 
     def _choose(self, x: Tensor, layout: Layout, parts: Parts, home: int, turn: Turn) -> Found:
-        """Choose in this rank's part: entries that reach the threshold or, without a threshold, a quota."""
         if self._controller.threshold:
             return kernels.above(
                 x,
@@ -113,7 +109,6 @@ class ThresholdControlled(BoundReducer):
         return kernels.topk(x, parts[home], torch.tensor(quotas, dtype=torch.int64, device="cpu"))
 
     def _finish(self) -> None:
-        """Finish the last step if it is valid: set threshold and borders by the number it sent."""
         choices = list(self._choices.values())
         self._choices.clear()
         asked = self._density * sum(each.layout.numel for each in choices)
@@ -157,7 +152,7 @@ class ThresholdControlled(BoundReducer):
 def quota(density: float, start: int, size: int, key: int) -> int:
     """Return the number of entries to choose among these, so that all parts of a tensor give density * n.
 
-    Rounds up or down by a key that all parts share, so that the average is right.
+    All parts share the key, which decides the rounding.
 
     >>> sum(quota(0.25, start, 3, key=1 << 62) for start in range(0, 30, 3))
     7

@@ -1,9 +1,8 @@
 """Threshold controller: keeps the sent density at its target by adapting the threshold.
 
-MiCRO and ExDyna (`micro`) multiply the threshold by 0.995, 1.00125 or 1.005, which suits a gradient that
-hardly changes. With error feedback the unsent entries grow at first, like t^a with a from 1/2 (noise) to 1 (a
-steady gradient); there their rule sent 2 to 10 times the target for hundreds of steps. This controller is
-ours. K' of K requested entries were sent in a step, t steps after the threshold d was set:
+With error feedback the unsent entries grow at first, like t^a with a from 1/2 (noise) to 1 (a steady
+gradient). There the rule of MiCRO and ExDyna sent 2 to 10 times the target for hundreds of steps. This
+controller is ours. K' of K requested entries were sent in a step, t steps after the threshold d was set:
 
     d_1   = 2^a q, where K entries of the first step reach q in size (from a `histogram`)
     e     = K' / K - 1, at most 4
@@ -11,8 +10,8 @@ ours. K' of K requested entries were sent in a step, t steps after the threshold
     a     = a + 2 g e, within 0 and 1; 3/4 at first
     log d = log d + g e + a log(1 + 1/t)
 
-Since log d adds up g e, and is bounded, the average of e tends to 0. More than 8 K entries in a step mean
-that the data have changed, and the threshold is set again. All ranks compute the same threshold.
+Since log d is bounded, the average of e tends to 0. After more than 8 K entries in a step the threshold is
+set again.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def histogram(x: Tensor, segments: Segments) -> Tensor:
 
 
 def quantile(histogram: Tensor, k: float) -> float:
-    """Return the size that k entries reach, interpolated in a bin on a log scale; 0 for an empty histogram.
+    """Return the size that k entries reach, interpolated in a bin on a log scale; 0 if empty.
 
     >>> quantile(histogram(torch.arange(1.0, 1001.0), Segments.whole(1000)), 250)
     750.45...

@@ -1,12 +1,10 @@
 """Union: each rank chooses entries in its own part, and all average their values at the union.
 
-The common core of DEFT, MiCRO and ExDyna (Yoon and Oh 2023 and 2024; kljp/deft, micro and exdyna [V]). The
-buffer is split into N parts that do not overlap; rank r chooses in part (step + r) mod N:
+The common core of DEFT, MiCRO and ExDyna (Yoon and Oh 2023 and 2024; kljp/deft, micro and exdyna [V]). Of N
+parts of the buffer, rank r chooses in part (step + r) mod N:
 
     1. all_gather of the chosen positions           S = union of the ranks' choices
     2. all_reduce of every rank's own x[S]          mean[S] = 1/N * sum over ranks of x_r[S], and 0 elsewhere
-
-Each entry is sent once, while `gather` sends it up to N times.
 
 Message of one rank, for a part of s segments with K chosen entries:
 
@@ -68,12 +66,12 @@ class ChoiceInParts(Reducer):
 
     @abstractmethod
     def sparse_nbytes(self, layout: Layout) -> int:
-        """Return the most bytes of one exchange at a density below 1."""
+        """Return the most bytes of an exchange at a density below 1."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Buffer in N parts that do not overlap, each in segments."""
+    """Buffer in N parts, each in segments."""
 
     parts: tuple[Segments, ...]
 
@@ -90,7 +88,6 @@ class Parts:
 
 
 def part_of(rank: int, step: int, size: int) -> int:
-    """Return the part in which a rank chooses at this step; every rank visits every part."""
     return (step + rank) % size
 
 
@@ -99,8 +96,8 @@ def choices_of_all(
 ) -> Found | None:
     """Return the choices of all ranks, part by part: indices and counts over `parts.joined`.
 
-    `found` is this rank's choice; None marks an x that is not finite, and makes the result None on all ranks.
-    Raises `WireError`, with the rank, for bytes that no rank can have sent.
+    `found` is this rank's choice, or None for a non-finite x: then all ranks return None. Raises `WireError`,
+    with the rank, for a damaged message.
     """
     size, wire = comm.size, None
     if found is not None:
@@ -108,7 +105,7 @@ def choices_of_all(
     wires = gather_or_skip(comm, wire, device)
     if wires is None:
         return None
-    if device.type != "cpu":  # decode the few positions of all ranks on the host, after one copy
+    if device.type != "cpu":  # decode on the host, after one copy
         wires = list(torch.split(torch.cat(wires).cpu(), [wire.numel() for wire in wires]))
     choices: list[Found] = []
     for part, segments in enumerate(parts.parts):
@@ -124,7 +121,7 @@ def average_(
 ) -> SentEntries | None:
     """Write out = alpha * mean over ranks of x at the union, and zero in the rest of the layout.
 
-    Returns this rank's share; None on every rank if the sum of finite values overflows float32.
+    Returns this rank's share; None on every rank if the sum overflows float32.
     """
     own = kernels.gather(x, segments, *union)
     total: Tensor | None = own
@@ -172,8 +169,8 @@ def read(wire: Tensor, segments: Segments, coding: IndexCoding) -> Found:
 def message_nbytes(k: int, n: int, segments: int, coding: IndexCoding) -> int:
     """Return the most bytes of a message of at most k of n positions in this many segments.
 
-    Codes are a concave function of (k, n), so positions in one segment cost most, except for the rounding of
-    their parameters and of bytes: a 16th and two bytes per segment are added.
+    Codes are a concave function of (k, n): one segment costs most, except for rounding: a 16th and two bytes
+    per segment.
     """
     positions = coding.nbytes(min(k, n), n)
     return HEAD + coding.nbytes(segments, k + segments) + positions + positions // 16 + 2 * segments

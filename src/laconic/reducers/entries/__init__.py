@@ -1,7 +1,7 @@
 """Entries: some of a tensor's values with their positions, on the wire and as sets that ranks compare.
 
-A position counts elements of a bucket, tensor after tensor without gaps; an index counts from the start of
-its segment, as kernels require. Both ascend.
+A position counts elements of a bucket without gaps; an index counts from the start of its segment. Both
+ascend.
 """
 
 from __future__ import annotations
@@ -33,15 +33,12 @@ class Entries:
         return cls(indices, counts, kernels.gather(x, segments, indices, counts))
 
     def positions(self, starts: Tensor) -> Tensor:
-        """Return positions int64 (K,), for segments that begin at starts int64 (s,)."""
         return self.indices + kernels.per_index(starts, self.counts, self.indices.device)
 
     def where(self, wanted: Tensor) -> Entries:
-        """Return the entries that the mask wanted bool (K,) selects."""
         return Entries(self.indices[wanted], counted(wanted, self.counts), self.values[wanted])
 
     def among(self, ks: Tensor) -> Entries:
-        """Return the ks[i] largest entries of each segment i."""
         segments = Segments.consecutive(self.counts.tolist())
         places, counts = kernels.topk(self.values, segments, ks)
         at = places + kernels.per_index(segments.starts_tensor, counts, places.device)
@@ -54,14 +51,14 @@ class Entries:
 
     @classmethod
     def read(cls, wire: Tensor, segments: Segments) -> Entries:
-        """Decode a message of `wire`; without segments ignore its bytes. Raises `WireError` if damaged."""
+        """Decode the `wire`; without segments ignore its bytes. Raises `WireError` if damaged."""
         counts, rest = read_counts(wire, segments)
         values, coded = read_bytes(rest, 4 * int(counts.sum()), "the values")
         indices = kernels.rice_decode(coded if len(segments) else coded[:0], counts, segments)
         return cls(indices, counts, as_numbers(values, torch.float32))
 
     def share(self, segments: Segments, positions: Tensor, final: Tensor) -> SentEntries:
-        """Return as a share the entries whose positions (K,) are in `final`. Both are ascending."""
+        """Return a share of the entries whose positions (K,) are in `final`. Both are ascending."""
         kept = self.where(contained(positions, final))
         return SentEntries(segments, kept.indices, kept.counts, kept.values)
 
@@ -73,21 +70,19 @@ def positions_wire(indices: Tensor, counts: Tensor, segments: Segments) -> Tenso
 
 
 def positions_read(wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
-    """Read indices int32 (K,) and counts int64 (s,). Raises `WireError` if they are damaged."""
+    """Invert `positions_wire`. Raises `WireError` if damaged."""
     counts, coded = read_counts(wire, segments)
     return kernels.rice_decode(coded, counts, segments), counts
 
 
 def entries_nbytes(density: float, segments: Segments) -> int:
-    """Return the maximum size of the wire of top-k entries of each segment at this density."""
+    """Return the most bytes of the wire of each segment's top-k entries."""
     kept_n = ((kept(density, n), n) for n in segments.sizes)
     return sum(4 + 4 * k + kernels.rice_bound(k, n) for k, n in kept_n)
 
 
 def counted(mask: Tensor, counts: Tensor) -> Tensor:
-    """Count the entries of each segment that a mask bool (K,) marks: int64 (s,), on the CPU.
-
-    `counts` int64 (s,): entries of each segment.
+    """Count each segment's entries in a mask bool (K,): int64 (s,), on the CPU.
 
     >>> counted(torch.tensor([True, False, True]), torch.tensor([2, 0, 1])).tolist()
     [1, 0, 1]

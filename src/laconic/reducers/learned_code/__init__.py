@@ -1,41 +1,31 @@
 """Learned code: a net, trained during the first steps, that then compresses the selected entries.
 
-Abrahamyan et al. 2021, arXiv:2103.08870 (LGC). For each tensor the step's leader, rank t mod N, selects its k
-= ceil(density * n) largest entries, and all ranks exchange their values there: until step `until` the values
-themselves, then codes of an autoencoder:
+Abrahamyan et al. 2021, arXiv:2103.08870 (LGC), known from its abstract, third-party code and memory. Per
+tensor, with k = ceil(density * n) and the step's leader, rank t mod N:
 
-    1. S = positions of the leader's largest; s = root mean square of its values there     sent to all
+    1. S = positions of the leader's k largest; s = root mean square of its values there     sent to all
     2. w_i = x_i[S] / s, rotated by a common random number of places; in every second round of leaders each
        entry times a common random sign
     3. t < until: all_gather of x_i[S]; mean = their average; the autoencoder takes a step of Adam on the w_i
        after that: mean = s * result of `ring` or `server` (see code_exchange) for the w_i, on S
 
-We know the paper from its abstract, third-party code and memory; the rest is ours:
+Ours:
 
 - Rotation and signs: a fixed code never carries its null space, where the residual would grow without bound.
-  For a linear code A, the average over both of <w, A w> is trace(A) / K * |w|^2, for every w. Rounds without
-  signs let the net use a structure of signs.
-- Both phases use the positions of one leader, so that the net is trained on the data it will get.
-- Adam, rate 1e-3: the third party's SGD of the same rate learns nothing in 300 steps.
-- `server` has one decoder for all ranks, where the paper has one a node, as `per_node` has here. The loss of
-  both averages over ranks and pairs, where the code has sums, so that it does not change with N; and the
-  innovation replaces the decoder's output (see code_exchange).
-- The sent share is the decoded gradient, scaled so that nothing grows: |x - sent| <= |x| on every rank.
+  For a linear code A, <w, A w> averages trace(A) / K * |w|^2. Rounds without signs let the net use a
+  structure of signs.
+- Both phases use the leader's positions: the net is trained on the data it will get.
+- Adam, rate 1e-3: the third party's SGD of this rate learns nothing in 300 steps.
+- `server` has one decoder, the paper one per node (`per_node`). The losses are averages, not sums.
+- The sent share is scaled to |x - sent| <= |x| on every rank.
 
-Measured with 94,720 entries at density 0.01 on 4 ranks (benchmarks/learned_code.py): codes retain 0.42 of the
-energy that `cltk` would send, and 0.31 (server 0.26) after 400 steps at a fixed model, for 1,232 bytes per
-rank and step (server 511) where `cltk` takes 4,052. The residual is then 72 (server 84) and still rises
-slowly, that of `cltk` is 23. The net takes about 50 ms per step.
+Codes retain 0.42 of the energy that `cltk` would send, and 0.31 (server 0.26) after 400 steps at a fixed
+model, in 1,232 bytes per rank and step (server 511, `cltk` 4,052): 94,720 entries, density 0.01, 4 ranks
+(benchmarks/learned_code.py). The net takes 50 ms per step. Do not use `server` or `per_node` if ranks have
+different data: with two or three of ten labels per rank they retained 0.01 to 0.02 after 100 steps.
 
-With a decoder for each rank, over 3 seeds codes retain 0.404 at first (one for all: 0.416) and 0.342 after
-100 steps (0.352): each decoder learns from one rank. If a rank has two or three of the ten labels, one rank's
-code says little about the others with either decoder: in one seed 0.13 at first and 0.02 after 100 steps,
-with one for all 0.07 and 0.01. Do not use `server` or `per_node` for such data.
-
-Selection works per tensor and coding per bucket: if DDP makes several buckets, results depend on its cuts,
-and a resumed run, whose buckets differ, continues with other bits. Replicas agree to the bit if their CPUs
-do: rank 0's weights are broadcast when training ends, and each rank decodes in float64 and rounds to float32;
-between CPUs of different kinds the last bit of about one entry in ten million is different.
+Results depend on DDP's buckets, so a resumed run may continue with other bits. Replicas agree to the bit on
+equal CPUs; between kinds of CPU the last bit of one entry in ten million is different.
 """
 
 from __future__ import annotations
@@ -83,15 +73,14 @@ class LearnedCode(DensityReducer):
     """mean = an autoencoder's reconstruction of the values at the leader's k = ceil(density * n) largest.
 
     `until`: the step at which codes replace values. `instance`: 'ring' averages all ranks' codes; 'server'
-    uses only the leader's, plus the `innovation` * n largest values of each rank, at least one; 'per_node' is
-    'server' with a decoder for each rank, as in the paper.
+    uses the leader's, plus the `innovation` * n largest values of each rank, at least one; 'per_node' is
+    'server' with a decoder for each rank.
 
     Payload, with K entries in a bucket: the leader's positions by `golomb`, 4 bytes per tensor and 12; before
-    `until` 4 K bytes of values; after it 16 * ceil(K / 16) bytes of code, of all ranks or of the leader, and
-    the gain or innovation. Buckets of at most 4 entries send values. Once, when training ends, 4 bytes for
-    each of 216 thousand weights; each further decoder adds 44 thousand of them. State: weights and
-    Adam's two moments, equal on all ranks. With 'per_node' a state fits one number of ranks: use 'server'
-    where it changes.
+    `until` 4 K bytes of values, then 16 * ceil(K / 16) bytes of code, of all ranks or the leader, and the
+    gain or innovation. At most 4 entries are sent as values. Once, after training, 4 bytes for each of 216
+    thousand weights, and of 44 thousand per further decoder. State: weights and Adam's moments, equal on all
+    ranks; with 'per_node' it fits one number of ranks.
 
     >>> from laconic.core.layout import Layout, PerLayout
     >>> model = Layout.of([("weight", (1000, 1000))])
@@ -129,7 +118,7 @@ class LearnedCode(DensityReducer):
         kept_n = [(kept(self.density, entry.numel), entry.numel) for entry in layout]
         k = sum(k for k, _ in kept_n)
         coded = self.exchange(layout).nbytes(k) if code_length(k) < k else 0
-        # A bucket, and a leader whose tensor has zeros, can have fewer entries, sent as values.
+        # a bucket, or a leader's tensor with zeros, can have fewer entries, sent as values
         values = 4 * k if self.until else 4 * min(k, code_length(1))
         positions = sum(4 + kernels.rice_bound(k, n) for k, n in kept_n)
         return 8 + 4 + positions + max(coded, values)
@@ -193,7 +182,6 @@ class _LearnedCode(BoundReducer):
         return torch.cat([as_bytes(scale), positions_wire(indices, counts, segments)])
 
     def _mixing(self, turn: Turn, k: int) -> tuple[int, Tensor]:
-        """Return a random shift and signs; signs are all 1 in every other round of leaders."""
         key = turn.common("learned_code")
         signs = torch.ones(k, dtype=torch.float32, device="cpu")
         if turn.step // self._comm.size % 2:
@@ -201,7 +189,6 @@ class _LearnedCode(BoundReducer):
         return key % max(1, k), signs
 
     def _whole(self, vector: Vector, layout: Layout, turn: Turn, learning: bool) -> Outcome:
-        """Average all ranks' values, and train the net on them if `learning`."""
         mean = torch.zeros_like(vector.values)
         if not mean.numel():
             return Outcome(mean, mean)
@@ -236,5 +223,5 @@ class _LearnedCode(BoundReducer):
 
 
 def in_order(bucket: Layout, place: Mapping[str, int]) -> Layout:
-    """Return the bucket's tensors in the model's order: DDP changes its order after the first step."""
+    """Sort the bucket's tensors as in the model: DDP reorders them after the first step."""
     return Layout(tuple(sorted(bucket, key=lambda entry: place[entry.name])))

@@ -5,10 +5,8 @@ The net of LGC (Abrahamyan et al. 2021, arXiv:2103.08870), as in a public third-
     encoder   1 -> 64 -> 128 -> 256 -> 64 channels, each a convolution of 3 with stride 2, then 64 -> 4 of 1
     decoder   4 -> 32 -> 64 -> 128 -> 32 channels, each transposed of 3 with stride 2, then 32 -> 1 of 1
 
-with a leaky ReLU (0.01) after each but the last of the encoder and of the decoder: K values have a code of 4
-* ceil(K / 16). Ours: zero padding to a multiple of 16, so that any K >= 1 works (there K is at least 31, and
-the output is stretched), and no ReLU on the code, because it is averaged: with one the error was 0.89 instead
-of 0.81 of the energy.
+with a leaky ReLU (0.01) after each but the last of both. Ours: zero padding to a multiple of 16, for any K >=
+1, and no ReLU on the code: with one the error was 0.89 instead of 0.81 of the energy.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from laconic import kernels
 from laconic.core.layout import Layout
 from laconic.core.turn import name_key
 
-STRIDE, CHANNELS = 16, 4  # values per position of the code, and numbers per position
+STRIDE, CHANNELS = 16, 4  # values and numbers per position of the code
 SLOPE = 0.01
 DOWN, UP = (1, 64, 128, 256, 64), (CHANNELS, 32, 64, 128, 32)
 
@@ -71,10 +69,7 @@ def first_weights() -> Tensor:
 
 
 def with_decoders(weights: Tensor, count: int) -> Tensor:
-    """Return the weights of the same encoder with `count` decoders; they repeat if there are fewer so far.
-
-    Flat weights of several decoders have ENCODER + count * DECODER elements, and so have their moments.
-    """
+    """Return weights of ENCODER + count * DECODER elements with `count` decoders, repeated if fewer exist."""
     decoders = weights[ENCODER:].view(-1, DECODER)
     chosen = [decoders[node % len(decoders)] for node in range(count)]
     return torch.cat([weights[:ENCODER], *chosen])
@@ -82,15 +77,14 @@ def with_decoders(weights: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Autoencoder:
-    """The net with flat weights (LAYOUT.numel,), whose dtype is used for computing; on the CPU.
+    """The net, on the CPU, with flat weights (LAYOUT.numel,), whose dtype is used for computing.
 
-    Weights of several decoders work with `encode` and `nodes`.
+    With several decoders, only `encode` and `nodes` work.
     """
 
     weights: Tensor
 
     def nodes(self) -> list[Autoencoder]:
-        """Return one net per decoder, with the common encoder."""
         decoders = self.weights[ENCODER:].view(-1, DECODER)
         return [Autoencoder(torch.cat([self.weights[:ENCODER], each])) for each in decoders]
 
@@ -108,8 +102,7 @@ class Autoencoder:
     def decode_along(self, code: Tensor, change: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
         """Return D(code), and D'(code) change, the decoder's response to a small change; both (b, k).
 
-        D is piecewise linear, so the second is exact within the code's piece, and linear in `change`
-        everywhere. Codes and changes are (b, 4, ceil(k / 16)); None is a change of zero.
+        Codes and changes are (b, 4, ceil(k / 16)); None is a change of zero.
         """
         own = self._named()
         y, dy = code, torch.zeros_like(code[:0]) if change is None else change

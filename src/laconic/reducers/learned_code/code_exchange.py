@@ -1,20 +1,17 @@
 """Exchange of codes: averaged over ranks as in a ring, or from one rank to a server, played by all ranks.
 
-A rank's vector w (K,) holds its values at common positions, in units of a common scale. With encoder E and
-decoder D, both exchanges give all ranks a vector mean, and each rank its part g p_i or p_i, whose average is
-that mean:
+A rank's vector w (K,) has its values at common positions, in units of a common scale. With encoder E and
+decoder D, the mean is the average of the ranks' parts, g p_i or p_i:
 
     ring      c = 1/N * sum over i of E(w_i)      p_i = D(c) + D'(c) (E(w_i) - c)     mean = g D(c)
     server    c = E(w_l) of the leader l          p_i = g_i D(c), but w_i on I_i      mean = 1/N * sum p_i
     per_node  c = E(w_l) of the leader l          p_i = g_i D_i(c), but w_i on I_i    mean = 1/N * sum p_i
 
 I_i is the innovation: the places of the few largest |w_i|, whose values every rank sends to all. In the paper
-they are one more channel of the decoder's input; replacing its output makes them exact, so that the residual
-shrinks in every step.
+they are another input of the decoder; here they are exact, so that the residual shrinks in every step.
 
-The gains are ours. A bad net could make the residual, w_i minus the rank's part, larger than w_i. So g_i
-minimises it, or is 0 if the minimiser is negative; in the ring one g for all minimises the sum of squares
-over ranks, and is limited so that no rank's residual grows.
+The gains are ours: a bad net could enlarge the residual. So g_i >= 0 minimises it; in the ring a common g
+minimises the sum of squares over ranks, limited so that no rank's residual grows.
 """
 
 from __future__ import annotations
@@ -38,9 +35,9 @@ LARGEST = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True)
 class Vector:
-    """A rank's values float32 (K,), and the transform that all ranks apply to theirs before the net.
+    """A rank's values float32 (K,), and their common transform before the net.
 
-    Division by `scale`, rotation by `shift` places, and multiplication by signs float32 (K,).
+    Division by `scale`, rotation by `shift` places, multiplication by signs float32 (K,).
     """
 
     values: Tensor
@@ -53,7 +50,6 @@ class Vector:
         return self.normalised(self.values)
 
     def normalised(self, values: Tensor) -> Tensor:
-        """Apply the same transform to another rank's values."""
         normal = (values.cpu().double() / self.scale).clamp_(-LARGEST, LARGEST).float()
         return normal.roll(self.shift) * self.signs
 
@@ -65,7 +61,7 @@ class Vector:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Mean of all ranks, and this rank's part of it: float32 (K,) each."""
+    """Mean of all ranks, and this rank's part: float32 (K,) each."""
 
     mean: Tensor
     own: Tensor
@@ -114,10 +110,7 @@ class AveragedCode(CodeExchange):
 
 @dataclass(frozen=True)
 class LeaderCode(CodeExchange):
-    """Code broadcast by the leader; every rank sends its gain and `innovation` entries to all others.
-
-    Rank i's part is decoded by decoder i, if the weights have a decoder per rank, or by the only one.
-    """
+    """Code broadcast by the leader; every rank sends its gain and `innovation` entries to all others."""
 
     innovation: int
 
@@ -165,12 +158,11 @@ class LeaderCode(CodeExchange):
         )
 
     def _rest(self, normal: Tensor) -> Tensor:
-        """Return 0 at the innovation of a vector (K,), else 1."""
         return torch.ones_like(normal).index_fill_(0, self._largest(normal).indices.long(), 0.0)
 
 
 def read_part(wire: Tensor, base: Tensor) -> Tensor:
-    """Return a rank's part p_i (K,), from its message to the servers and base = D(c)."""
+    """Return a rank's part p_i (K,), from its message and base = D(c)."""
     head, rest = read_bytes(wire, 4, "the gain")
     gain = float(as_numbers(head, torch.float32))
     entries = Entries.read(rest, Segments.whole(base.numel()))

@@ -1,7 +1,4 @@
-"""Trained weights: one step of Adam per training step, equal on all ranks.
-
-Adam as in Kingma and Ba 2014, arXiv:1412.6980, with its usual settings.
-"""
+"""Trained weights: one step of Adam (Kingma and Ba 2014, arXiv:1412.6980) per training step."""
 
 from __future__ import annotations
 
@@ -22,10 +19,9 @@ Lesson = tuple[Tensor, int]  # gradient of a sum of losses, and the number of ex
 
 
 class Trained:
-    """Flat float32 weights, and Adam's two moments. Equal lessons keep ranks equal up to rounding.
+    """Flat float32 weights, and Adam's moments. Equal lessons keep ranks equal up to rounding.
 
-    Lessons apply when their step is over; a skipped step teaches nothing. The lessons of a step's buckets are
-    averaged into one step of Adam, however buckets are cut.
+    A step's lessons are averaged into one step of Adam; a skipped step teaches nothing.
     """
 
     def __init__(self, kind: str, weights: Tensor) -> None:
@@ -55,11 +51,10 @@ class Trained:
         self._own = None
 
     def may_differ(self) -> None:
-        """Note that ranks may differ from this step on, so that `agree` has to broadcast."""
         self._agreed = False
 
     def agree(self, comm: Comm, device: torch.device) -> None:
-        """Take rank 0's weights, once after `may_differ`: 4 bytes per weight. Called by all ranks."""
+        """Take rank 0's weights, once after `may_differ`, on all ranks: 4 bytes per weight."""
         if not self._agreed:
             self._own = self.weights
             self.weights = comm.broadcast(self.weights.to(device, copy=True), 0).cpu()
@@ -84,7 +79,7 @@ class Trained:
         return {key: value.clone() for key, value in self._held().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the state. Raises `StateError`, with nothing changed, for the state of another net."""
+        """Restore the state. Raises `StateError`, with nothing changed, for another net's."""
         for key, value in self._held().items():
             if key not in state or state[key].shape != value.shape:
                 shape = tuple(state[key].shape) if key in state else None

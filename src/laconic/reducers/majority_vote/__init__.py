@@ -1,22 +1,19 @@
 """Majority vote: every rank votes with the signs of its gradient; one bit per winner is returned.
 
-Bernstein, Wang, Azizzadenesheli, Anandkumar 2018, arXiv:1802.04434; Bernstein, Zhao, Azizzadenesheli,
-Anandkumar 2019, arXiv:1810.05291 ("signSGD with majority vote is communication efficient and fault
-tolerant"). With ranks r = 0..N-1, for each tensor of n elements:
+Bernstein et al. 2018, arXiv:1802.04434; Bernstein et al. 2019, arXiv:1810.05291. With ranks r = 0..N-1, for
+each tensor:
 
     1. b_r = sign bits of x_r, or rank r's coin where x_r is 0,  m_r = mean |x_r|
     2. m = median over ranks of m_r                  one all_gather of a float32 per tensor
     3. all_to_all of the b_r of all tensors, in N chunks; each rank counts the votes of its chunk
     4. all_gather of the winners w; mean = m * (1 - 2 w), the same bits on all
 
-The paper's server is spread over the ranks. The factor m is ours, so that the learning rate has the same
-meaning as for SGD: the (lower) median, which fewer than N/2 faulty ranks cannot move beyond the others'
-values. The paper settles ties by sign(0); here a coin decides that is equal on all ranks, the philox bit of
-the element in its tensor's common stream, so that no direction is preferred.
+The factor m is ours, so that the learning rate means the same as for SGD; fewer than N/2 faulty ranks cannot
+move the (lower) median beyond the others' values. The paper settles ties by sign(0); here a common coin
+decides, so that no direction is preferred.
 
-One bit cannot express zero. A rank whose entry is 0 votes by its own coin, whose mean is 0. An entry that is
-0 on all ranks becomes m or -m, at random. Every coin of an odd step is the opposite of that of the even step
-before, so that two such steps cancel, except for the change of m.
+An entry that is 0 on all ranks becomes m or -m, at random. Every coin of an odd step is the opposite of the
+even step before, so that two such steps cancel, except for the change of m.
 """
 
 from __future__ import annotations
@@ -43,10 +40,9 @@ from laconic.reducers.majority_vote.coins import Coins
 class MajorityVote(Reducer):
     """mean = (median over ranks of mean |x_r|) * the majority of the ranks' signs, entry by entry.
 
-    It is not an average of the sent shares, hence biased, and no rank knows its loss: error feedback is
-    refused. In return any faulty rank has one vote per sign, and fewer than half of the ranks cannot move the
-    scale. As a method, one-dimensional tensors are summed, where a faulty rank is not limited: `signum()`
-    votes on these too.
+    Biased, and no rank knows its loss: error feedback is refused. A faulty rank has one vote per sign. As a
+    method, one-dimensional tensors are summed, where a faulty rank is not limited: `signum()` votes on these
+    too.
 
     Payload: 1 bit per entry, up and down together ((N-1)/N of it up, 1/N down), and 4 bytes per tensor.
 
@@ -76,7 +72,7 @@ class MajorityVote(Reducer):
 
 @dataclass(frozen=True)
 class Vote(Sent):
-    """Share as the sign bits sent up, at the common magnitudes of the tensors."""
+    """Sign bits sent up, at the common magnitudes of the tensors."""
 
     bits: Tensor
     scales: Tensor
@@ -116,7 +112,7 @@ class _MajorityVote(BoundReducer):
         if gathered is None:
             return None
         whole = all(each.numel() == max(1, n) for each in gathered)
-        if not whole or not bool(_magnitudes(torch.stack(gathered)).all()):  # one read for all ranks
+        if not whole or not bool(_magnitudes(torch.stack(gathered)).all()):  # one read
             for rank, each in enumerate(gathered):
                 with sent_by(rank):
                     if each.numel() != max(1, n) or not bool(_magnitudes(each).all()):
@@ -124,7 +120,6 @@ class _MajorityVote(BoundReducer):
         return torch.stack(gathered).median(dim=0).values[:n]
 
     def _winners(self, bits: Tensor, layout: Layout, turn: Turn) -> Tensor:
-        """Return the majority bits, uint8 (m,), of all ranks' bits uint8 (m,)."""
         rank, size, m = self.comm.rank, self.comm.size, bits.numel()
         chunk = -(-m // size)
         counts = [max(0, min(chunk, m - chunk * each)) for each in range(size)]
@@ -135,13 +130,13 @@ class _MajorityVote(BoundReducer):
 
 
 def abstain_(bits: Tensor, x: Tensor, layout: Layout, coins: Coins) -> Tensor:
-    """Write this rank's coins to the sign bits uint8 (m,) of flat x, where x is 0."""
+    """Write this rank's coins to the sign bits uint8 (m,) where x is 0."""
     zeros = kernels.zeros(x, layout.segments)
     if not bool(zeros.any()):
         return bits
     sizes = [kernels.packed_nbytes(entry.numel, 1) for entry in layout]
     parts = list(zip(layout, torch.split(bits, sizes), torch.split(zeros, sizes), strict=True))
-    present = torch.stack([zero.any() for _, _, zero in parts]).tolist()  # one read for all tensors
+    present = torch.stack([zero.any() for _, _, zero in parts]).tolist()  # one read
     for (entry, votes, zero), some in zip(parts, present, strict=True):
         if some:
             own = coins.own(entry.name, 0, votes.numel()).to(bits.device)
@@ -154,7 +149,7 @@ def _magnitudes(x: Tensor) -> Tensor:
 
 
 def tossed(layout: Layout, coins: Coins, begin: int, count: int) -> Tensor:
-    """Return common coins for bytes [begin, begin + count) of a message of sign bits of these tensors."""
+    """Return common coins for bytes [begin, begin + count) of a message of sign bits."""
     parts, at, end = [torch.empty(0, dtype=torch.uint8, device="cpu")], 0, begin + count
     for entry in layout:
         m = kernels.packed_nbytes(entry.numel, 1)

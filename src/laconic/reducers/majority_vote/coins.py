@@ -1,6 +1,6 @@
 """Coins: random bits that replace the sign of a zero, from separate streams for each tensor.
 
-An element's coin depends neither on the rank that counts its votes nor on the rest of the bucket.
+An element's coin depends neither on the counting rank nor on the bucket.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from laconic.core.turn import Turn
 
 @dataclass(frozen=True)
 class Coins:
-    """Coins of one step: bytes uint8 of eight each, by tensor; odd steps negate the even step before.
+    """Coins of one step, eight per byte uint8, by tensor; odd steps negate the even step before.
 
     >>> even, odd = Coins(Turn(6)).common("w", 0, 5), Coins(Turn(7)).common("w", 0, 5)
     >>> bool((even + odd == 255).all())

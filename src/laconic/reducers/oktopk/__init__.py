@@ -4,26 +4,21 @@ Li and Hoefler 2022, arXiv:2201.07598. The result equals that of `gtopk`, bit fo
 elements, with k = ceil(density * n) and N ranks:
 
     1. P_r = the k largest |x_r|, on each rank r
-    2. the bucket is cut into N regions, so that each holds about as many of the P_r: see `regions`
-    3. all_to_all: a rank receives all entries chosen in its region, and adds them up in rank order: s
-    4. all_gather: it sends to all others those |s| that reach the threshold of the tensor
+    2. the bucket is cut into N regions with about equally many of the P_r: see `regions`
+    3. all_to_all: a rank adds up all entries chosen in its region, in rank order: s
+    4. all_gather: those |s| that reach the tensor's threshold
     5. mean = the k largest of all received entries, the same on every rank
     6. the next threshold: a little less than the k-th largest, times its growth since the last step, because
        residuals fill up
 
-All ranks derive the threshold from the received entries. It only saves bytes and cannot change the mean. In
-step 4 a region gives of each tensor at least the average number a of entries that a rank chose there, so at
-least k arrive; and at most 2 a + 4, so that at most about 2 k arrive in messages of similar sizes. If this
-may have held back an entry of the mean, which every rank can see, one more all_gather sends the missing ones.
+The threshold saves bytes and cannot change the mean. Per tensor a region sends at least the average number a
+of entries that a rank chose there, so that k arrive, and at most 2 a + 4. If this may hold back an entry of
+the mean, which every rank can see, one more all_gather sends it. Traffic grows 1.31 times from 4 ranks to 64,
+and 1.4 times for the costliest rank with 400 entries per region (`benchmarks/scaling`).
 
-A rank's traffic grows from 4 ranks to 64 as in any all-reduce, 1.31 times, and with the imbalance of regions:
-1.4 times for the costliest rank with 400 entries per region (`benchmarks/scaling`), more with fewer.
-
-Differences from the paper. It selects by thresholds that are found exactly every tau' steps (32 in the
-authors' release), so that about k entries are chosen; here k are chosen exactly, so that the mean does not
-depend on how buckets are cut. The paper balances uneven regions by moving entries between ranks; here 2 a + 4
-limits them. Its bound of 6 k received numbers (values and positions) per rank holds: k entries in step 3, if
-regions are even, and 2 k in step 4, except for the 4 of each piece of a tensor.
+Differences from the paper. It chooses about k entries, by thresholds that are exact every tau' steps; here
+exactly k, independent of buckets. It moves entries between uneven regions. Its bound of 6 k received numbers
+per rank holds if regions are even, except for the 4 of each piece of a tensor.
 """
 
 from __future__ import annotations
@@ -50,8 +45,8 @@ from laconic.reducers.entries import Entries
 from laconic.reducers.oktopk.global_topk import global_topk
 from laconic.reducers.oktopk.regions import Regions
 
-RANKS = 64  # largest group for which `nbytes` is a bound
-MARGIN = 0.97  # threshold as a share of the expected smallest entry of the next step's mean
+RANKS = 64  # largest group that `nbytes` bounds
+MARGIN = 0.97  # threshold as a share of the next mean's expected smallest entry
 MOST_GROWTH = 1.5  # of the smallest entries, per step
 
 
@@ -59,13 +54,12 @@ MOST_GROWTH = 1.5  # of the smallest entries, per step
 class OkTopk(DensityReducer):
     """mean = the k = ceil(density * n) largest entries of the average of every rank's k largest.
 
-    The sent share is this rank's own k largest where they are among those; the rest stays in the residual. At
-    most k entries of a tensor change, in a group of any size. `every`: steps between two cuts of the regions.
+    The sent share is this rank's own k largest where they are among those. At most k entries of a tensor
+    change. `every`: steps between two cuts of the regions.
 
-    Payload: up to twice k values in 32 bits with positions by `golomb`: up the entries outside this rank's
-    region, at most k; down those inside, to every other rank: k / N on average, at most k. A rank sends and
-    receives about 2 k (N-1)/N entries for any N, while `gather` takes (N-1) k. A group of more than 64 ranks
-    adds up to 15 bytes per rank to `nbytes`.
+    Payload: up to twice k values in 32 bits with positions by `golomb`: up those outside this rank's region,
+    at most k; down those inside, k / N on average, at most k. A rank sends and receives about 2 k (N-1)/N
+    entries. Each rank beyond 64 adds up to 15 bytes to `nbytes`.
 
     >>> OkTopk(density=0.01)
     oktopk(density=0.01)
@@ -92,7 +86,7 @@ class OkTopk(DensityReducer):
     def nbytes(self, layout: Layout) -> int:
         """Return the most bytes: positions of n in pieces take up to log2(n / k) + 3.1 bits, plus 2 bytes.
 
-        One bit more in two rounds, with k' = k / 2 in each of them.
+        One bit more in two rounds, with k' = k / 2 each.
         """
         total = 15 * RANKS + 2
         for entry in layout:
@@ -103,7 +97,7 @@ class OkTopk(DensityReducer):
 
 
 class _OkTopk(BoundReducer):
-    """Working reduction. Regions and floors affect only its cost, so they are not saved."""
+    """Working reduction. Regions and floors, which affect only its cost, are not saved."""
 
     def __init__(self, spec: OkTopk, comm: Comm) -> None:
         self._spec = spec
@@ -148,7 +142,6 @@ class _OkTopk(BoundReducer):
         return own.share(segments, chosen, positions)
 
     def _cut(self, chosen: Tensor | None, layout: Layout, step: int, device: torch.device) -> Regions | None:
-        """Return the regions of this bucket; None, on every rank, if any gradient is not finite."""
         _, cut_at, regions = self._regions.get(id(layout), (layout, step, None))
         if regions is None or not 0 <= step - cut_at < self._spec.every:
             regions = Regions.agreed(chosen, layout.segments.packed, self._comm, device)
@@ -160,7 +153,7 @@ class _OkTopk(BoundReducer):
         return True
 
     def put_back(self, layout: Layout) -> None:
-        """Also restore what affects only the cost of later steps: a bad batch has unusual floors."""
+        """Restore also regions and floors: a bad batch has unusual floors."""
         if self._before is None:
             return
         step, floors, self._growth = self._before
@@ -172,7 +165,6 @@ class _OkTopk(BoundReducer):
         self._before = None
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Reset regions and floors, so that all ranks agree whatever they did before."""
         super().load_state_dict(state)
         self._regions.clear()
         self._floors.clear()
@@ -181,7 +173,7 @@ class _OkTopk(BoundReducer):
 
 
 def growth(before: Tensor, after: Tensor) -> float:
-    """Return the median growth over tensors of floors float32 (s,): from 1 to `MOST_GROWTH`.
+    """Return the median growth of floors float32 (s,): from 1 to `MOST_GROWTH`.
 
     >>> growth(torch.tensor([0.0, 1.0, 2.0, 4.0]), torch.tensor([7.0, 1.5, 2.5, 4.0]))
     1.25

@@ -16,7 +16,7 @@ from laconic.core.layout import Segments
 from laconic.reducers.entries import Entries, contained, counted
 from laconic.reducers.oktopk.regions import Regions
 
-NOTHING, SMALL, ANY = 0, 1, 2  # held back of a piece: nothing, entries below the threshold, or more
+NOTHING, SMALL, ANY = 0, 1, 2  # held-back entries of a piece: none, below the threshold, or more
 
 
 def global_topk(
@@ -39,16 +39,14 @@ def global_topk(
         floors = kernels.per_index(best.floors[tensors], sums.counts, sums.values.device)
         starts = pieces.starts_tensor
         rest = (sums.values.abs() >= floors) & ~contained(sums.positions(starts), given.positions(starts))
-        left = (ks[tensors] - given.counts) * missing[
-            here
-        ]  # the given entries are the largest of their piece
+        left = (ks[tensors] - given.counts) * missing[here]  # the given entries are the largest
         more, _ = exchanged(sums.where(rest).among(left), held, regions, comm)
         best = came.plus(more).best(ks)
     return best.positions, best.entries(regions.tensors), best.floors
 
 
 def added(wires: list[Tensor], pieces: Segments) -> tuple[Entries, Tensor]:
-    """Return 1/N * the sum of N ranks' entries, in rank order, and the counts per piece, int64 (s,)."""
+    """Return 1/N * the sum of N ranks' entries, in rank order, and counts per piece, int64 (s,)."""
     parts = []
     for rank, wire in enumerate(wires):
         with sent_by(rank):
@@ -83,7 +81,7 @@ def offer(
 
 
 def exchanged(given: Entries, held: Tensor, regions: Regions, comm: Comm) -> tuple[Pool, Tensor]:
-    """Return the entries that all ranks give, and their marks of held-back pieces, int64 (p,)."""
+    """Return the entries that all ranks give, and marks of held-back pieces, int64 (p,)."""
     flags = held.to(torch.uint8).to(given.values.device)
     own = torch.cat([flags, given.wire(regions.pieces[comm.rank])])
     messages = gather_or_skip(comm, own, own.device)
@@ -99,13 +97,13 @@ def exchanged(given: Entries, held: Tensor, regions: Regions, comm: Comm) -> tup
 
 @dataclass(frozen=True)
 class Best:
-    """Best entries of a pool: their places in it, counts by tensor, and floors."""
+    """Best entries of a pool."""
 
     places: Tensor
     counts: Tensor
     positions: Tensor
     values: Tensor
-    floors: Tensor  # least |value| of each tensor float32 (s,), 0 if there are fewer than requested
+    floors: Tensor  # least |value| of each tensor float32 (s,), 0 below the requested number
 
     def entries(self, tensors: Segments) -> Entries:
         starts = kernels.per_index(tensors.starts_tensor, self.counts, self.positions.device)
@@ -136,8 +134,7 @@ class Pool:
     def doubtful(self, best: Best, held: Tensor, thresholds: Tensor) -> Tensor:
         """Return bool (p,): pieces in which a held-back entry may belong to the best.
 
-        Received entries exceed the held-back ones, so a piece is safe unless all of its received ones are
-        among the best.
+        Received entries exceed the held-back ones, so all received ones of such a piece are among the best.
         """
         kept = torch.zeros_like(self.positions, dtype=torch.bool)
         kept[best.places] = True

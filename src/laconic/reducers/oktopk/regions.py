@@ -1,7 +1,7 @@
 """Regions: the elements of a bucket cut into one range per rank, with about equal work.
 
-The cuts of Ok-Topk (Li and Hoefler 2022, arXiv:2201.07598): the average over ranks of the cuts that divide
-each rank's chosen entries equally.
+Ok-Topk (Li and Hoefler 2022, arXiv:2201.07598): the average of the cuts that divide each rank's chosen
+entries equally.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from laconic.reducers.entries import Entries
 class Regions:
     """`tensors`: the packed tensors of a bucket. Rank r has the positions from cuts[r] to cuts[r + 1].
 
-    Pieces are the nonempty intersections of a region with tensors.
+    Pieces are the nonempty intersections of regions and tensors.
 
     >>> regions = Regions(Segments.consecutive([4, 6]), cuts=(0, 7, 10))
     >>> [pieces.sizes for pieces in regions.pieces], regions.tensor_of.tolist()
@@ -38,13 +38,13 @@ class Regions:
     def agreed(
         cls, chosen: Tensor | None, tensors: Segments, comm: Comm, device: torch.device
     ) -> Regions | None:
-        """Return the consensus of the ranks on their chosen positions int64 (K,), ascending.
+        """Return common regions from all ranks' chosen positions int64 (K,), ascending.
 
-        None on every rank if the gradient of one is not finite. One all_reduce of 8 bytes per rank.
+        None on every rank if one gradient is not finite. One all_reduce of 8 bytes per rank.
         """
         cuts = torch.zeros(
             comm.size, dtype=torch.int64, device="cpu"
-        )  # the first entry counts ranks without any
+        )  # the first counts non-finite gradients
         if chosen is None:
             cuts[0] = 1
         else:
@@ -81,13 +81,12 @@ class Regions:
         return slice(int(self.first[rank]), int(self.first[rank + 1]))
 
     def per_tensor(self, per_piece: Tensor) -> Tensor:
-        """Return sums by tensor, int64 (s,), of values int64 (p,) by piece."""
         return torch.zeros(len(self.tensors), dtype=torch.int64, device="cpu").index_add_(
             0, self.tensor_of, per_piece
         )
 
     def split(self, positions: Tensor, values: Tensor) -> list[Entries]:
-        """Return entries at ascending positions int64 (K,) by rank, with indices from their piece's start."""
+        """Return entries at ascending positions int64 (K,) by rank, with indices in their piece."""
         ends = torch.searchsorted(positions, sent_to(self.edges, positions.device)).cpu()
         counts = ends.diff()
         starts = kernels.per_index(self.edges[:-1], counts, positions.device)

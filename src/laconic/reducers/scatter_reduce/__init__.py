@@ -1,24 +1,22 @@
 """Scatter-reduce: each rank reduces one piece of every tensor, and low-bit messages go both ways.
 
-The reduction of CGX (Markov et al. 2022, arXiv:2111.08617, its release IST-DASLab/torch_cgx [V]). Each tensor
-is cut into one piece per rank (see `cuts`). Of ranks r = 0..N-1, rank p reduces its piece:
+The reduction of CGX (Markov et al. 2022, arXiv:2111.08617, its release IST-DASLab/torch_cgx [V]). Rank p of r
+= 0..N-1 reduces its piece of each tensor (see `cuts`):
 
     1. scatter   s = 1/N * (x_p + sum over r != p, in this order, of decode(encode(x_r)))
     2. gather    mean = decode(encode(s)), on every rank, p too: replicas are bit-identical
 
-A rank's traffic is that of any all-reduce, 2 (N - 1) / N messages of the whole tensor. Error feedback on the
-sending rank stores the loss of the first rounding. The loss of the second is dropped; with feedback='both'
-rank p stores it, as a server does:
+Error feedback stores the loss of the first rounding. With feedback='both' rank p also stores that of the
+second:
 
     2. gather    x = e_p + s     mean = decode(encode(x))     e_p = x - mean
 
-Along a ring or up trees a sum is rounded at each hop. With feedback='both' rank r, which rounds it, adds N
-times the loss to its gradient's residual [ours], and sends it at a later step:
+and along a ring or up trees each rank r adds N times the loss of its hop to its gradient's residual [ours]:
 
     1. hop       y = x_r/N + decode(arrived)       sends encode(y)       e_r = N (y - decode(encode(y)))
 
-Then the mean equals the average of the shares reported as sent, and the error of the average of T means is
-the sum of all residuals over T. Codecs that drop entries do as well as through `server`.
+Then the mean equals the average of the sent shares, and the error of the average of T means is the sum of all
+residuals over T.
 """
 
 from __future__ import annotations
@@ -49,20 +47,18 @@ Legs = Literal["up", "both"]
 class ScatterReduce(Reducer):
     """mean = decode(encode(1/N * sum of decoded pieces)), with each piece reduced on a different rank.
 
-    `pattern`, the route to the reducing rank: 'direct', each rank sends to all others at once; 'ring', along
-    a ring, rounded at each of N - 1 hops; 'tree', up binomial trees, one per piece, rounded at each of log2 N
-    hops. The total bytes are equal. 'ring' and 'tree' need a codec of fixed size, or with feedback='both' a
-    sparse codec with a density.
+    `pattern`, the route to the reducing rank: 'direct', to all others at once; 'ring', rounded at each of N -
+    1 hops; 'tree', up binomial trees, rounded at each of log2 N hops; all in equally many bytes. 'ring' and
+    'tree' need a codec of fixed size, or with feedback='both' a sparse codec with a density.
 
     `feedback`, the rounding errors that later steps correct: 'up', those of the first rounding, if the
-    pattern is 'direct' and the method has error feedback; 'both', all of them, so that the error of the
-    average of T means is O(1 / T). 'both' requires error feedback and a codec that is safe with it, and
-    stores 4 bytes for each element that a rank reduces. With low bits the error along a ring is several times
-    that of a tree (3 times among 16 ranks at 2 bits); with `topk` the two are similar.
+    pattern is 'direct' and the method has error feedback; 'both', all of them: the error of the average of T
+    means is O(1 / T). 'both' needs error feedback and a codec that is safe with it, and 4 bytes for each
+    element that a rank reduces. At 2 bits among 16 ranks a ring's error is 3 times a tree's.
 
     Payload: one message of `codec`, (N - 1) / N of it to the reducing ranks and 1 / N from this one. 'ring'
-    and 'tree' add 4 bytes, because ranks first agree that all gradients are finite, and 8 for each hop's
-    message of a sparse codec.
+    and 'tree' add 4 bytes to agree that all gradients are finite, and 8 for each hop's message of a sparse
+    codec.
 
     >>> from laconic.core.spec import parse
     >>> parse("scatter_reduce(minmax(bits=4), pattern='ring')")
@@ -134,7 +130,7 @@ class ScatterReduce(Reducer):
 
 
 def most_nbytes(codec: Codec, layout: Layout) -> int:
-    """Return the most bytes of all pieces of these tensors in a group of any size: whole, or in blocks."""
+    """Return the most bytes of all pieces in a group of any size: whole tensors, or blocks."""
     total = 0
     for entry in layout:
         blocks, rest = divmod(entry.numel, BLOCK)

@@ -1,16 +1,14 @@
 """Adaptive bits: a bit width per tensor, with fewer bytes at the total error of one width for all.
 
-The idea is CGX's (Markov et al. 2022, arXiv:2111.08617) [recalled; its public code has uniform widths]. There
-layers are clustered by size and norm (k-means), and clusters mapped to widths in order; L-GreCo of the same
-group uses dynamic programming. Here, every `every` steps, with widths b = 2..8 and tensors l:
+The idea is CGX's (Markov et al. 2022, arXiv:2111.08617) [recalled; its public code has uniform widths], which
+clusters layers by size and norm. Here, every `every` steps, with widths b = 2..8 and tensors l:
 
     1. E_l(b) = sum over ranks of |C_b(x_l) - x_l|^2, really encoded     one all_reduce, 56 bytes per tensor
     2. the b_l that minimise the sum of bytes_l(b_l), with sum of E_l(b_l) <= sum of E_l(bits)
     3. from the next step on, tensor l is sent in b_l bits
 
-Dynamic programming was never worse than k-means (`python -m benchmarks.widths`): at the error of 4 bits for
-all it saves 20.6 % of the stored gradient's bytes and 18.6 % of a small GPT's, k-means at most 20.6 and 16 %.
-It needs no number of clusters, and does not assume that larger entries need more bits.
+Dynamic programming was never worse than k-means (`python -m benchmarks.widths`): at the error of 4 bits it
+saves 20.6 % of the stored gradient's bytes and 18.6 % of a small GPT's.
 """
 
 from __future__ import annotations
@@ -50,11 +48,11 @@ ERRORS = "once/errors/"  # prefix of state keys with one error per width
 class AdaptiveBits(Reducer):
     """`scatter_reduce(minmax(bits))` with widths of 2 to 8 for each tensor, chosen again every `every` steps.
 
-    All tensors start with `bits`; the first choice uses the gradients of step 0. At those steps each tensor
-    is encoded seven additional times.
+    All tensors start with `bits`; the first choice uses step 0. At these steps each tensor is encoded seven
+    additional times.
 
-    Payload: at most that of `bits` for all, and 56 bytes per tensor for the errors at steps that measure
-    them. State: the widths, and the errors for the next choice; equal on all ranks.
+    Payload: at most that of `bits` for all, and 56 bytes per tensor at these steps. State: the widths, and
+    the errors for the next choice; equal on all ranks.
 
     >>> AdaptiveBits(every=500)
     adaptive_bits(every=500)
@@ -96,7 +94,7 @@ class AdaptiveBits(Reducer):
 
 
 class _AdaptiveBits(BoundReducer):
-    """Working reduction. `errors`: of tensors measured since the last choice, one per width."""
+    """Working reduction. `errors`: of tensors measured since the last choice."""
 
     def __init__(self, spec: AdaptiveBits, layout: Layout, comm: Comm) -> None:
         self._spec = spec
@@ -136,7 +134,6 @@ class _AdaptiveBits(BoundReducer):
         return sent
 
     def _measure(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
-        """Return this rank's term of E_l(b), float64 (tensors * widths,)."""
         errors = torch.zeros(len(layout), len(CHOICE), dtype=torch.float64, device=x.device)
         segments, keys = layout.segments, [turn.own(name) for name in layout.names]
         for column, bits in enumerate(CHOICE):
@@ -154,7 +151,7 @@ class _AdaptiveBits(BoundReducer):
     def _choose(self) -> None:
         """Choose new widths for all tensors; keep the old ones if nothing is lost or none is shorter.
 
-        A tensor without any error, as with a gradient of zeros, gives no information: it gets `bits`.
+        A tensor without any error gives no information: it gets `bits`.
         """
         uniform = CHOICE.index(self._spec.bits)
         errors = [self._errors[entry.name] for entry in self._layout]

@@ -1,7 +1,7 @@
 """Cuts: every tensor in pieces of whole blocks, one piece per rank.
 
-Blocks have 512 elements from a tensor's first element: the buckets of a quantiser cross neither tensors nor
-pieces. Cuts are made once for a whole model, so they do not depend on how DDP cuts its buckets.
+Blocks have 512 elements from a tensor's first: a quantiser's buckets cross neither tensors nor pieces. Cuts
+are made once for a model, independent of DDP's buckets.
 """
 
 from __future__ import annotations

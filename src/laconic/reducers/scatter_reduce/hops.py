@@ -1,11 +1,10 @@
 """Sums along a ring or up a tree: each rank on the path adds its own part and rounds again.
 
     ring   size - 1 hops; the piece of rank r starts at rank r + 1 and passes all others before it ends at r
-    tree   ceil(log2 size) hops; ranks form pairs, and one of each pair sends its sum to the other (binomial).
-           Every piece has a tree rooted at its rank, so that the load is equal
+    tree   ceil(log2 size) hops; of each pair of ranks one sends its sum to the other (binomial). Every piece
+           has a tree rooted at its rank, so that the load is equal
 
-A rank sends each piece except its own once. A piece is rounded once per hop, so the error grows with the
-group's size or with its logarithm. The loss of each hop is returned, for the rounding rank to store.
+A rank sends each piece except its own once. The error grows with the number of hops.
 """
 
 from __future__ import annotations
@@ -80,18 +79,16 @@ def travelling_mean(
 ) -> Tensor | None:
     """Return the mean over ranks of parts[rank] of flat x, float32 (parts[rank].numel,), for this rank.
 
-    None if this rank's data to forward was not finite: it then forwarded zeros. `codec_of` pieces returns
-    their codec; a message has its maximum length (see `framed`). `left` receives this rank's rounding loss in
-    the mean of each piece that it forwarded, float32 (parts[piece].numel,).
+    None if its data to forward was not finite: it then forwarded zeros. `left` receives its rounding loss in
+    the mean of each forwarded piece, float32 (parts[piece].numel,).
     """
     held: dict[int, Tensor] = {}
     finite = True
     size = torch.full(
         (), comm.size, dtype=torch.float32, device=x.device
-    )  # a GPU would multiply by the reciprocal of a number
+    )  # a GPU would multiply by a number's reciprocal
 
     def part(piece: int) -> Tensor:
-        """Return this rank's part of the piece's mean, plus the received sum."""
         known = held.pop(piece, None)
         return torch.cat([x[:0], *parts[piece].segments.views(x)]) / size if known is None else known
 
@@ -122,15 +119,13 @@ def travelling_mean(
 
 
 def framed_nbytes(codec: Codec, layout: Layout) -> int:
-    """Return the bytes of each message of these tensors on a hop."""
     return codec.message_nbytes(layout.segments) + (0 if codec.fixed_size else LENGTH)
 
 
 def framed(wire: Tensor, codec: Codec, layout: Layout) -> Tensor:
-    """Return the wire in a message of `framed_nbytes`, because the receiver needs its length beforehand.
+    """Return the wire in a message of `framed_nbytes`.
 
-    For a codec without fixed size: length int64 (1,), wire, zeros. A separate round for lengths would double
-    the time of each hop; a selector with a density chooses hardly fewer entries than its maximum.
+    Without fixed size: length int64 (1,), wire, zeros. A round for lengths would double the time of each hop.
     """
     if codec.fixed_size:
         return wire
@@ -141,7 +136,7 @@ def framed(wire: Tensor, codec: Codec, layout: Layout) -> Tensor:
 
 
 def unframed(message: Tensor, codec: Codec) -> Tensor:
-    """Return the wire in a message. Raises `WireError` if it is longer than that."""
+    """Return the wire in a message. Raises `WireError` for a wrong length."""
     if codec.fixed_size:
         return message
     head, rest = message[:LENGTH], message[LENGTH:]

@@ -18,7 +18,7 @@ KIND = "once/mean"  # one rank holds each element for all: see `laconic.resize`
 
 
 class MeanResidual:
-    """One float32 for each element of this rank's pieces of a model."""
+    """One float32 for each element of this rank's pieces."""
 
     def __init__(self, layout: Layout, comm: Comm) -> None:
         self._layout = layout
@@ -34,11 +34,9 @@ class MeanResidual:
         self._pending: Pending[Tensor] = Pending(self._finish)
 
     def begin(self, step: int) -> None:
-        """Make the residuals of earlier steps final, before a bucket of this step, even if it is skipped."""
         self._pending.finish_before(step)
 
     def add_to_(self, mean: Tensor, home: Layout) -> Tensor:
-        """Add the residual to the mean float32 (home.numel,) of this rank's pieces of a bucket."""
         return mean.add_(self._memory.flat(home, mean.device)) if home.numel else mean
 
     def keep(self, left: Tensor, home: Layout, step: int) -> None:
@@ -53,7 +51,6 @@ class MeanResidual:
         self._memory.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return whole tensors: zero where other ranks reduce."""
         self._pending.finish_all()
         state = {}
         for entry in self._layout:
@@ -65,7 +62,6 @@ class MeanResidual:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the part that belongs to this rank's pieces."""
         Memory(KIND, self._layout).check(state)
         self._pending.finish_all()
         for name, entry in self._pieces.items():

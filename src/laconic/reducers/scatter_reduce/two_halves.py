@@ -25,14 +25,13 @@ from laconic.reducers.sum import DenseShare
 
 Pattern = Literal["direct", "ring", "tree"]
 BOUNDED = 2.0**126  # a mean of x and of values up to here is finite
-ANSWER = 0xA57E  # separates the keys of the second rounding from those of the first
+ANSWER = 0xA57E  # separates the keys of the second rounding
 
 
 class TwoHalves(BoundReducer):
     """Bound reducer of `ScatterReduce` and `AdaptiveBits`; sharded training only calls `scatter`.
 
-    `codec_of` returns the codec of some pieces at a step, the same on every rank. `residual` stores the
-    rounding errors of `gather`.
+    `codec_of` returns the codec of some pieces at a step, the same on every rank.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class TwoHalves(BoundReducer):
     def scatter(
         self, x: Tensor | None, partition: Partition, turn: Turn, out: Tensor
     ) -> tuple[Tensor | None, Sent | None]:
-        """Return the mean of this rank's pieces, float32 (home.numel,), and this rank's share of all means.
+        """Return the mean of this rank's pieces, float32 (home.numel,), and its share of all means.
 
         Returns (None, None) if any rank's gradient is not finite. `out`, the destination, may be `x`.
         """
@@ -103,7 +102,7 @@ class TwoHalves(BoundReducer):
         codecs = self._codecs(partition, turn.step)
         codec = self._codec_of(home, turn.step)
         if mean is not None and self._is_finite(mean, home, codec):
-            # With the keys of this rank's first messages the two roundings would not be independent.
+            # with the first keys the two roundings would not be independent
             wire = encoded(mean, home, codec, Turn(turn.step, turn.rank, mix(turn.seed, ANSWER)))
             if residual is not None and home.numel:
                 left = codec.decode_segments_add_(wire, home.segments, mean, -1.0)
@@ -116,11 +115,7 @@ class TwoHalves(BoundReducer):
         return True
 
     def _is_finite(self, mean: Tensor, home: Layout, codec: Codec) -> bool:
-        """Return whether a mean is finite.
-
-        On a GPU, bounded decoded values and no residual prove it without a wait:
-        mean = (x + sum of N - 1 decoded values) / N.
-        """
+        """Check a mean; on a GPU, bounded decoded values and no residual make it finite without a wait."""
         if not mean.is_cpu and self._residual is None and codec.normal[1] <= BOUNDED:
             return True
         return kernels.all_finite(mean, home.segments.merged)
@@ -157,7 +152,7 @@ class TwoHalves(BoundReducer):
         mean = travelling_mean(x, partition.parts, hops, codec_of, turn, comm, left)
         runs = partition.bucket.segments.merged
         kept = torch.cat([x[:0], *runs.views(x)]) if x is not out else None
-        # A hop's loss is an error of the mean: in this rank's gradient it counts comm.size times.
+        # a hop's loss is of the mean: in this rank's gradient it counts comm.size times
         lost = (DenseShare(partition.parts[i].segments, part, -comm.size) for i, part in (left or {}).items())
         return mean, SentParts((DenseShare(runs, kept, 1.0), *lost))
 
@@ -178,7 +173,6 @@ class TwoHalves(BoundReducer):
             self._residual.discard()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the residual of the second rounding: zeros outside this rank's pieces."""
         return {} if self._residual is None else self._residual.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -194,7 +188,7 @@ def alike(codecs: Sequence[Codec]) -> bool:
 
 @lru_cache(maxsize=512)
 def nbytes_of(codec: Codec, ranges: tuple[Segments, ...], rank: int) -> list[int]:
-    """Return the bytes of the message for each rank, 0 for this one. Cached: do not change the list."""
+    """Return the bytes for each rank, 0 for this one. Cached: do not modify."""
     return [0 if r == rank else codec.message_nbytes(segments) for r, segments in enumerate(ranges)]
 
 
@@ -205,5 +199,5 @@ def _others(rank: int, size: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _size(size: int, device: torch.device) -> Tensor:
-    """Return the size as float32 (): a GPU multiplies by the reciprocal of a Python number."""
+    """Return float32 (): a GPU multiplies by the reciprocal of a Python number."""
     return torch.tensor(size, dtype=torch.float32, device=device)  # a blocking copy: other streams may use it

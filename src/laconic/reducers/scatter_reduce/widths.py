@@ -16,7 +16,7 @@ from laconic.core.layout import Segments
 
 
 def grains_of(tensors: int) -> int:
-    """Return the number of grains of the allowed error: at most a 64th of it is lost to rounding up."""
+    """Return the number of grains of the allowed error: rounding up costs at most a 64th of it."""
     return 4096 + 64 * tensors
 
 
@@ -25,9 +25,8 @@ def cheapest(
 ) -> list[int] | None:
     """Return each tensor's option with the least sum of costs and a sum of errors of at most `allowed`.
 
-    Both sequences are (tensors, options). Dynamic programming over the error used so far, in grains: an error
-    counts as the next whole number of grains, so the result never exceeds `allowed`, and is the best of those
-    that fit with rounding. None if none fits.
+    Both are (tensors, options). By dynamic programming over errors in grains, rounded up. None if no choice
+    fits.
 
     >>> cheapest([[20, 30], [2, 3]], [[9.0, 2.0], [9.0, 2.0]], allowed=12.0)
     [0, 1]

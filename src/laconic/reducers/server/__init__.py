@@ -1,13 +1,13 @@
 """Server: both directions compressed, as through a parameter server; every rank serves a share.
 
-The single server of STC (Sattler et al. 2019, arXiv:1903.02891), natural compression both ways (Horvath et
-al. 2019, arXiv:1905.10988) and 1-bit Adam (Tang et al. 2021, arXiv:2102.02888), without one rank that carries
-all traffic. Per tensor, or piece of a large one, on the rank that serves it, in a group of N:
+As in STC (Sattler et al. 2019, arXiv:1903.02891), natural compression both ways (Horvath et al. 2019,
+arXiv:1905.10988) and 1-bit Adam (Tang et al. 2021, arXiv:2102.02888). Per tensor, or piece of a large one, on
+the rank that serves it, in a group of N:
 
     x = e + 1/N * sum over ranks r = 0..N-1, in this order, of decode(up_r)
     down = C(x)        e = x - decode(down)        mean = decode(down), on every rank
 
-The server's residual e exists only if `down` needs feedback; else e = 0.
+The residual e exists only if `down` needs feedback; else e = 0.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ class Server(Reducer):
     """mean = decode(down(e + average of decode(up_r))): codec `up` to the servers, codec `down` back.
 
     Every rank serves equally many elements (see `deal`): a large tensor is cut into pieces, at most one per
-    rank, and both codecs treat a piece as a separate tensor. Payload: for each piece the up-message or, on
-    the rank that serves it, the down-message. On the wire (N - 1)/N of `up` and (N - 1)/N of `down`, and 2 (N
-    - 1) headers, one per piece: with large pieces, it hardly grows with N.
+    rank, each a tensor for the codecs. Payload: for each piece the up-message or, on its server, the
+    down-message; in total (N - 1)/N of `up` and of `down`, and 2 (N - 1) headers.
 
     >>> from laconic.core.spec import parse
     >>> parse("server(sparse(topk(density=0.01)), cast('bf16'))")
@@ -90,8 +89,6 @@ class Server(Reducer):
 
 
 class _Server(BoundReducer):
-    """Working reduction; owns the residuals of this rank's served elements."""
-
     def __init__(self, spec: Server, layout: Layout, comm: Comm) -> None:
         self._spec = spec
         self._layout = layout
@@ -124,7 +121,6 @@ class _Server(BoundReducer):
     def _serve(
         self, requests: Sequence[Tensor], home: Layout, up: Codec, down: Codec, turn: Turn
     ) -> Tensor | None:
-        """Return the down-message of this rank's served elements; None if their mean is not finite."""
         segments, device = home.segments, requests[0].device
         if self._residual is None:
             x = torch.zeros(segments.end, dtype=torch.float32, device=device)
@@ -134,7 +130,7 @@ class _Server(BoundReducer):
         add_messages_(x, enumerate(messages), 1 / self._comm.size)
         if not kernels.all_finite(x, segments):
             return None
-        # Separate keys: with those of this rank's up-message the two roundings would not be independent.
+        # with the up-message's keys the two roundings would not be independent
         answer = encoded(x, home, down, replace(turn, seed=mix(turn.seed, ANSWER)))
         if self._residual is not None and home.numel:
             self._pending.add(down.decode_segments_add_(answer, segments, x, -1.0), home, turn.step)
@@ -161,7 +157,6 @@ class _Server(BoundReducer):
             self._residual.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the residuals of this rank's served elements, and zeros elsewhere: one rank holds each."""
         self._pending.finish_all()
         if self._residual is None:
             return {}

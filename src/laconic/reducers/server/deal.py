@@ -1,9 +1,7 @@
 """Deal: assignment of tensors, or of pieces of large ones, to serving ranks, with equal work.
 
-A tensor is cut into as many pieces as there are ranks, but not shorter than a quarter of a rank's share,
-limited to 1,024 to 16,384 elements: a layer that is most of a model, or of a bucket, occupies all ranks, and
-small tensors stay whole. Cuts are at multiples of 512 elements from the tensor's start, made once for a whole
-model, so they do not depend on how DDP cuts its buckets.
+Pieces have at least a quarter of a rank's share, limited to 1,024 to 16,384 elements. Cuts are at multiples
+of 512 elements, made once for a model, independent of DDP's buckets.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ class Share(NamedTuple):
     end: int
 
     def of(self, entry: Entry) -> Entry:
-        """Return this share as a separate tensor; the tensor itself if it is all of it."""
         return entry if self.end - self.begin == entry.numel else piece(entry, self.begin, self.end)
 
 
@@ -33,7 +30,7 @@ Homes = Mapping[str, tuple[Share, ...]]  # shares by tensor
 
 
 def homes(layout: Layout, size: int) -> Homes:
-    """Assign shares: the largest tensor first, each to the ranks with the fewest elements so far.
+    """Assign shares: the largest tensor first, to the ranks with the fewest elements so far.
 
     >>> for name, shares in homes(Layout.of([("a", (40_000,)), ("b", (700,)), ("c", (600,))]), 2).items():
     ...     print(name, *map(tuple, shares))
@@ -59,7 +56,7 @@ def homes(layout: Layout, size: int) -> Homes:
 
 
 def deal(bucket: Layout, homes: Homes, rank: int, size: int) -> Partition:
-    """Return the bucket's tensors, whole or in pieces, by serving rank, as seen by `rank`."""
+    """Return the bucket's tensors or pieces by serving rank, as seen by `rank`."""
     parts: list[list[Entry]] = [[] for _ in range(size)]
     for entry in bucket:
         for share in homes[entry.name]:

@@ -1,8 +1,8 @@
 """Shared scale: all ranks round to steps of one size, so integer levels add up, in few bits each way.
 
-TernGrad's scaler sharing (Wen et al. 2017, arXiv:1705.07878; the maximum over ranks as in the authors'
-release [V]) at one level; QSGD with a shared norm (as "QSGDMaxNorm" of vineeths96/Gradient-Compression [V])
-at more. Per tensor, or per block of it, with ranks r = 0..N-1:
+TernGrad's scaler sharing (Wen et al. 2017, arXiv:1705.07878; the maximum as in the authors' release [V]) at
+one level; QSGD with a shared norm (as "QSGDMaxNorm" of vineeths96/Gradient-Compression [V]) at more. Per
+tensor, or per block of it, with ranks r = 0..N-1:
 
     1. s_r = min(max|x_r|, max(clip * sigma_r, rms_r))    sigma: population standard deviation of the tensor
     2. s = max over ranks of s_r                          one all_reduce
@@ -10,10 +10,9 @@ at more. Per tensor, or per block of it, with ranks r = 0..N-1:
     4. all_to_all of the l_r of all tensors, in N chunks; each rank adds those of its chunk
     5. all_gather of the sums; mean = s / (levels * N) * sum of l_r, the same bits on all
 
-rms, the root mean square, is not in the paper: see `ternary`. Unbiased without clipping. Entries are clipped
-at the shared scale, hence less than in the paper. A rank with a small gradient is rounded in the steps of the
-largest, an error without a bound in that rank's gradient, which excludes error feedback; `gather(ternary())`
-has a scale per rank.
+The root mean square rms is ours: see `ternary`. Unbiased without clipping. A small gradient is rounded in the
+largest rank's steps, an unbounded error that excludes error feedback; `gather(ternary())` has a scale per
+rank.
 """
 
 from __future__ import annotations
@@ -50,11 +49,10 @@ class SharedScale(Reducer):
     """mean = s / (levels * N) * sum of integer levels, for a scale s that is the ranks' largest.
 
     `clip`: maximum of a scale in standard deviations of its tensor, but not below its root mean square; 0
-    does not clip. `block`: entries that share a scale; 0 for a whole tensor. `norm`: type of scale, 'max' or
-    'l2'.
+    does not clip. `block`: entries that share a scale; 0 for a whole tensor. `norm`: scale, 'max' or 'l2'.
 
-    Payload in bits per entry, in a group of N: (N-1)/N * bit_length(2 levels) up, 1/N * bit_length(2 N
-    levels) down, and 32 per scale. At one level that is 2.5 for 2 or 4 ranks, and tends to 2.
+    Payload in bits per entry: (N-1)/N * bit_length(2 levels) up, 1/N * bit_length(2 N levels) down, and 32
+    per scale: at one level 2.5 for 2 or 4 ranks.
 
     >>> SharedScale(levels=7, clip=0, block=512)
     shared_scale(levels=7, clip=0, block=512)
@@ -105,7 +103,6 @@ class SharedScale(Reducer):
         return _SharedScale(self, comm)
 
     def scales(self, layout: Layout) -> int:
-        """Return the number of scales of these tensors: one per tensor or block, none for an empty one."""
         return self.form.blocks(layout.segments)
 
     def nbytes(self, layout: Layout) -> int:
@@ -119,7 +116,7 @@ class SharedScale(Reducer):
 
 @dataclass(frozen=True)
 class Levels(Sent):
-    """Share as the packed levels sent up, segment by segment."""
+    """Packed levels sent up, segment by segment."""
 
     spec: SharedScale
     wire: Tensor

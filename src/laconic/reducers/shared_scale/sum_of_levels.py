@@ -1,8 +1,7 @@
 """Sum over ranks of small integers, in as few bits as possible: levels up, sums down.
 
-An all_reduce adds whole bytes at least, and needs room for the sum from the start. Here each rank adds one
-chunk of all ranks' integers, and all gather the sums: with b bits and size N,
-(N-1)/N * b + 1/N * (b + about log2 N) bits per integer.
+An all_reduce needs whole bytes, and room for the sum from the start. Here each rank adds one chunk: with b
+bits and size N, (N-1)/N * b + 1/N * (b + about log2 N) bits per integer.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.messages import combined
 
-BLOCK = 8  # integers that fill whole bytes, whatever their bits: chunks are multiples of it
+BLOCK = 8  # integers of any bits that fill whole bytes; chunks are multiples of it
 SUM_BITS = 30  # maximum width of a sum
 
 
@@ -37,8 +36,7 @@ def _cut(n: int, most: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]
 def integer_sum_nbytes(n: int, most: int) -> int:
     """Return the bytes that a rank sends in `integer_sum`: the most in a group of any size.
 
-    The maximum is on a rank with a whole chunk, which has more bits down than up, in the smallest group that
-    needs this number of bits more.
+    The maximum is in the smallest group for a number of additional bits.
 
     >>> integer_sum_nbytes(8000, most=2), 8 * 2500 / 8000  # of 2 or 4 ranks
     (2500, 2.5)
@@ -50,5 +48,4 @@ def integer_sum_nbytes(n: int, most: int) -> int:
 
 
 def _chunk_blocks(n: int, size: int) -> int:
-    """Return the blocks in each rank's chunk of n integers; the last ranks may have fewer, or none."""
     return -(-n // (BLOCK * size))
