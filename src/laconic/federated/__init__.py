@@ -1,4 +1,4 @@
-"""Federated training: clients exchange models with a server once per round, over slow links.
+"""Federated training: clients exchange models with a server once per round.
 
 For a Flower app, two lines:
 
@@ -36,23 +36,22 @@ def compressed(
 ) -> Compressed:
     """Wrap a Flower strategy so that its messages are compressed in both directions.
 
-    Clients need `mod()` as the first of their mods. Make this the outermost wrapper: the wrapped strategy
-    sees only plain arrays, so FedAvg, FedProx, FedAdam, Flower's privacy wrappers and custom strategies all
-    work.
+    Clients need `mod()` as the first of their mods. Make this the outermost wrapper. The wrapped strategy
+    sees plain arrays, so any one works, including Flower's privacy wrappers.
 
     Args:
         strategy: A `flwr.serverapp.strategy.Strategy`.
         up: Spec of the clients' updates, such as "stc(density=0.0025)", "qsgd(levels=7)" or "dense()".
-        down: Spec of the server's messages; default: the uncompressed model.
-        buffers: 'send', 'local', or the names of the tensors that stay with each client: see `Form`.
-        max_norm: Euclidean norm to which longer client updates are scaled; default: no limit.
-        sampling: Sets the strategy's `fraction_train` in each round, for example "falling(0.2, rate=0.05)".
+        down: The same for the server's messages; default: the uncompressed model.
+        buffers: 'send', 'local', or names of tensors that stay with each client: see `Form`.
+        max_norm: Largest norm of a client's update; longer ones are scaled. Default: no limit.
+        sampling: Sets `fraction_train` in each round, for example "falling(0.2, rate=0.05)".
         seed: Seed of random codecs.
         cache_nbytes: Memory for past updates; default: the bytes of one model.
 
     Raises:
         ExtraError: Flower is not installed.
-        SpecError: A spec or an argument is invalid, or the strategy does not support compression.
+        SpecError: An argument is invalid, or the strategy cannot be compressed.
     """
     require("flwr", "laconic.federated.compressed", INSTALL_FEDERATED)
     from laconic.federated.flower.strategy import Compressed
@@ -78,14 +77,13 @@ def mod(
 ) -> Mod:
     """Return a Flower client mod that decodes the received model and encodes the client's update.
 
-    Put it first: `ClientApp(mods=[laconic.federated.mod(), ...])`. Messages that a `compressed` strategy did
-    not create pass through unchanged.
+    Put it first: `ClientApp(mods=[laconic.federated.mod(), ...])`. Messages of other strategies pass through.
 
     Args:
-        folder: Folder for the updates that a client has not sent yet, one file per run and node; default:
-            $XDG_STATE_HOME/laconic/federated, or ~/.local/state/laconic/federated if the variable is not set.
-        up, down: Specs that this client accepts; default: those the server asks for.
-        keep_days: Files of other runs that are older than this are removed; 0 removes none.
+        folder: Folder for unsent updates, one file per run and node; default:
+            $XDG_STATE_HOME/laconic/federated, or ~/.local/state/laconic/federated.
+        up, down: Specs that this client accepts; default: the server's.
+        keep_days: Older files of other runs are removed; 0 removes none.
 
     Raises:
         ExtraError: Flower is not installed.

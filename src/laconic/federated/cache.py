@@ -2,10 +2,10 @@
 
     updates   the updates of all missed rounds, in order, while they are cached
     entries   positions and values of the entries changed since that version; an int32 per entry stores its
-              last change, which covers an absence of any length
+              last change
     whole     the model
 
-Sattler et al. 2019 (arXiv:1903.02891) send sums of the missed updates. Floating-point sums depend on the
+Sattler et al. 2019 (arXiv:1903.02891) send sums of the missed updates, but floating-point sums depend on the
 order, so the clients' models would diverge in their last bits.
 """
 
@@ -34,10 +34,7 @@ from laconic.federated.message import Kind
 
 
 class Cache:
-    """Last updates of the server, at most `most_nbytes`, and the version of each entry's last change.
-
-    Versions start at 1.
-    """
+    """Last updates of the server, at most `most_nbytes`, and the version (from 1) of each entry's change."""
 
     def __init__(self, n: int, most_nbytes: int) -> None:
         self._changed = torch.zeros(n, dtype=torch.int32, device="cpu")
@@ -45,7 +42,7 @@ class Cache:
         self._most_nbytes = most_nbytes
 
     def add(self, version: int, update: Tensor | None, changed: Tensor) -> None:
-        """Add an update uint8 (m,), None if the model is sent whole, and the changed entries, bool (n,)."""
+        """Add an update uint8 (m,), or None for a whole model, and the changed entries, bool (n,)."""
         self._changed[changed] = version
         if update is None:
             self._updates.clear()
@@ -64,7 +61,7 @@ class Cache:
             missed = [(number, each) for number, each in self._updates if number > base]
             if all_kept := len(missed) == version - base:
                 found.append((Kind.UPDATES, _packed(missed)))
-            one = all_kept and len(missed) == 1  # a codec's message is shorter than its entries in float32
+            one = all_kept and len(missed) == 1  # smaller than its entries in float32
             if not one and (entries := self._entries(base, model)) is not None:
                 found.append((Kind.ENTRIES, entries))
         return min(found, key=lambda each: each[1].numel())

@@ -1,4 +1,4 @@
-"""Client: the model that it holds, and its residual."""
+"""Client: its model and its residual."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Client:
         receive    the model, from the server's message
         reply      x = residual + (trained - model);   send C(x);   residual = x - decode(C(x))
 
-    If the server did not receive a reply, its content is sent again with the next one: each message names the
-    last accepted reply. If an update was refused as too large, the client drops it and the residual. A client
-    that is killed at any moment continues as if it had missed the round.
+    A reply that the server did not receive is sent again with the next one: each message names the last
+    accepted reply. After an update that was refused as too large, the client drops the residual. A killed
+    client continues as if it had missed the round.
 
     Args:
-        like: The model's tensors, for their names, shapes and dtypes; or their form.
-        memory: Storage of the client's state; default: in this process.
+        like: The model's tensors, or their form.
+        memory: Storage of the state; default: in this process.
         buffers, shared_start: As the server's; with `shared_start`, `like` is the first model.
-        up, down: Specs that it accepts; default: those the server asks for.
+        up, down: Specs that it accepts; default: the server's.
 
     Raises:
         SpecError: A spec is invalid, or `shared_start` is set and `like` has no tensors.
@@ -75,7 +75,7 @@ class Client:
 
     @property
     def version(self) -> int:
-        """Version that it holds; 0: none."""
+        """Version of its model; 0: none."""
         return int(self._state.get("version", 0))
 
     @property
@@ -85,7 +85,7 @@ class Client:
     def receive(self, wire: Tensor) -> Tensors:
         """Decode a message of the server and return the model, in its dtypes.
 
-        Raises `NeedsWhole` if this client does not hold the version, or the values, that the message updates;
+        Raises `NeedsWhole` if this client lacks the version, or the values, that the message updates;
         `Refused` if it is damaged, or belongs to another model, spec or protocol.
         """
         form = self.form
@@ -162,10 +162,10 @@ class Client:
         return public
 
     def reply(self, trained: Mapping[str, Tensor]) -> Tensor:
-        """Encode the answer to the last message: the change of its model by training, uint8 (m,).
+        """Encode the change of the model by training, uint8 (m,).
 
-        Raises `NonFiniteError`, with nothing sent or saved, if training has diverged; `StateError` if there
-        is no message to answer, or the memory could not be saved.
+        Raises `NonFiniteError`, with nothing sent or saved, if training has diverged; `StateError` without a
+        message to answer, or if the memory could not be saved.
         """
         if self._message is None:
             raise StateError("this client has received no model to answer: call receive first")
@@ -203,7 +203,7 @@ class Client:
         return self._answer(Kind.ANSWER, message, torch.cat([form.pack(trained, "sent"), wire]))
 
     def acknowledge(self) -> Tensor:
-        """Encode the answer of a client that did not train, uint8 (m,). Raises `StateError` like `reply`."""
+        """Encode the answer of a client that did not train, uint8 (m,). Raises `StateError`."""
         if self._message is None:
             raise StateError("this client has received no model to keep: call receive first")
         message = self._message

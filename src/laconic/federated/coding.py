@@ -1,4 +1,4 @@
-"""Coding: a spec applied to a whole model, as one compressed message between a client and the server."""
+"""Coding: a spec applied to a whole model, as one message between a client and the server."""
 
 from __future__ import annotations
 
@@ -32,18 +32,13 @@ LATE = (1 << 63) - 1  # after every warm-up
 
 @dataclass(frozen=True)
 class UpdatePart(Part):
-    """Group of tensors of an update.
-
-    `decay`: share of the residual that is added to the next update; None: no residual.
-    """
+    """Group of tensors of an update. `decay`: factor of the residual; None: no residual."""
 
     decay: float | None = 1.0
 
 
 @dataclass(frozen=True)
 class Coding:
-    """Encoder and decoder of one spec for flat float32 tensors of one layout."""
-
     text: str
     layout: Layout
     parts: tuple[UpdatePart, ...]
@@ -51,7 +46,7 @@ class Coding:
 
     @classmethod
     def up(cls, spec: Any, layout: Layout) -> Coding:
-        """Return the coding of client updates: the codecs and residuals of the method of `spec`.
+        """Return the coding of client updates.
 
         `dgc` has no momentum correction, which works between steps. Warm-up and schedules count rounds.
         Raises `SpecError` if the method needs all ranks at once, or its memory would grow without bound.
@@ -64,8 +59,7 @@ class Coding:
     def down(cls, spec: Any, layout: Layout) -> Coding:
         """Return the coding of the server's updates.
 
-        The loss of a codec stays in the difference to the clients' model. A codec that may lose more than it
-        sends is damped by 1 / (1 + omega).
+        A codec that may lose more than it sends is damped by 1 / (1 + omega).
         """
         found = lift(spec)
         if any(route.feedback.clip_at(LATE) is not None for route in found.routes):
@@ -111,18 +105,16 @@ class Coding:
         return self._wires.encode(x, turn)
 
     def decode_add_(self, wire: Tensor, out: Tensor, step: int, alpha: float = 1.0) -> Tensor:
-        """Add alpha times the decoded message to out (n,), in place."""
         return self._wires.decode_add_(wire, out, step, alpha)
 
     def limit_(self, update: Tensor, step: int) -> Tensor:
-        """Scale an update float32 (n,) to the norm that `clip` allows, in place."""
+        """Clip an update float32 (n,) to the spec's norm, in place."""
         clips = [clip for each in self.feedbacks if (clip := each.clip_at(step)) is not None]
         if clips and (norm := float(update.double().norm())) > min(clips):
             update.mul_(min(clips) / norm)
         return update
 
     def correct_(self, residual: Tensor, update: Tensor) -> Tensor:
-        """Compute residual = decay * residual + update, in place."""
         for part in self.parts:
             for kept, new in zip(
                 part.layout.segments.views(residual), part.layout.segments.views(update), strict=True
@@ -131,7 +123,7 @@ class Coding:
         return residual
 
     def settle_(self, residual: Tensor, wire: Tensor, step: int) -> Tensor:
-        """Subtract the sent share from the residual, in place, and zero the parts without a residual."""
+        """Subtract the sent share from the residual, in place; zero parts without a residual."""
         self.decode_add_(wire, residual, step, alpha=-1.0)
         for part in self.parts:
             if part.decay is None:
@@ -147,7 +139,6 @@ class Coding:
 
 
 def _answered(method: Method, parts: Sequence[UpdatePart]) -> tuple[UpdatePart, ...]:
-    """Return parts for the server's updates: with full residuals, damped where these could grow."""
     try:
         return tuple(
             UpdatePart(part.layout, part.codec, safe_gain(part.codec, part.layout, damped=True))

@@ -1,7 +1,7 @@
 """Form of a model: which tensors are compressed, which are sent uncompressed, and which stay local.
 
-Parameters are compressed, in a flat float32 buffer. Buffers, such as BatchNorm's running statistics, and
-integer tensors are not sums of gradients: they are sent bit for bit, or stay local to each client.
+Parameters are compressed, in a flat float32 buffer. BatchNorm's statistics and integer tensors are not sums
+of gradients: they are sent bit for bit, or stay local.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from laconic.core.framing import as_bytes
 from laconic.core.layout import Layout
 
 Buffers = Literal["send", "local"] | Collection[str]
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # the last part of a buffer's name
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # last part of a buffer's name
 Tensors = dict[str, Tensor]
 ROLES = ("coded", "sent", "local")
 DTYPES = {
@@ -36,8 +36,6 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Member:
-    """Name, shape and dtype of a tensor, and whether it is compressed, sent uncompressed, or local."""
-
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -50,17 +48,17 @@ class Member:
 
 @dataclass(frozen=True)
 class Form:
-    """Ordered tensors of a model. Two sides are compatible if their fingerprints are equal."""
+    """Ordered tensors of a model. Two sides are compatible if fingerprints are equal."""
 
     members: tuple[Member, ...]
 
     @classmethod
     def of(cls, model: Mapping[str, Tensor], buffers: Buffers = "send") -> Form:
-        """Return the form of a model's tensors, as `state_dict()` names them.
+        """Return the form of a `state_dict()`.
 
-        `buffers`: 'send' or 'local', for integers and for BatchNorm's statistics, which are recognised by
-        their names; or the names of the local tensors, while the others are sent. Raises `SpecError` if no
-        tensor is compressed, if one is complex, or if `buffers` names a missing tensor.
+        `buffers`: 'send' or 'local', for integers and for BatchNorm's statistics, recognised by name; or
+        names of the local tensors. Raises `SpecError` if no tensor is compressed, one is complex, or a name
+        is missing.
         """
         local = set() if isinstance(buffers, str) else set(buffers)
         if isinstance(buffers, str) and buffers not in ("send", "local"):
@@ -97,7 +95,7 @@ class Form:
 
     @classmethod
     def read(cls, text: str) -> Form:
-        """Parse `text`, which is not trusted. Raises `WireError` if it is not the form of a model."""
+        """Parse untrusted text. Raises `WireError` if it is invalid."""
         try:
             members = tuple(_member(*each) for each in json.loads(text))
         except (TypeError, ValueError, KeyError, RecursionError) as error:
@@ -115,7 +113,6 @@ class Form:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """8 bytes of names, shapes, dtypes and roles."""
         text = repr([(member.name, member.shape, str(member.dtype), member.role) for member in self.members])
         return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
@@ -129,11 +126,11 @@ class Form:
 
     @cached_property
     def local_nbytes(self) -> int:
-        """Bytes of the local tensors, which are sent once, as a client's first values."""
+        """Bytes of the local tensors, which are sent once, as first values."""
         return sum(member.nbytes for member in self._with("local"))
 
     def identity(self, first: Mapping[str, Tensor] | None) -> bytes:
-        """Return 8 bytes that both sides must agree on: a hash of the form and of a shared first model."""
+        """Return 8 bytes that both sides must agree on: a hash of the form and a shared first model."""
         if first is None:
             return self.fingerprint
         values = self.pack(first, "coded").numpy().tobytes()
@@ -164,7 +161,7 @@ class Form:
         return self.flat_of(self.coded(flat))
 
     def coded(self, flat: Tensor) -> Tensors:
-        """Return the compressed tensors in their shapes and dtypes, copied from flat float32 (n,)."""
+        """Return copies of the compressed tensors, in their shapes and dtypes, from flat float32 (n,)."""
         dtypes = {member.name: member.dtype for member in self.members}
         return {
             entry.name: flat[entry.offset : entry.offset + entry.numel]
@@ -177,7 +174,6 @@ class Form:
         return torch.cat([coded[name].detach().reshape(-1).to(torch.float32) for name in self.layout.names])
 
     def whole(self, flat: Tensor, others: Mapping[str, Tensor]) -> Tensors:
-        """Assemble the model: the compressed tensors from `flat`, the rest from `others`."""
         tensors = {**others, **self.coded(flat)}
         return {member.name: tensors[member.name] for member in self.members}
 
@@ -190,7 +186,7 @@ class Form:
         return torch.cat([torch.empty(0, dtype=torch.uint8, device="cpu"), *parts])
 
     def unpack(self, wire: Tensor, *roles: str) -> Tensors:
-        """Reverse `pack`. Raises `WireError` if the number of bytes is wrong."""
+        """Reverse `pack`. Raises `WireError` for a wrong number of bytes."""
         members = self._with(*roles)
         expected = sum(member.nbytes for member in members)
         if wire.numel() != expected:
@@ -202,7 +198,6 @@ class Form:
         }
 
     def pick(self, model: Mapping[str, Tensor], *roles: str) -> Tensors:
-        """Copy the tensors of these roles to host memory, in this form's dtypes."""
         return {
             member.name: model[member.name].detach().to("cpu", member.dtype, copy=True)
             for member in self._with(*roles)

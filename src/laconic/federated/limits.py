@@ -10,12 +10,12 @@ from torch import Tensor
 from laconic.federated.form import Form
 from laconic.federated.message import Refused
 
-LARGEST = 1e3  # limit of an update's norm, relative to max(1, norm of the model)
-FARTHEST = 1e6  # limit of a buffer entry's change, relative to max(1, largest entry of the buffer)
+LARGEST = 1e3  # norm of an update, relative to max(1, norm of the model)
+FARTHEST = 1e6  # change of a buffer's entry, relative to max(1, its largest entry)
 
 
 def not_finite(form: Form, model: Mapping[str, Tensor]) -> str | None:
-    """Return the first tensor to be sent with NaN, Inf or, if compressed, values outside float32; or None."""
+    """Return the first tensor to be sent with NaN, Inf or, if compressed, values outside float32, or None."""
     for member in form.members:
         if member.role != "local":
             value = model[member.name].detach()
@@ -25,7 +25,7 @@ def not_finite(form: Form, model: Mapping[str, Tensor]) -> str | None:
 
 
 def check_update(update: Tensor, model: Tensor) -> float:
-    """Return the norm of an update float32 (n,); raise `Refused` if it is too large for the model (n,)."""
+    """Return the norm of an update float32 (n,), or raise `Refused` if it is too large."""
     norm = float(update.double().norm())
     most = LARGEST * max(1.0, float(model.double().norm()))
     if not norm <= most:
@@ -34,7 +34,6 @@ def check_update(update: Tensor, model: Tensor) -> float:
 
 
 def check_buffers(buffers: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> None:
-    """Raise `Refused` for a buffer that is not finite or changed too much."""
     for name, value in buffers.items():
         if not bool(value.isfinite().all()):
             raise Refused("not finite", "a buffer holds NaN or Inf")
@@ -46,7 +45,7 @@ def check_buffers(buffers: Mapping[str, Tensor], before: Mapping[str, Tensor]) -
 
 
 def check_fits(proposed: Mapping[str, Tensor]) -> None:
-    """Raise `Refused` if a model with its update overflows to Inf, which is likely in half precision."""
+    """Raise `Refused` if a model with its update overflows, as half precision may."""
     for name, value in proposed.items():
         if not bool(value.isfinite().all()):
             raise Refused("too large", f"{name!r} and its update do not fit in {value.dtype}")

@@ -1,4 +1,4 @@
-"""Storage of a client's state: one file per run and client, replaced atomically."""
+"""Storage of a client's state."""
 
 from __future__ import annotations
 
@@ -26,22 +26,20 @@ DIGEST = 16  # bytes of BLAKE2b
 
 
 class Memory(ABC):
-    """Storage of one client's state. `way_out`: the fix to suggest if the state does not fit."""
+    """Storage of one client's state. `way_out`: advice if the state does not fit."""
 
     way_out = "use another memory"
 
     @abstractmethod
     def load(self) -> dict[str, Any]:
-        """Return the last saved state; empty if none was saved. Raises `StateError` if it is damaged."""
+        """Return the saved state, or an empty one. Raises `StateError` if it is damaged."""
 
     @abstractmethod
     def save(self, state: Mapping[str, Any]) -> None:
-        """Save this state; on `StateError`, the previous one is still saved."""
+        """Save this state; `StateError` leaves the previous one."""
 
 
 class InMemory(Memory):
-    """Memory in this process, lost when it ends."""
-
     def __init__(self) -> None:
         self._state: dict[str, Any] = {}
 
@@ -58,17 +56,16 @@ class InMemory(Memory):
 class InFile(Memory):
     """Memory in the file FOLDER/RUN/CLIENT.client.
 
-    A new state is flushed to a temporary file and renamed over the old one: after a crash, one of the two
-    remains.
+    Replaced atomically: after a crash, the old or the new state remains.
 
-    The file: b"lacnmem1", BLAKE2b of the rest (16 bytes), and the output of `torch.save`, whose format does
-    not detect a flipped bit.
+    The file: b"lacnmem1", BLAKE2b of the rest (16 bytes), and the output of `torch.save`, which does not
+    detect a flipped bit.
 
     Args:
         folder: Folder of all runs.
-        run, client: Names; a hash distinguishes those with characters invalid in a file name.
-        keep_days: Files of other runs that are older than this are removed, as are temporary files older than
-            a day; 0 removes none.
+        run, client: Names; a hash distinguishes those with invalid characters.
+        keep_days: Older files of other runs, and temporary files older than a day, are removed; 0 removes
+            none.
     """
 
     def __init__(self, folder: Path | str, run: str, client: str, keep_days: float = KEEP_DAYS) -> None:
@@ -115,7 +112,7 @@ def _head(saved: bytes | memoryview) -> bytes:
 
 
 def _plain(name: str) -> str:
-    """Return a file name that is unique for each name.
+    """Return a unique file name.
 
     >>> _plain("run-7"), _plain("run/7")
     ('run-7', 'run_7-66bcd4c3')
@@ -129,7 +126,7 @@ def _plain(name: str) -> str:
 def _prune(folder: Path, ours: Path, keep_days: float) -> None:
     now = time.time()
     for path in folder.glob(f"*/*{SUFFIX}*"):
-        with suppress(OSError):  # another client's process may remove it first, or own it
+        with suppress(OSError):  # another process may remove or own it
             if path.suffix != SUFFIX:
                 oldest = now - DAY_S  # temporary file
             elif path.parent != ours:

@@ -1,4 +1,4 @@
-"""Message between a client and the server, as one vector of bytes.
+"""Message between a client and the server.
 
     b"lacn"        4    magic number
     protocol       1    VERSION
@@ -14,8 +14,7 @@
     body           8 + m   its length uint64, then the bytes
     checksum       4    CRC-32 of all bytes before it
 
-All numbers are little-endian. A message is not trusted: every length is checked before it is used to read or
-to allocate.
+Numbers are little-endian. Every length is checked before it is used to read or to allocate.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ OVERHEAD = HEAD.size + LENGTH.size + CHECK.size  # bytes without specs and body
 
 
 class Refused(WireError):
-    """Error for a message that is not accepted. `reason` is one of a few fixed phrases, for counting."""
+    """Refusal of a message. `reason`: one of a few fixed phrases, for counting."""
 
     def __init__(self, reason: str, details: str) -> None:
         super().__init__(f"{reason}: {details}")
@@ -47,14 +46,14 @@ class Refused(WireError):
 
 
 class NeedsWhole(Refused):
-    """Error for an update to a version that the client does not hold: it needs the whole model."""
+    """Refusal of an update to a version that the client does not hold."""
 
     def __init__(self, details: str) -> None:
         super().__init__("needs the whole model", details)
 
 
 class Kind(IntEnum):
-    """Kind of body: model; updates, or changed entries, since a version; update or version of a client."""
+    """Kind of body: model; updates or changed entries since a version; a client's update or version."""
 
     WHOLE = 0
     UPDATES = 1
@@ -141,7 +140,7 @@ class Message:
 def too_large(token: int) -> int:
     """Return the mark, derived from an odd token, of an answer whose update was too large.
 
-    Its client then drops its residual, which would make all later answers too large.
+    The client then drops its residual, else all later answers would be too large.
     """
     return token - 1
 
@@ -149,6 +148,6 @@ def too_large(token: int) -> int:
 def digest(model: Tensor) -> int:
     """Return a 64-bit digest of a model float32 (n,).
 
-    Both sides compare it: the server may have been restored from an older state with equal version numbers.
+    Equal version numbers do not suffice: the server may have been restored from an older state.
     """
     return int.from_bytes(hashlib.blake2b(model.numpy().tobytes(), digest_size=8).digest(), "little")

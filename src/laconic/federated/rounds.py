@@ -1,4 +1,4 @@
-"""Rounds of federated training in one process, with the messages of a real run."""
+"""Rounds of federated training in one process, with a real run's messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Aggregate = Callable[[Tensors, Proposals], Tensors]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one round: participants, bytes of all messages, the model, and failures with reasons."""
+    """Result of one round: participants, bytes of messages, model, and failures with reasons."""
 
     number: int
     chosen: tuple[int, ...]
@@ -39,15 +39,14 @@ def weighted_mean(model: Tensors, proposals: Proposals) -> Tensors:
 
 
 def mean(model: Tensors, proposals: Proposals) -> Tensors:
-    """Average the models with equal weights."""
     return _mean(model, proposals, [1.0] * len(proposals))
 
 
 def majority(model: Tensors, proposals: Proposals) -> Tensors:
-    """Apply signSGD with majority vote (Bernstein et al. 2018, arXiv:1810.05291) to updates, per tensor.
+    """Apply signSGD with majority vote (Bernstein et al. 2018, arXiv:1810.05291), per tensor.
 
     The step is the sign of most clients times the median of the clients' mean magnitudes. BatchNorm
-    statistics are averaged: they are not sums of gradients. Integers come from the first proposal.
+    statistics are averaged; integers come from the first proposal.
     """
 
     def voted(name: str, value: Tensor) -> Tensor:
@@ -95,13 +94,13 @@ def simulate(
 
     Args:
         model: The first model, from which `server` was created.
-        train: Trains one client's copy of the model for one round and returns it with the number of
-            examples. A client without examples sends no update and counts in no mean.
+        train: Trains a client's copy of the model for one round and returns it with the number of
+            examples. A client without examples sends no update.
         server: Encodes the model and decodes the updates.
-        clients: Number of clients; each is created when it is first chosen.
+        clients: Number of clients.
         sampling: Chooses the clients of a round.
         rounds: Number of rounds.
-        aggregate: Computes the next model from the current one and the clients' proposals.
+        aggregate: Computes the next model from the current one and the proposals.
         buffers, shared_start: As the server's.
         seed: Seed of the sampling.
     """
@@ -139,7 +138,6 @@ def _client(
 
 
 def deliver(server: Server, client: Client, name: str) -> Tensors:
-    """Send the current model to a client; the whole model if the client lost its version."""
     try:
         return client.receive(server.message_for(name))
     except NeedsWhole:

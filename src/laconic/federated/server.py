@@ -1,12 +1,11 @@
-"""Server: the public model, the missing updates of each client, and the decoding of their replies.
+"""Server: the public model, each client's missing updates, and the decoding of replies.
 
     W                the strategy's model                     P    the model that clients hold
     publish(W)       P += C_down(W - P)
     receive          W + decode(C_up(x)), x = the client's change of P plus its residual
 
 W - P is the server's residual. If the strategy adds the mean of updates to W, this is STC (Sattler et al.
-2019, arXiv:1903.02891) in both directions. It works with any other strategy too, as each receives updates
-of the model that it sent. Without `down`, P = W.
+2019, arXiv:1903.02891) in both directions. Any other strategy works too. Without `down`, P = W.
 """
 
 from __future__ import annotations
@@ -45,16 +44,14 @@ class Server:
     """Server of a model. Published models are numbered 1, 2, ...
 
     Args:
-        model: The first model: tensors by name, as `state_dict()` returns them.
-        up: Spec of the clients' updates, for `compress`, that needs no other rank. A spec with both
-            directions, such as `stc(down=0.01)`, sets `down` too.
+        model: The first model, a `state_dict()`.
+        up: Spec of the clients' updates, which needs no other rank. `stc(down=0.01)` sets `down` too.
         down, buffers, max_norm, seed, cache_nbytes: See `laconic.federated.compressed`.
-        shared_start: Whether every client creates the first model from a common seed, so that it is not
-            sent. A client with other values is refused.
+        shared_start: Whether clients create the first model from a common seed, so it is not sent. Other
+            values are refused.
 
     Raises:
-        SpecError: A spec is invalid between a client and a server, an argument is outside its range, or the
-            model holds NaN or Inf in a tensor that is sent.
+        SpecError: An argument is invalid, or the model holds NaN or Inf in a tensor that is sent.
     """
 
     def __init__(
@@ -99,14 +96,14 @@ class Server:
         self._others = self.form.pick(model, "sent", "local")
         self._cache = Cache(n, 4 * n if cache_nbytes is None else cache_nbytes)
         self._contacts: dict[str, Contact] = {}
-        self._first_version = 1 if shared_start else 0  # version that clients hold before the first message
+        self._first_version = 1 if shared_start else 0  # held by clients before the first message
         self._identity = self.form.identity(model if shared_start else None)
         self.version = 1
         self.traffic = Traffic()
         self.traffic.begin(1)
 
     def publish(self, model: Mapping[str, Tensor]) -> int:
-        """Publish this model as the next version, encoded by `down`, and return the version's number.
+        """Publish this model as the next version and return its number.
 
         Raises `SpecError` if names or shapes differ, and `WireError`, with nothing changed, for NaN or Inf.
         """
@@ -130,7 +127,7 @@ class Server:
 
     @property
     def public(self) -> Tensors:
-        """Model of a client with the current version, in the model's dtypes."""
+        """Model of a client with the current version."""
         return self.form.whole(self._public, self._others)
 
     def message_for(self, client: str) -> Tensor:
@@ -160,12 +157,11 @@ class Server:
         return wire
 
     def receive(self, client: str, wire: Tensor) -> Tensors:
-        """Return the client's proposed model: W plus its update, and its own buffers if these are sent.
+        """Return the client's proposed model: W plus its update, with its buffers if these are sent.
 
         `client`: its name in the transport. `wire`: its reply, uint8 (m,), not trusted. Raises `Refused`,
-        counted, with nothing else changed, for a reply that is malformed, truncated, oversized, replayed, not
-        finite, too large, or of another round, model, spec or protocol. After a too large update, the next
-        message makes the client drop its residual.
+        counted, with nothing else changed, for an invalid, replayed, not finite or too large reply, or one of
+        another round, model, spec or protocol. After a too large update, the client drops its residual.
         """
         self.traffic.came_up(client, wire.numel())
         try:
@@ -175,7 +171,7 @@ class Server:
             raise
 
     def noted(self, client: str, wire: Tensor) -> None:
-        """Record that a client that did not train holds the version that it was sent. Raises `Refused`."""
+        """Record that a client holds the sent version without training. Raises `Refused`."""
         self.traffic.came_up(client, wire.numel())
         try:
             message = self._checked(client, wire, Kind.HOLDS, 0)
@@ -230,14 +226,12 @@ class Server:
         self._contacts.setdefault(client, self._stranger()).version = 0
 
     def holds(self, client: str) -> int:
-        """Return the version that this client holds; 0: none."""
         return self._contacts.get(client, self._stranger()).version
 
     def _stranger(self) -> Contact:
         return Contact(version=self._first_version)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state from which an equal server continues."""
         return {
             "format": FORMAT,
             "of": self._described(),
@@ -259,7 +253,7 @@ class Server:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a saved state. Raises `StateError` if it belongs to another model or other specs.
 
-        Later rounds are lost: a client that holds a later model gets the whole model.
+        A client that holds a later model then gets the whole model.
         """
         if state.get("format") != FORMAT:
             raise StateError("the saved state is not a server's, or is from another version of laconic")

@@ -1,4 +1,4 @@
-"""Bytes sent per round and client in both directions, and refused messages."""
+"""Bytes and refusals by round and client."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-ROUNDS = 1000  # latest rounds stored in detail
+ROUNDS = 1000  # rounds stored in detail
 REFUSED = 100  # refused messages of a round stored in detail
 
 
 @dataclass
 class Round:
-    """One round. `down` and `up`: bytes by client; `kinds`: number of messages from the server by kind."""
+    """One round. `down`, `up`: bytes by client; `kinds`: number of the server's messages by kind."""
 
     number: int
     down: dict[str, int] = field(default_factory=dict)
@@ -26,12 +26,12 @@ class Round:
 class Traffic:
     """Rounds of a run, the current one last, and totals.
 
-    Details are stored for the last `ROUNDS` rounds and the first `REFUSED` refused messages of each.
+    Details: the last `ROUNDS` rounds and the first `REFUSED` refused messages of each.
     """
 
     rounds: list[Round] = field(default_factory=list)
-    down_nbytes: int = 0  # sent by the server to all clients
-    up_nbytes: int = 0  # sent by all clients to the server
+    down_nbytes: int = 0  # server to clients
+    up_nbytes: int = 0  # clients to server
     refusals: Counter[tuple[str, str]] = field(default_factory=Counter)  # by client and reason
 
     def begin(self, number: int) -> None:

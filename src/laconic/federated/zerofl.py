@@ -1,4 +1,4 @@
-"""ZeroFL's uplink masks: the sparse part of a model trained with sparse weights that a client sends.
+"""ZeroFL's uplink masks: the part of a sparsely trained model that a client sends.
 
     rho = 1 - sparsity + mask_ratio, for every sparse layer; other tensors are sent in full
     TopWeights         w_E         on the top-rho of |w_E|          w_{t+1} = sum_k n_k/n w^k
@@ -6,11 +6,10 @@
     TopDiff            w_E - w_t   on the top-rho of |w_E - w_t|    w_{t+1} = w_t + sum_k n_k/n d^k
 
 w_t: the server's weights at the start of a round, w_E: a client's after its local epochs by
-`laconic.sparsity.swat`. Entries that are not sent count as zero. Qiu et al. 2022, arXiv:2208.02507 (ZeroFL,
-ICLR): masks, averages and sizes as in the paper's text; there is no public code.
+`laconic.sparsity.swat`. Unsent entries count as zero. Qiu et al. 2022, arXiv:2208.02507 (ICLR): masks,
+averages and sizes as in the paper; there is no public code.
 
-A mask maps (w_t, w_E) to one tensor whose nonzero entries are sent by its `codec`, `sparse(topk(density=rho),
-indices=golomb())`.
+Nonzero entries are sent by `sparse(topk(density=rho), indices=golomb())`.
 """
 
 from __future__ import annotations
@@ -43,9 +42,8 @@ class UplinkMask(ABC):
     """Selection of the entries of sparse layers to send.
 
     Args:
-        sparsity: Sparsity of the local training, in (0, 1); default: 0.9.
-        mask_ratio: Share of entries to send beyond 1 - sparsity, in [0, sparsity]; default: 0.1. With
-            mask_ratio = sparsity all entries are sent.
+        sparsity: Of local training, in (0, 1); default: 0.9.
+        mask_ratio: Share of entries to send beyond 1 - sparsity, in [0, sparsity]; default: 0.1.
 
     Raises:
         SpecError: One of them is out of range.
@@ -54,7 +52,7 @@ class UplinkMask(ABC):
     sparsity: float = 0.9
     mask_ratio: float = 0.1
 
-    additive: ClassVar[bool]  # whether the server adds the average to its weights, or replaces them by it
+    additive: ClassVar[bool]  # the server adds the average to its weights, or replaces them
 
     def __post_init__(self) -> None:
         arguments.number("sparsity", self.sparsity, above=0, below=1)
@@ -63,12 +61,11 @@ class UplinkMask(ABC):
 
     @property
     def density(self) -> float:
-        """Share rho of a sparse layer's entries that is sent."""
+        """Share rho of a sparse layer that is sent."""
         return min(1.0, round(1 - self.sparsity + self.mask_ratio, 12))
 
     @property
     def codec(self) -> Sparse:
-        """Codec of the sparse layers."""
         return Sparse(TopK(density=self.density), indices=GOLOMB)
 
     @abstractmethod
@@ -76,13 +73,13 @@ class UplinkMask(ABC):
         """Return the tensor whose nonzero entries are sent, float32 (n,).
 
         Args:
-            start: The server's weights w_t, float32 (n,).
-            end: The client's weights w_E, float32 (n,).
-            segments: The sparse layers, each masked alone; entries outside are ignored.
+            start: w_t, float32 (n,).
+            end: w_E, float32 (n,).
+            segments: The sparse layers, each masked alone.
         """
 
     def rest(self, start: Tensor, end: Tensor) -> Tensor:
-        """Return the values to send of all other tensors: their weights, or the differences."""
+        """Return the weights or differences to send of all other tensors."""
         return end - start if self.additive else end
 
 
@@ -125,14 +122,14 @@ class TopDiff(UplinkMask):
 
 
 class Uplink:
-    """Encoder and decoder of clients' messages, with one mask, for one layout of weights.
+    """Encoder and decoder of clients' messages.
 
     Wire: all dense tensors, float32, in the layout's order; then one message of `mask.codec` with the sparse
-    tensors. The dense tensors may include buffers, such as BatchNorm's.
+    tensors. Dense tensors may include buffers.
 
     Args:
         mask: `TopWeights`, `DiffOnTopWeights` or `TopDiff`.
-        layout: Positions of the tensors in a flat vector of n weights.
+        layout: Positions of tensors in a flat vector of n weights.
         sparse: Names of the tensors trained sparse: `Swat.weights`.
 
     Raises:
@@ -158,24 +155,24 @@ class Uplink:
         self._wires = LayoutCodec((Part(rest, Dense()), Part(masked, mask.codec)))
 
     def encode(self, start: Tensor, end: Tensor) -> Tensor:
-        """Encode a client's message, uint8 (m,), from w_t and w_E, both float32 (n,) and finite."""
+        """Encode a message, uint8 (m,), from w_t and w_E, float32 (n,) and finite."""
         content, x = self.mask.content(start, end, self._masked), self.mask.rest(start, end).clone()
         for own, sent in zip(self._masked.views(x), self._masked.views(content), strict=True):
             own.copy_(sent)
         return self._wires.encode(x, NO_DRAWS)
 
     def decode(self, wire: Tensor) -> Tensor:
-        """Decode a message to float32 (n,), with zeros for entries not sent. Raises `WireError`."""
+        """Decode a message to float32 (n,), zero where not sent. Raises `WireError`."""
         out = torch.zeros(self.layout.segments.end, dtype=torch.float32, device="cpu")
         return self._wires.decode_add_(wire, out, NO_DRAWS.step)
 
     def next_weights(self, start: Tensor, wires: Sequence[Tensor], examples: Sequence[int]) -> Tensor:
-        """Return the server's weights w_{t+1}, float32 (n,), from w_t and one message per client.
+        """Return w_{t+1}, float32 (n,), from w_t and one message per client.
 
         Args:
             start: w_t, float32 (n,).
             wires: The messages, summed in this order.
-            examples: Number of training examples of each client.
+            examples: Number of each client's examples.
 
         Raises:
             SpecError: There is no message, or a client has no examples.
@@ -193,12 +190,11 @@ class Uplink:
 
 
 def csr_nbytes(shapes: Mapping[str, Sequence[int]], sparse: Collection[str], density: float) -> int:
-    """Return the bytes of one message as the paper counts them: every tensor in CSR, even dense ones.
+    """Return a message's bytes as the paper counts them: every tensor in CSR, even dense ones.
 
     A tensor is a matrix of shape[0] rows, or of one row: float32 values, an int32 column each, and int32 row
-    pointers, 8 k + 4 (rows + 1). The paper gives sizes without a formula; this one gives all of them, in
-    units of 1,024,000 bytes, over all parameters and buffers of ResNet-18 with its 3 x 3 convolutions sparse,
-    except the first.
+    pointers, 8 k + 4 (rows + 1). This formula gives all sizes in the paper, in units of 1,024,000 bytes, for
+    all parameters and buffers of ResNet-18 with all 3 x 3 convolutions but the first sparse.
 
     >>> csr_nbytes({"weight": (4, 8), "bias": (4,)}, ["weight"], density=0.25)
     124

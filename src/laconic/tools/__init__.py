@@ -1,1 +1,1 @@
-"""The command line tools. No other package imports them."""
+"""Command line tools. No other package imports them."""

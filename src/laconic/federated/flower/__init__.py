@@ -1,1 +1,1 @@
-"""Integration with Flower (Beutel et al. 2020, arXiv:2007.14390). Only these files import `flwr`."""
+"""Integration with Flower (Beutel et al. 2020, arXiv:2007.14390). Only these modules import `flwr`."""

@@ -1,7 +1,4 @@
-"""Checks of a reply's metrics before a strategy averages them.
-
-Flower's strategies end the run if one reply has no metrics, or other metrics than the rest.
-"""
+"""Checks of a reply's metrics: Flower's strategies end the run if they differ between replies."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ from flwr.app import MetricRecord, RecordDict
 
 from laconic.federated.message import Refused
 
-MOST = 2**53  # float64 represents all integers up to here; sums of such weights are finite
-Signature = tuple[tuple[str, int], ...]  # names of metrics, and numbers of values: -1 for a scalar
+MOST = 2**53  # float64 represents all integers up to here, and sums of such weights are finite
+Signature = tuple[tuple[str, int], ...]  # names of metrics and numbers of values; -1 for a scalar
 
 
 def metrics_of(
@@ -23,8 +20,8 @@ def metrics_of(
 ) -> tuple[str, MetricRecord]:
     """Return the name of a reply's only MetricRecord, and the record.
 
-    Raises `Refused` unless there is one record of finite values, with a weight above 0 and a loss, whose
-    power weights a reply in q-FedAvg, of 0 or more, both at most `MOST`.
+    Raises `Refused` unless its values are finite, the weight is above 0, the loss (for q-FedAvg) is at least
+    0, and both are at most `MOST`.
     """
     records = list(content.metric_records.items())
     if len(records) != 1:
@@ -53,5 +50,4 @@ def signature(name: str, metrics: Mapping[str, Any]) -> tuple[str, Signature]:
 
 
 def usual(signatures: Sequence[tuple[str, Signature]]) -> tuple[str, Signature] | None:
-    """Return the most common signature; of several, the first."""
     return Counter(signatures).most_common(1)[0][0] if signatures else None

@@ -1,4 +1,4 @@
-"""Schemes in Flower's simulation engine, which runs each client in a Ray process."""
+"""Schemes in Flower's simulation engine: each client runs in a Ray process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from laconic.federated.schemes import Scheme
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 CLIENT, ROUND, EXAMPLES = "client", "server-round", "num-examples"
-START_S, POLL_S = 120.0, 0.1  # time limit and interval of waiting for all nodes
+START_S, POLL_S = 120.0, 0.1  # limit and interval of waiting for all nodes
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
@@ -34,7 +34,7 @@ class EngineError(LaconicError):
 
 
 class Numbered(Strategy):
-    """Strategy that selects clients by number: client k is the k-th node in the order of ids."""
+    """Strategy that selects clients by number: the position of a node's id."""
 
     def __init__(
         self, model: Tensors, sampling: Sampling, aggregate: Aggregate, clients: int, seed: int
@@ -69,7 +69,7 @@ class Numbered(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate by the scheme's mean, over clients in the order of their numbers."""
+        """Aggregate by the scheme's mean, in the order of clients' numbers."""
         came, self.failed = {}, {}
         for reply in replies:
             number = self._numbers[reply.metadata.src_node_id]
@@ -86,19 +86,16 @@ class Numbered(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return no messages: the server evaluates."""
         return ()
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         return None
 
     def summary(self) -> None:
-        """Do nothing; Flower calls it when a run starts."""
+        """Do nothing at the start of a run."""
 
 
 def app_of(train: Train, folder: Path) -> ClientApp:
-    """Return a client app that trains with a picklable function and stores clients' memory in this folder."""
-
     def answer(message: Message, context: Context) -> Message:
         asked = message.content[CONFIG]
         model = tensors_of(message.content[ARRAYS])
@@ -130,11 +127,11 @@ def simulate(
     """Train for `rounds` rounds in Flower's engine, like `federated.rounds.simulate`.
 
     Clients get the first model by message, not by seed. `train` must be picklable; `tell` is called after
-    each round, in a thread of the engine; `folder`: of the clients' residuals; `cores`: Ray's resources per
-    client, such as {"num_cpus": 1}. Raises `EngineError` if the engine ended before the last round.
+    each round, in a thread of the engine; `folder` stores residuals; `cores`: Ray's resources per client,
+    such as {"num_cpus": 1}. Raises `EngineError`.
     """
     os.environ.update(QUIET)
-    from flwr.simulation import run_simulation  # imports Ray, which is slow
+    from flwr.simulation import run_simulation  # a slow import (Ray)
 
     numbered = Numbered(model, sampling, scheme.aggregate, clients, seed)
     strategy = Compressed(

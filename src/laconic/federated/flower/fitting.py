@@ -1,7 +1,4 @@
-"""Compatibility of Flower's strategies with compressed updates and with codecs.
-
-Incompatible ones are refused before any node is contacted, as the run would learn nothing.
-"""
+"""Compatibility of Flower's strategies with compressed updates, checked before any node is contacted."""
 
 from __future__ import annotations
 
@@ -24,12 +21,12 @@ from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.federated.coding import LATE, Coding
 
-SHAPE = (256, 256)  # of the test tensor for the share of entries that a codec sends
-MOST_ZEROS = 0.5  # of an update's entries, so that a median over clients can move
+SHAPE = (256, 256)  # of the test tensor
+MOST_ZEROS = 0.5  # of an update's entries, above which a median over clients may stay at zero
 
 
 def check_fits(strategy: Strategy, up: Any, max_norm: float | None) -> None:
-    """Raise `SpecError` if a strategy cannot be compressed, or not with this `up` and `max_norm`."""
+    """Raise `SpecError` if a strategy does not fit this `up` and `max_norm`."""
     _check_privacy(strategy, max_norm)
     each = innermost(strategy)
     if isinstance(each, (FedXgbBagging, FedXgbCyclic)):
@@ -59,7 +56,7 @@ def _takes_each_entry_apart(strategy: Any) -> bool:
 
 
 def _zeros(up: Any) -> float:
-    """Return the share of a normally distributed update's entries that decode to zero."""
+    """Return the share of a normal update's entries that decode to zero."""
     coding = Coding.up(up, Layout.of([("w", SHAPE)]))
     x = torch.randn(
         coding.layout.numel,

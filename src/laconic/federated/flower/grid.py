@@ -1,6 +1,6 @@
 """Server side: a grid that encodes a strategy's messages and decodes the replies.
 
-The strategy sees only plain arrays. Replies that could make it fail become error replies.
+Replies that could make the strategy fail become error replies.
 """
 
 from __future__ import annotations
@@ -35,15 +35,14 @@ ACTIONS = ("train", "evaluate")
 
 
 class CompressingGrid(Grid):
-    """Grid whose `send_and_receive` exchanges compressed messages with clients of `laconic.federated.mod`.
+    """Grid that exchanges compressed messages with clients of `laconic.federated.mod`.
 
     Args:
-        grid: The grid that carries the messages.
         serve: Creates the server from the first model.
-        weighted_by: Metric that weights replies, which must be above 0; None: no check.
-        loss: Metric whose power weights replies, which must not be below 0; None: no check.
-        least_nodes: Node ids are returned once this many nodes are connected.
-        trained: Called when a round of training is complete.
+        weighted_by: Metric that must be above 0; None: no check.
+        loss: Metric that must be at least 0; None: no check.
+        least_nodes: Nodes to wait for.
+        trained: Called after each round of training.
     """
 
     def __init__(
@@ -81,8 +80,7 @@ class CompressingGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of the connected nodes, once there are enough.
 
-        FedAvg samples from these before it waits for its `min_available_nodes`, so it would sample only from
-        the nodes that connected early.
+        FedAvg samples from them before it waits for `min_available_nodes`, so it would miss late nodes.
         """
         while len(ids := list(self._grid.get_node_ids())) < self._least_nodes:
             log(INFO, "laconic: waiting for nodes: %d connected, %d needed", len(ids), self._least_nodes)
@@ -103,8 +101,8 @@ class CompressingGrid(Grid):
     ) -> Iterable[Message]:
         """Send encoded messages, and return the decoded replies in the order of their nodes' ids.
 
-        Raises `SpecError` if the strategy sends different models to different nodes, several ArrayRecords in
-        one message, or another model than before; `WireError` if its model holds NaN or Inf.
+        Raises `SpecError` if nodes get different models, a message has several ArrayRecords, or the model's
+        form changes; `WireError` if the model holds NaN or Inf.
         """
         until = None if timeout is None else time.monotonic() + timeout
         asked: dict[int, Asked] = {}
@@ -171,7 +169,6 @@ class CompressingGrid(Grid):
         return Asked(message, key, coded)
 
     def _again(self, replies: list[Message], asked: dict[int, Asked], until: float | None) -> list[Message]:
-        """Send the whole model to clients that lost theirs."""
         kept, lost = [], []
         for reply in replies:
             node = reply.metadata.src_node_id

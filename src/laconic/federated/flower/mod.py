@@ -1,10 +1,10 @@
-"""Client side: a mod, so that the app sees plain arrays.
+"""Client side: a mod.
 
     receive   the wire  -> the model, for the app          (train and evaluate)
     reply     the app's model -> the wire of its update    (train)
               a report that this version is held           (evaluate)
 
-The client's state is stored in a file per run and node: Flower's own `Context.state` ends with its process.
+The state is stored in a file per run and node: Flower's `Context.state` ends with its process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from laconic.federated.form import Form
 from laconic.federated.memory import KEEP_DAYS, InFile
 from laconic.federated.message import NeedsWhole, Refused
 
-SMALL = Layout.of([("w", (1, 1))])  # test model to check whether a spec is usable
+SMALL = Layout.of([("w", (1, 1))])  # test model for specs
 CallNext = Callable[[Message, Context], Message]
 
 
@@ -51,7 +51,7 @@ def default_folder() -> Path:
 class Mod:
     """Client mod. See `laconic.federated.mod`.
 
-    It holds no state between messages: each may be handled by a different process.
+    It holds no state between messages, as different processes may handle them.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Mod:
         self._up, self._down, self._keep_days = up, down, keep_days
 
     def __call__(self, message: Message, context: Context, call_next: CallNext) -> Message:
-        """Answer a message. Errors in the mod become an error reply with the reason."""
+        """Answer a message; errors become error replies."""
         secret = [name for name in SECAGG if message.has_content() and name in message.content]
         if secret:
             return _error(

@@ -1,7 +1,7 @@
-"""Conversion of Flower's arrays to tensors, and of wires to arrays.
+"""Conversion between Flower's arrays, tensors and wires.
 
-A wire is one array of an `ArrayRecord`: `Array("uint8", (n,), "laconic.v1", bytes)`. A client that holds no
-model yet also gets the model's form as text, in a `ConfigRecord`.
+A wire is one array of an `ArrayRecord`: `Array("uint8", (n,), "laconic.v1", bytes)`. A client without a model
+also gets the form as text, in a `ConfigRecord`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WIRE, FORM = (
     "laconic",
     "laconic.form",
 )  # WIRE: an array, and by default its record; FORM: a record
-NEEDS_WHOLE = "laconic needs the whole model"  # first words of a client's error that requests it
+NEEDS_WHOLE = "laconic needs the whole model"  # start of a client's error message
 SECAGG = ("secaggplus_configs", "secaggplus_state")  # of Flower's secure aggregation
 
 
@@ -40,7 +40,7 @@ def record_of(tensors: Tensors) -> ArrayRecord:
 
 
 def rounded(tensors: Tensors, form: Form) -> Tensors:
-    """Convert a strategy's tensors to the model's dtypes: a mean of integers is not an integer."""
+    """Convert tensors to the model's dtypes: a mean of integers is not an integer."""
     dtypes = {member.name: member.dtype for member in form.members}
 
     def as_before(name: str, value: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def is_packed(record: ArrayRecord) -> bool:
 
 
 def unpacked(record: ArrayRecord) -> Tensor:
-    """Return the wire of a record, uint8 (n,). Raises `Refused` if it holds none, or more than one."""
+    """Return the wire of a record, uint8 (n,). Raises `Refused` unless it holds exactly one."""
     if not is_packed(record):
         kinds = sorted({array.stype for array in record.values()})
         raise Refused(
@@ -87,13 +87,11 @@ def _said(record: ArrayRecord) -> str:
 
 
 def form_in(content: RecordDict) -> Form | None:
-    """Return a message's form, or None. Raises `WireError` if it is invalid."""
     record = content.config_records.get(FORM)
     return None if record is None else Form.read(str(record.get("form")))
 
 
 def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
-    """Return a message's only ArrayRecord, with its name; raise `Refused` otherwise."""
     records = list(content.array_records.items())
     if len(records) != 1:
         raise Refused("malformed", f"one ArrayRecord is expected, got {len(records)}")

@@ -1,7 +1,6 @@
 """Client replies, which are not trusted: decoded for the strategy, or replaced by an error reply.
 
-Flower's strategies end the run if one of many replies is inconsistent. Here that reply is refused and
-counted, with its node's id and the reason, and the round continues.
+Flower's strategies end the run at one inconsistent reply.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ WITHOUT_MOD = f"""this client cannot read {STYPE!r}: put laconic.federated.mod()
 
 @dataclass(frozen=True)
 class Asked:
-    """Message of the strategy, the name of its arrays, and the encoded message sent in its place."""
+    """Message of the strategy, name of its arrays, and the encoded message."""
 
     plain: Message
     key: str
@@ -56,9 +55,9 @@ def checked(
     loss: str | None,
     others: bool,
 ) -> list[Message]:
-    """Return the replies in a form safe for the strategy, in the order of their nodes' ids.
+    """Return the replies in a form safe for the strategy, in the order of node ids.
 
-    `asked`: the sent messages, by node. `others`: plain messages were sent too, whose replies pass through.
+    `asked`: sent messages by node. `others`: replies to plain messages pass through.
     """
     result: list[Message] = []
     agreeing: list[tuple[Message, tuple[str, agreement.Signature]]] = []
@@ -91,7 +90,6 @@ def checked(
 
 
 def _decoded(reply: Message, asked: Asked, server: Server, agrees: bool) -> Message:
-    """Decode the reply to plain arrays. Raises `Refused`, counted."""
     node = str(asked.node)
     try:
         if not agrees:

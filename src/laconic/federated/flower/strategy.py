@@ -1,4 +1,4 @@
-"""Strategy with compressed messages: all decisions are the wrapped strategy's."""
+"""Flower strategy with compressed messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from laconic.federated.server import Server
 from laconic.federated.traffic import Traffic
 
 TIMEOUT_S = 3600.0
-CHOICE = ("fraction_train", "min_train_nodes")  # FedAvg's attributes for the choice of nodes
+CHOICE = ("fraction_train", "min_train_nodes")  # FedAvg's attributes
 FURTHER = ("min_available_nodes", "weighted_by_key")
 
 
@@ -58,7 +58,7 @@ class Compressed(Strategy):
                 model, up, down, buffers=buffers, max_norm=max_norm, seed=seed, cache_nbytes=cache_nbytes
             )
 
-        # fail early for invalid arguments, before nodes connect; `buffers` may name tensors of the model
+        # check arguments before nodes connect; `buffers` may name tensors of the model
         serve(
             {"w": torch.zeros(1, 1, dtype=torch.float32, device="cpu")},
             buffers if isinstance(buffers, str) else "send",
@@ -74,14 +74,14 @@ class Compressed(Strategy):
 
     @property
     def server(self) -> Server:
-        """Server of the model, with its state and public model. Raises `StateError` before a run."""
+        """Server of the model. Raises `StateError` before a run."""
         if self._grid is None or self._grid.server is None:
             raise StateError("no message was sent yet: start the strategy first")
         return self._grid.server
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes by version and node, in both directions, and refusals. Raises `StateError` before a run."""
+        """Bytes by version and node, and refusals. Raises `StateError` before a run."""
         return self.server.traffic
 
     def start(
@@ -94,7 +94,6 @@ class Compressed(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run the wrapped strategy on a grid that compresses."""
         chooser = self._chooser()
         before = {} if chooser is None else {name: getattr(chooser, name) for name in CHOICE}
         round_number = 1
@@ -163,7 +162,6 @@ class Compressed(Strategy):
             )
 
     def _chooser(self) -> Any:
-        """Return the innermost strategy, if it chooses nodes as FedAvg does."""
         found = innermost(self.strategy)
         return found if all(hasattr(found, name) for name in (*CHOICE, *FURTHER)) else None
 

@@ -1,8 +1,7 @@
-"""Meta-learning among agents: one initial model from which each new task is learned in few steps.
+"""Meta-learning: one initial model from which each new task is learned in few steps.
 
-Each agent has one task. `PSGA` ascends from the agents' models to a common one; the baselines `Averaging` and
-`MetaGradient` are the mean of local models, Reptile, and MAML of first and second order; `ImplicitGradient`
-is iMAML.
+Each agent has one task. `PSGA` is the method; baselines are `Averaging` (FedAvg, Reptile), `MetaGradient`
+(MAML) and `ImplicitGradient` (iMAML).
 
 >>> import torch
 >>> learner, agents = Learner(Mlp((1, 20, 20, 1))), Sinusoids(count=5)

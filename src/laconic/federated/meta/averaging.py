@@ -2,8 +2,8 @@
 
     every round:  w_i = local training from P;  P += step * mean of C(w_i - P)
 
-step = 1 is FedAvg (McMahan et al. 2017, arXiv:1602.05629); with one round it is the plain mean of local
-models. A smaller step is Reptile (Nichol et al. 2018, arXiv:1803.02999), here with the optimiser of `local`.
+step = 1 is FedAvg (McMahan et al. 2017, arXiv:1602.05629); a smaller step is Reptile (Nichol et al. 2018,
+arXiv:1803.02999), here with the optimiser of `local`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from laconic.federated.meta.trained import Trained, Work
 class Averaging:
     """Rounds of local training, each with a step towards the mean of the local models.
 
-    Wire: per round and agent, one message of `up` (with error feedback if it is biased) and one of `down`.
+    Wire: per round and agent, one message of `up` (with error feedback if biased) and one of `down`.
     """
 
     rounds: int = 1
@@ -39,7 +39,7 @@ class Averaging:
         arguments.number("step", self.step, above=0, most=1)
 
     def train(self, learner: Learner, tasks: Tasks, first: Tensor, seed: int = 0) -> Trained:
-        """Train the meta-model of these agents from common initial weights, float32 (n,)."""
+        """Train the meta-model from common initial weights, float32 (n,)."""
         work = Work()
         exchange = Exchange(learner.network.layout, first, tasks.count, self.up, self.down, seed)
         model = first

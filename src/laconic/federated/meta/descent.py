@@ -20,11 +20,11 @@ from laconic.federated.meta.trained import Trained, Work
 class Descent(ABC):
     """Rounds in which each agent sends a meta-gradient.
 
-    Wire: per round and agent, one message of `up` (with error feedback if it is biased) and one of `down`.
+    Wire: per round and agent, one message of `up` (with error feedback if biased) and one of `down`.
 
     Args:
         rounds: Steps of the server's Adam.
-        inner_lr, inner_steps: Learning rate and steps of the agents' descent; 0 steps: joint training.
+        inner_lr, inner_steps: Of the agents' descent; 0 steps: joint training.
         outer_lr: Learning rate of Adam.
         shots, queries: Examples of the inner and the outer gradient.
         up, down: Specs or codecs. Lossy ones encode the difference to the other side's copy.
@@ -52,10 +52,10 @@ class Descent(ABC):
 
     @abstractmethod
     def gradients(self, learner: Learner, start: Tensor, support: Batch, query: Batch) -> Tensor:
-        """Return each agent's meta-gradient, (a, n). `start` (a, n): the common weights in each row."""
+        """Return meta-gradients (a, n). `start` (a, n): the common weights in each row."""
 
     def train(self, learner: Learner, tasks: Tasks, first: Tensor, seed: int = 0) -> Trained:
-        """Train the meta-model of these agents from common initial weights, float32 (n,)."""
+        """Train the meta-model from common initial weights, float32 (n,)."""
         work = Work()
         exchange = Exchange(learner.network.layout, first, tasks.count, self.up, self.down, seed)
         model = first.clone()

@@ -2,8 +2,8 @@
 
     E = flops * cycles/flop * J/cycle + 8 * (up + down bytes) * J/bit
 
-The form follows P-SGA's abstract and the literature on learning over wireless links, recalled; the constants
-are assumptions for a small device on a radio link. The ranking of methods depends on them: set yours.
+The form follows P-SGA's abstract and the literature on wireless learning, recalled. The constants are
+assumptions for a small device; the ranking of methods depends on them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Energy:
     """Energy prices. All defaults are assumptions, not measurements.
 
     cycles_per_flop: 1, a scalar core.
-    joules_per_cycle: kappa f^2, with the effective capacitance kappa = 1e-28 that this literature uses
-        (Tran et al. 2019, INFOCOM; recalled) at f = 1 GHz: 1e-10.
+    joules_per_cycle: kappa f^2, with capacitance kappa = 1e-28 (Tran et al. 2019, INFOCOM; recalled) at f = 1
+        GHz: 1e-10.
     joules_per_bit: 0.2 W at 1 Mbit/s, in either direction: 2e-7.
     """
 
@@ -33,13 +33,10 @@ class Energy:
             arguments.number(name, getattr(self, name), least=0)
 
     def computing(self, trained: Trained) -> float:
-        """Return the energy of all agents' computation, in joules."""
         return trained.flops * self.cycles_per_flop * self.joules_per_cycle
 
     def sending(self, trained: Trained) -> float:
-        """Return the energy of all messages, in both directions, in joules."""
         return 8 * (trained.up_nbytes + trained.down_nbytes) * self.joules_per_bit
 
     def joules(self, trained: Trained) -> float:
-        """Return the total energy."""
         return self.computing(trained) + self.sending(trained)

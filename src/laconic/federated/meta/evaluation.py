@@ -1,4 +1,4 @@
-"""Few-step evaluation of a meta-model: loss and accuracy on new tasks after steps on few examples."""
+"""Few-step evaluation of a meta-model on new tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = (0, 1, 5, 10)
 
 @dataclass(frozen=True)
 class FewStep:
-    """Mean loss over tasks and share of right labels (None for a regression) after `steps` steps."""
+    """Mean loss over tasks and accuracy (None for a regression) after `steps` steps."""
 
     steps: tuple[int, ...]
     loss: tuple[float, ...]
@@ -35,7 +35,7 @@ def few_step(
     lr: float = 0.01,
     steps: Sequence[int] = STEPS,
 ) -> FewStep:
-    """Descend on `shots` examples of each new task, all in every step, and test on `queries` others.
+    """Descend on `shots` examples of each new task, and test on `queries` others.
 
     Args:
         weights: The meta-model, float32 (n,).

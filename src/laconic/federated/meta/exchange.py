@@ -1,4 +1,4 @@
-"""Messages of meta-training: in each round, every agent sends to the server, and the server to all agents.
+"""Messages of meta-training, between a server and all agents in each round.
 
         state      H_i += C(v_i - H_i)               H_i: the server's copy of agent i; the loss of C stays
                                                      in the difference (EF21, arXiv:2106.05203)
@@ -24,18 +24,15 @@ from laconic.federated.coding import Coding
 class Exchange:
     """Messages between a server and its agents, with the state of both sides.
 
-    up_nbytes, down_nbytes: bytes of all messages so far, as encoded; an answer counts once for each agent.
+    up_nbytes, down_nbytes: bytes of all messages so far; an answer counts once per agent.
 
     Args:
-        layout: Layout of the weights, n elements.
-        first: The common first model, float32 (n,).
-        agents: Number of agents.
+        first: The first model, float32 (n,).
         up, down: Specs or codecs, as for `compress`.
-        seed: Seed of random codecs.
     """
 
     def __init__(self, layout: Layout, first: Tensor, agents: int, up: Any, down: Any, seed: int = 0) -> None:
-        self._states = Coding.down(up, layout)  # damped, as it codes a difference to a copy
+        self._states = Coding.down(up, layout)  # damped: it codes a difference to a copy
         self._updates = Coding.up(up, layout)
         self._down = Coding.down(down, layout)
         self._seed = seed
@@ -45,14 +42,14 @@ class Exchange:
         self.up_nbytes = self.down_nbytes = 0
 
     def states(self, values: Tensor, step: int) -> Tensor:
-        """Send one message per agent and return the server's copies of their models, (a, n)."""
+        """Send one message per agent and return the server's copies of the models, (a, n)."""
         for rank, value in enumerate(values):
             self.copies[rank], nbytes = _sent(self._states, value, self.copies[rank], self._turn(step, rank))
             self.up_nbytes += nbytes
         return self.copies
 
     def updates(self, values: Tensor, step: int) -> Tensor:
-        """Send the agents' updates (a, n) and return them as decoded by the server."""
+        """Send updates (a, n) and return them as decoded."""
         coding, read = self._updates, torch.zeros_like(values)
         for rank, value in enumerate(values):
             turn = self._turn(step, rank)
@@ -66,10 +63,10 @@ class Exchange:
         return read
 
     def answer(self, centre: Tensor, step: int, number: float | None = None) -> float:
-        """Send the centre (n,), which becomes `public`, and optionally a float32 number to all agents.
+        """Send the centre (n,), which becomes `public`, and optionally a float32 number.
 
         Returns:
-            The number as the agents decode it.
+            The number as decoded.
         """
         turn = self._turn(step, len(self.copies))
         self.public, nbytes = _sent(self._down, centre, self.public, turn)
@@ -82,7 +79,6 @@ class Exchange:
 
 
 def _sent(coding: Coding, value: Tensor, known: Tensor, turn: Turn) -> tuple[Tensor, int]:
-    """Send one message; return the other side's new copy and the message's bytes."""
     if coding.lossless:
         wire = coding.encode(value, turn)
         return coding.decode_add_(wire, torch.zeros_like(value), turn.step), wire.numel()

@@ -4,13 +4,12 @@
                   (I + H_i / lambda) g_i = grad f_i(w_i; query)        by `cg_steps` of conjugate gradients
                   P = Adam(P, mean of C(g_i))                          the server
 
-H_i is the Hessian of f_i(.; support) at w_i. By the implicit function theorem, the derivative of w_i with
-respect to P is the inverse of I + H_i / lambda. An agent needs products with H_i at one point only, so its
-memory does not grow with the inner steps.
+H_i is the Hessian of f_i(.; support) at w_i. By the implicit function theorem, dw_i/dP is the inverse of I +
+H_i / lambda. Memory does not grow with the inner steps.
 
 Verified against the authors' code (aravindr93/imaml_dev), which differs: it applies the proximal term in one
 last inner step, and solves (2 I + H_i / (lambda + 10)) g_i. Ours as well: an agent's search ends where the
-curvature of its loss is below -lambda / 2, as a small sum of both would make a step of any length.
+curvature of its loss is below -lambda / 2, since steps are unbounded near -lambda.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from laconic.federated.meta.descent import Descent
 from laconic.federated.meta.learner import Learner
 from laconic.federated.meta.tasks import Batch
 
-LEAST = 0.5  # curvature of I + H / lambda; that of a convex loss is at least 1
+LEAST = 0.5  # curvature of I + H / lambda; a convex loss has at least 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +33,7 @@ class ImplicitGradient(Descent):
     """Rounds of implicit meta-gradients, as in `Descent`, with at least one inner step.
 
     Args:
-        proximal: lambda, the pull towards the common model. Descent needs inner_lr * lambda < 2.
+        proximal: lambda. Descent needs inner_lr * lambda < 2.
         cg_steps: Products with the Hessian; 0: first order.
     """
 
@@ -69,9 +68,9 @@ class ImplicitGradient(Descent):
 
 
 def solved(product: Callable[[Tensor], Tensor], right: Tensor, steps: int) -> Tensor:
-    """Solve product(x) = right for each row (a, n) by conjugate gradients that begin with x = 0.
+    """Solve product(x) = right for each row (a, n) by conjugate gradients from x = 0.
 
-    Exact after n steps if no eigenvalue is below 1/2; a row stays where the curvature is.
+    Exact after n steps if no eigenvalue is below 1/2; a row stops at a curvature below 1/2.
     """
     x, left, direction, square = torch.zeros_like(right), right, right, _dot(right, right)
     goes_on = square > 0

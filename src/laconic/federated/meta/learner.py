@@ -1,6 +1,6 @@
-"""Small network for all agents at once: one row of weights per agent, batched products.
+"""Small network for all agents at once: row i of the weights is agent i's.
 
-Rows are independent: the gradient of the sum of the losses holds each agent's gradient in its row.
+The gradient of the summed losses has each agent's gradient in its row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Mlp:
-    """Dense layers of these widths with ReLU between them; flat weights, (in, out) before bias (out,).
+    """Dense layers with ReLU between them; flat weights, (in, out) before bias (out,).
 
     >>> Mlp((1, 40, 40, 1)).layout.numel
     1761
@@ -41,7 +41,6 @@ class Mlp:
 
     @cached_property
     def layout(self) -> Layout:
-        """Names and shapes of the weights."""
         tensors: list[tuple[str, tuple[int, ...]]] = []
         for i, (inside, outside) in enumerate(pairwise(self.widths)):
             tensors += [(f"{i}.weight", (inside, outside)), (f"{i}.bias", (outside,))]
@@ -58,7 +57,7 @@ class Mlp:
         return torch.cat(parts)
 
     def __call__(self, weights: Tensor, x: Tensor) -> Tensor:
-        """Return outputs (a, b, out) of agents' weights (a, n) for inputs (a, b, in)."""
+        """Return outputs (a, b, out) of weights (a, n) and inputs (a, b, in)."""
         parts = torch.split(weights, [entry.numel for entry in self.layout], dim=1)
         for i, (inside, outside) in enumerate(pairwise(self.widths)):
             matrix = parts[2 * i].view(-1, inside, outside)
@@ -67,28 +66,26 @@ class Mlp:
 
 
 def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
-    """Return mean squared errors (a,) of outputs (a, b, o) and targets (a, b, o)."""
+    """Return mean squared errors (a,) of (a, b, o)."""
     return (outputs - y).square().mean(dim=(1, 2))
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    """Return mean cross-entropies (a,) in nats of logits (a, b, classes) and labels int64 (a, b)."""
+    """Return mean cross-entropies (a,) in nats of logits (a, b, classes) and labels (a, b)."""
     return functional.cross_entropy(outputs.transpose(1, 2), y, reduction="none").mean(dim=1)
 
 
 @dataclass(frozen=True)
 class Learner:
-    """Network and loss, for all agents at once."""
-
     network: Mlp
     loss: Loss = squared_error
 
     def losses(self, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Return each agent's loss, (a,), with weights (a, n) on its batch."""
+        """Return each agent's loss, (a,), of weights (a, n)."""
         return self.loss(self.network(weights, x), y)
 
     def gradients(self, weights: Tensor, x: Tensor, y: Tensor, *, create_graph: bool = False) -> Tensor:
-        """Return each agent's gradient, (a, n). With `create_graph` it can be differentiated again."""
+        """Return each agent's gradient, (a, n)."""
         if not weights.requires_grad:
             weights = weights.detach().requires_grad_()
         with torch.enable_grad():
@@ -104,7 +101,7 @@ class Learner:
         steps: int,
         lr: float,
     ) -> Tensor:
-        """Return d f(w - lr grad f(w; support) - ...; query) / dw per agent, (a, n), through all steps."""
+        """Return d f(w - lr grad f(w; support) - ...; query) / dw per agent, (a, n)."""
         weights = start = first.detach().requires_grad_()
         with torch.enable_grad():
             for _ in range(steps):
@@ -120,7 +117,7 @@ class Learner:
         steps: int,
         lr: float,
     ) -> Tensor:
-        """Return the query's gradients (a, n) after the inner steps, without second derivatives."""
+        """Return the query's gradients (a, n) after the inner steps."""
         weights = first
         for _ in range(steps):
             weights = weights - lr * self.gradients(weights, *support)
@@ -128,7 +125,6 @@ class Learner:
 
 
 def clipped(gradients: Tensor, most: float | None) -> Tensor:
-    """Scale rows (a, n) that are longer than `most` to this norm; None: no clipping."""
     if most is None:
         return gradients
     norms = gradients.norm(dim=1, keepdim=True)

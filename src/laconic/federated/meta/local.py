@@ -1,4 +1,4 @@
-"""Local models: each agent trains on its task alone, from a common model."""
+"""Local training of each agent on its own task."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Local:
             arguments.number("clip", self.clip, above=0)
 
     def train(self, learner: Learner, tasks: Tasks, weights: Tensor, work: Work, begin: int = 0) -> Tensor:
-        """Train the agents' models (a, n) from weights (a, n) on the batches from step `begin`."""
+        """Train weights (a, n) on the batches from step `begin`."""
         speed = weights.new_zeros(weights.shape)
         for step in range(begin, begin + self.steps):
             x, y = tasks.batch(step, self.batch)

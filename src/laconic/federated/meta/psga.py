@@ -7,9 +7,8 @@
         theta_i = projection of v_i on ball(c, r_k)       r_k = r (1 - (k + 1) / K)^power, 0 at the last
     meta-model = c
 
-A reconstruction from the abstract, which describes local models, then projected stochastic gradient ascent
-from them, without a Hessian and without a double loop. The projection set, its radius, the clipping, the
-server and all step sizes are ours.
+A reconstruction from the abstract: projected stochastic gradient ascent from local models, without a Hessian
+or a double loop. The projection set, its radius, the clipping, the server and all step sizes are ours.
 """
 
 from __future__ import annotations
@@ -37,10 +36,9 @@ class PSGA:
     Args:
         rounds: K.
         eta: Step of the ascent.
-        radius: r, in units of the largest distance of an agent from the first centre: with 1, the first
-            projections move few agents.
+        radius: r, in units of the largest distance of an agent from the first centre.
         power: Exponent of the radius; 1 decreases it linearly.
-        clip: Largest norm of an ascent's gradient: the loss has no maximum.
+        clip: Largest norm of an ascent's gradient, as the loss has no maximum.
         batch: Examples per step of ascent.
         up, down: Specs or codecs. Lossy ones encode the difference to the other side's copy.
         local: Local training before the ascent.
@@ -68,7 +66,7 @@ class PSGA:
         arguments.whole("batch", self.batch, 1)
 
     def train(self, learner: Learner, tasks: Tasks, first: Tensor, seed: int = 0) -> Trained:
-        """Train the meta-model of these agents from common initial weights, float32 (n,)."""
+        """Train the meta-model from common initial weights, float32 (n,)."""
         work = Work()
         own = self.local.train(learner, tasks, first.repeat(tasks.count, 1), work)
         return self.climb(learner, tasks, first, own, work, seed)
@@ -76,7 +74,7 @@ class PSGA:
     def climb(
         self, learner: Learner, tasks: Tasks, first: Tensor, own: Tensor, work: Work, seed: int = 0
     ) -> Trained:
-        """Train from the agents' models, float32 (a, n), whose cost is `work`."""
+        """Train from agents' models, float32 (a, n), whose cost is `work`."""
         exchange = Exchange(learner.network.layout, first, tasks.count, self.up, self.down, seed)
         agents, unit = own, 0.0
         for k in range(self.rounds):
@@ -94,12 +92,12 @@ class PSGA:
         )
 
     def share(self, k: int) -> float:
-        """Return r_k in units of the first distance; 0 in the last round."""
+        """Return r_k in units of the first distance."""
         return float(self.radius * (1 - (k + 1) / self.rounds) ** self.power)
 
 
 def projected(points: Tensor, centre: Tensor, radius: float) -> Tensor:
-    """Project points (a, n) onto the ball around the centre (n,); with radius 0, onto the centre.
+    """Project points (a, n) onto the ball around the centre (n,).
 
     >>> projected(torch.tensor([[3.0, 4.0], [0.5, 0.0]]), torch.zeros(2), 1.0)
     tensor([[0.6000, 0.8000],

@@ -1,7 +1,7 @@
-"""Few-shot classes from scikit-learn's digits: each rotation of a digit is a class.
+"""Few-shot classes: rotations of scikit-learn's digits.
 
-Ten digits in four quarter turns are 40 classes of at least 174 images each. Agents never see the classes of
-held-out digits. Some tasks cannot be solved: a rotated 0 or 8 looks like itself.
+Ten digits in four quarter turns are 40 classes of at least 174 images each. Some tasks cannot be solved: a
+rotated 0 or 8 looks like itself.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ TURNS = 4
 
 @dataclass(frozen=True)
 class RotatedDigits:
-    """Agents that classify `ways` classes each; images float32 (64,), mean about 0 and variance about 1.
+    """Agents that classify `ways` classes each; normalised images float32 (64,).
 
-    digits: digits whose rotations are the classes, such as (0, ..., 6) to learn and (7, 8, 9) to test.
+    digits: digits whose rotations are the classes.
 
     Raises:
         SpecError: No agents, fewer classes than ways, or an invalid digit.
@@ -45,19 +45,18 @@ class RotatedDigits:
         arguments.whole("ways", self.ways, 2, most, hint=f"a digit makes {TURNS} classes")
 
     def classes(self) -> list[list[int]]:
-        """Return each agent's classes in the order of its labels: 4 * digit + turn."""
+        """Return each agent's classes, 4 * digit + turn, in the order of labels."""
         all_of_them = [TURNS * digit + turn for digit in sorted(set(self.digits)) for turn in range(TURNS)]
         rng = np.random.default_rng([self.seed & 0xFFFFFFFF, 1])
         return [rng.permutation(all_of_them)[: self.ways].tolist() for _ in range(self.count)]
 
     def batch(self, step: int, size: int) -> Batch:
-        """Return images float32 (a, size, 64) and labels int64 (a, size), with alternating classes."""
+        """Return images float32 (a, size, 64) and labels int64 (a, size); classes alternate."""
         each = -(-size // self.ways)
         (x, y), _ = self._drawn(step, each, 0)
         return x[:, :size], y[:, :size]
 
     def episode(self, step: int, shots: int, queries: int) -> tuple[Batch, Batch]:
-        """Return `shots` and `queries` images of each class."""
         arguments.whole("shots", shots, 1)
         arguments.whole("queries", queries, 1)
         return self._drawn(step, shots, queries)
@@ -75,7 +74,7 @@ class RotatedDigits:
                         f" got {chosen}"
                     )
                 rows.append(pool[torch.from_numpy(rng.permutation(len(pool))[:chosen])])
-            images.append(torch.stack(rows, dim=1))  # (chosen, ways, 64): classes alternate
+            images.append(torch.stack(rows, dim=1))  # (chosen, ways, 64)
         x = torch.stack(images)
         y = torch.arange(self.ways, dtype=torch.int64, device="cpu").expand(self.count, chosen, self.ways)
         return (
@@ -86,9 +85,8 @@ class RotatedDigits:
 
 @cache
 def _pool() -> dict[int, Tensor]:
-    """Return the images of every class, float32 (m, 64)."""
     require("sklearn", "rotated digits")
-    from sklearn.datasets import load_digits  # a slow import, about one second
+    from sklearn.datasets import load_digits  # a slow import
 
     found, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(((found - 4.88) / 6.02).astype(np.float32)).view(-1, 8, 8)

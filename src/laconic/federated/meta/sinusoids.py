@@ -20,9 +20,9 @@ AMPLITUDES, PHASES, REACH = (0.1, 5.0), (0.0, math.pi), 5.0
 
 @dataclass(frozen=True)
 class Sinusoids:
-    """Sinusoids of `count` agents, drawn from `seed`. Each agent can draw any number of points.
+    """Sinusoids of `count` agents, drawn from `seed`.
 
-    fresh: whether every step has new agents, as in MAML's setting.
+    fresh: new agents in every step, as in MAML.
     """
 
     count: int
@@ -33,7 +33,6 @@ class Sinusoids:
         arguments.whole("count", self.count, 1, hint="a meta-model needs agents")
 
     def batch(self, step: int, size: int) -> Batch:
-        """Return x and y, float32 (a, size, 1)."""
         arguments.whole("size", size, 1)
         amplitudes, phases = self.waves(step)
         rng = torch.Generator("cpu").manual_seed(mix(self.seed, step, 2))
@@ -43,14 +42,13 @@ class Sinusoids:
         return x, amplitudes * torch.sin(x - phases)
 
     def episode(self, step: int, shots: int, queries: int) -> tuple[Batch, Batch]:
-        """Return `shots` points to learn from, and `queries` others."""
         arguments.whole("shots", shots, 1)
         arguments.whole("queries", queries, 1)
         x, y = self.batch(step, shots + queries)
         return (x[:, :shots], y[:, :shots]), (x[:, shots:], y[:, shots:])
 
     def waves(self, step: int = 0) -> tuple[Tensor, Tensor]:
-        """Return amplitudes and phases of the agents of a step, float32 (a, 1, 1) each."""
+        """Return a step's amplitudes and phases, float32 (a, 1, 1) each."""
         rng = torch.Generator("cpu").manual_seed(mix(self.seed, step if self.fresh else 0, 1))
         drawn = torch.rand(2, self.count, 1, 1, generator=rng, dtype=torch.float32, device="cpu")
         low, high = AMPLITUDES

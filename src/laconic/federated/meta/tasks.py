@@ -10,14 +10,14 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Tasks(Protocol):
-    """Agents with one task each. Drawn examples are a pure function of the step."""
+    """Agents with one task each. Examples are a pure function of the step."""
 
     @property
     def count(self) -> int:
         """Number of agents a."""
 
     def batch(self, step: int, size: int) -> Batch:
-        """Return `size` examples of each agent's task: inputs (a, size, in) and targets."""
+        """Return `size` examples per agent: inputs (a, size, in) and targets."""
 
     def episode(self, step: int, shots: int, queries: int) -> tuple[Batch, Batch]:
-        """Return examples to learn from and others to test on, of each agent's task."""
+        """Return examples to learn from and others to test on."""

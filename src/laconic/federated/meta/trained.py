@@ -1,4 +1,4 @@
-"""Result of meta-training: the meta-model, and its cost in flops and bytes."""
+"""Result of meta-training."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 class Trained:
     """Meta-model and its cost.
 
-    weights: float32 (n,), held by all agents at the end. agents: float32 (a, n), each agent's final model.
-    up_nbytes, down_nbytes: total encoded bytes of all agents. flops: total of all agents.
+    weights: float32 (n,), held by all agents at the end. agents: float32 (a, n), final models. up_nbytes,
+    down_nbytes, flops: totals of all agents.
     """
 
     weights: Tensor
@@ -27,17 +27,15 @@ class Trained:
 
 @dataclass
 class Work:
-    """Counter of floating-point operations in matrix products, as PyTorch counts them.
+    """Counter of floating-point operations in matrix products.
 
-    Each kind of step is counted once, in its first run; later runs add the same count, as the batches of one
-    kind have one shape.
+    The first step of each kind is measured; later ones count the same, as their batches have one shape.
     """
 
     flops: int = 0
     _of: dict[str, int] = field(default_factory=dict)
 
     def do(self, kind: str, step: Callable[[], Tensor]) -> Tensor:
-        """Run `step` and add its cost."""
         if kind in self._of:
             self.flops += self._of[kind]
             return step()

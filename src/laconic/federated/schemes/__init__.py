@@ -20,17 +20,17 @@ class Scheme(Spec):
 
     @property
     def up(self) -> Any:
-        """Spec of the clients' updates, for `compress`."""
+        """Spec of the clients' updates."""
         return "dense()"
 
     @property
     def down(self) -> Any:
-        """Spec of the server's updates; None: the uncompressed model, or as `up` specifies."""
+        """Spec of the server's updates; None: the uncompressed model, or from `up`."""
         return None
 
     @property
     def aggregate(self) -> Aggregate:
-        """Function that computes the next model from the clients' proposals."""
+        """Function that computes the next model from proposals."""
         return weighted_mean
 
     @property
@@ -40,18 +40,18 @@ class Scheme(Spec):
 
     @property
     def max_norm(self) -> float | None:
-        """Norm to which updates are clipped. None: no clipping."""
+        """Largest norm of updates. None: no clipping."""
         return None
 
     def attached(self, net: nn.Module) -> Scheme:
-        """Return this scheme for the model that clients train, which it may transform."""
+        """Return this scheme for the clients' model, which it may transform."""
         return self
 
     def begin(self) -> None:
-        """Prepare the model for the training of another client."""
+        """Prepare the model for another client."""
 
     def shared(self, model: Tensors, trained: Tensors) -> Tensors:
-        """Return the trained model that a client sends, given the model that it received."""
+        """Return the model that a client sends, given the one it received."""
         return trained
 
     def server(
@@ -61,7 +61,7 @@ class Scheme(Spec):
         seed: int = 0,
         shared_start: bool = False,
     ) -> Server:
-        """Return a server of this model. Raises `SpecError` if `up` or `down` needs all ranks at once."""
+        """Return a server of this model. Raises `SpecError` if a spec needs all ranks at once."""
         return Server(
             model,
             self.up,
@@ -74,9 +74,9 @@ class Scheme(Spec):
 
 
 def scheme_of(spec: Any) -> Scheme:
-    """Return the scheme of a spec: a scheme, or any method, codec or selector, used for clients' updates.
+    """Return the scheme of a spec: a scheme, or a method, codec or selector for clients' updates.
 
-    `stc(down=0.01)` sets both directions. Raises `SpecError` for anything else, such as a strategy.
+    `stc(down=0.01)` sets both directions. Raises `SpecError` for other specs.
 
     >>> scheme_of("fedavg()"), scheme_of("topk(density=0.01)")
     (fedavg(), updates(topk(density=0.01)))
@@ -86,5 +86,5 @@ def scheme_of(spec: Any) -> Scheme:
     found = parse(spec) if isinstance(spec, str) else spec
     if isinstance(found, Scheme):
         return found
-    lift(found)  # raises for specs that no message can carry
+    lift(found)  # raises if no message can carry it
     return Updates(found)

@@ -1,4 +1,4 @@
-"""FedAvg: clients train locally, and the server averages their models. The usual baseline."""
+"""FedAvg: clients train locally, and the server averages their models."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ class Updates(Scheme):
     """Compressed updates, with one spec per direction.
 
     `up`, `down`: specs for `compress` that need no other rank, such as stc(density=0.01) or qsgd(levels=7);
-    without `down` the model is sent uncompressed. `by`: a mean weighted by 'examples', a mean in which all
-    'clients' count the same, or the sign of the 'majority'. `sampling`: such as falling(0.2); default: the
-    run's. `max_norm`: norm to which longer updates are scaled.
+    without `down` the model is sent uncompressed. `by`: a mean weighted by 'examples', an equal mean of
+    'clients', or the sign of the 'majority'. `sampling`: such as falling(0.2); default: the run's.
+    `max_norm`: largest norm of updates.
 
     >>> from laconic.core.spec import parse
     >>> parse("updates(dhqc(density=0.01), dhqc(density=0.01), sampling=falling(0.2))").sampling.count(1, 100)
@@ -46,7 +46,7 @@ class Updates(Scheme):
     )
 
     def __post_init__(self) -> None:
-        lift(self.up)  # raises if it is not a spec
+        lift(self.up)  # raises for an invalid spec
         if self.down is not None:
             lift(self.down)
         arguments.choice("updates: by", self.by, get_args(By))

@@ -30,10 +30,10 @@ class ZeroFL(Scheme):
     """Local training by `laconic.sparsity.swat`; w += sum over clients k of n_k / n * (w_k - w) on a mask.
 
     Qiu et al. 2022, arXiv:2208.02507. Clients train, and the server evaluates, with the largest 1 - sparsity
-    of the weights of each sparse layer; the first layer is dense. A client sends rho = 1 - sparsity +
-    mask_ratio of each sparse layer: the largest changes ("top_diff"), or the changes of the largest weights
-    ("diff_on_top_weights"). Other entries are lost, without a residual. The model is sent uncompressed. The
-    paper's third mask, which sends weights instead of changes, is no update: see `federated.zerofl.Uplink`.
+    of each sparse layer's weights; the first layer is dense. A client sends rho = 1 - sparsity + mask_ratio
+    of each sparse layer: the largest changes ("top_diff"), or the changes of the largest weights
+    ("diff_on_top_weights"). Other entries are lost. The model is sent uncompressed. The paper's third mask
+    sends weights: see `federated.zerofl.Uplink`.
 
     Args:
         sparsity: Of local training, in (0, 1); default: 0.9.
@@ -59,7 +59,7 @@ class ZeroFL(Scheme):
     def __post_init__(self) -> None:
         arguments.choice("mask", self.mask, get_args(Mask))
         arguments.names("keep", self.keep, "head")
-        _ = self._uplink  # checks its own arguments
+        _ = self._uplink  # checks arguments
 
     @property
     def _uplink(self) -> UplinkMask:
@@ -95,7 +95,7 @@ class ZeroFL(Scheme):
         return trained | {name: self._masked(model[name], trained[name]) for name in self._attached.weights}
 
     def _masked(self, start: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-        """Return `end` where it is sent, and `start` elsewhere, so that a client's residual stays zero."""
+        """Return `end` where it is sent, else `start`: a client's residual stays zero."""
         content = self._uplink.content(start.flatten(), end.flatten(), Segments.whole(start.numel()))
         chosen = self._uplink.codec.select.select(content, 0).long()
         sent = torch.zeros_like(content).index_copy_(0, chosen, content[chosen])

@@ -6,11 +6,11 @@ import sys
 
 if __name__ == "__main__":
     shows_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if shows_interrupts:  # otherwise the parent process ignores it
+    if shows_interrupts:  # else the parent process ignores it
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     from pathlib import Path
 
-    sys.path[0] = str(Path.cwd())  # as `python -m` has it, in place of this folder
+    sys.path[0] = str(Path.cwd())  # as `python -m` has it
     from laconic.tools.cli.worker import main
 
     if shows_interrupts:

@@ -18,7 +18,6 @@ def console() -> Console:
 
 
 def errors() -> Console:
-    """Return standard error, with lines that never wrap."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -26,7 +25,7 @@ def errors() -> Console:
 def working(screen: Console, doing: str) -> Iterator[Callable[[str], None]]:
     """Show a spinner on a terminal, elsewhere one line on standard error.
 
-    Yields a callable that changes the text next to the spinner.
+    Yields a callable that changes the spinner's text.
     """
     if not screen.is_terminal:
         errors().print(f"laconic: {doing}", style="dim", markup=False)

@@ -15,7 +15,6 @@ CLOSED = (
 
 
 def full(error: OSError) -> str | None:
-    """Return the message for a file that cannot be written, or None."""
     if error.errno not in FULL and not (error.filename and error.errno in CLOSED):
         return None
     where = f" {error.filename}" if error.filename else ""

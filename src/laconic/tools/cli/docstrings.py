@@ -27,7 +27,6 @@ def flowing(text: str, width: int) -> str:
 
 
 def _lines(block: str) -> list[str]:
-    """Split a block: prose into one line, a section into one line per item, other text into its lines."""
     lines = block.split("\n")
     if not any(line.startswith((" ", ">>>")) for line in lines):
         return [" ".join(lines)]

@@ -109,7 +109,7 @@ def gpu_facts() -> list[tuple[str, str]]:
 
 
 def with_triton() -> list[str]:
-    """Return the names of the kernels with a Triton implementation.
+    """Return the kernels with a Triton implementation.
 
     >>> "minmax" in with_triton()
     True
@@ -126,7 +126,7 @@ def _precisions() -> list[str]:
 
 
 def speed(ratio: float) -> str:
-    """Describe the speed of a product relative to fp32.
+    """Describe a product's speed relative to fp32.
 
     >>> speed(2.04), speed(0.97), speed(0.048)
     ('2 times as fast as fp32', 'as fast as fp32', '21 times slower than fp32')
@@ -137,14 +137,13 @@ def speed(ratio: float) -> str:
 
 
 def _product_s(dtype: torch.dtype) -> float | None:
-    """Return the seconds of a 256 x 256 matrix product; None without a kernel for it."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         x = torch.randn(256, 256, device=device, dtype=torch.float32).to(dtype)
         took = []
         for _ in range(5):
             began = time.perf_counter()
-            float((x @ x)[0, 0])  # synchronises a GPU
+            float((x @ x)[0, 0])  # synchronise a GPU
             took.append(time.perf_counter() - began)
     except RuntimeError:
         return None

@@ -23,7 +23,7 @@ REFUSED = 2  # rejected before the start
 
 @dataclass(frozen=True)
 class Ended:
-    """Reason for an early end. `fault`: an unexpected error; `details`: a worker's traceback."""
+    """Reason for an early end. `fault`: an unexpected error; `details`: its traceback."""
 
     reason: str
     code: int
@@ -42,7 +42,6 @@ def show_report(folder: Path, screen: Console, ended: Ended | None) -> None:
 
 
 def complain(ended: Ended, folder: Path, *, started: bool) -> None:
-    """Print the reason, below the traceback of a fault."""
     stderr = errors()
     if ended.code == INTERRUPTED:
         if not started:

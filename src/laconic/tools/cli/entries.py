@@ -1,4 +1,4 @@
-"""Catalogue entries: for every name that can follow --with, its payload, paper and measured figures.
+"""Catalogue entries of all names for --with: payload, paper and measured figures.
 
 `python -m benchmarks.methods` writes the figures to `measured.json`.
 """
@@ -43,9 +43,9 @@ from laconic.tools.plan.growth import Growth
 
 FIGURES = "measured.json"
 CLOSE = 0.02  # tolerance between formula and counted bytes
-GROUPS = (2, 4, 8, 16)  # numbers of workers whose bytes were counted
-FEW, MANY = 4, 16  # the sizes of GROUPS that are shown
-SHOWN = 2  # specs per name: the bare call and the first example, or the first two examples
+GROUPS = (2, 4, 8, 16)  # measured numbers of workers
+FEW, MANY = 4, 16  # shown sizes of GROUPS
+SHOWN = 2  # specs per name
 MATRICES = Layout.of((name, (1000, 1000)) for name in ("first.weight", "middle.weight", "last.weight"))
 KINDS = {"paper": Paper, "strategy": Strategy, "selector": Selector, "codec": Codec, "reducer": Reducer}
 TITLES = {
@@ -77,13 +77,12 @@ class Measured:
     """Figures of one spec on the stored gradient, matrices only. Errors are |C(x) - x|^2 / |x|^2.
 
     Attributes:
-        bits: Payload per worker and step, in bits per parameter; each message counts once.
-        sent: Bits per parameter that the busiest worker puts on the wire in a step, for each of GROUPS: every
-            copy of a message, without packet headers.
-        error: Mean over keys; None if no single codec makes the error.
+        bits: Payload per worker and step, in bits per parameter.
+        sent: Bits per parameter that the busiest worker sends in a step, for each of GROUPS, without packet
+            headers.
+        error: Mean over keys; None if no single codec causes it.
         bias: Error of the mean over keys; None like `error`.
-        bound: Largest error that the declared omegas allow (the declared absolute errors if `absolute`).
-        absolute: Whether `bound` comes from absolute errors.
+        bound: Largest error by the declared omegas, or by absolute errors if `absolute`.
     """
 
     bits: float
@@ -97,12 +96,10 @@ class Measured:
         return self.sent[GROUPS.index(size)]
 
     def smaller(self, size: int) -> float:
-        """Return the reduction compared with a dense all-reduce among `size` workers."""
         return all_reduce_bytes(32.0, size) / self.sent_at(size)
 
     @property
     def growth(self) -> Growth:
-        """`sent` for any number of workers."""
         return Growth.fit(dict(zip(GROUPS, self.sent, strict=True)), CLOSE)
 
 
@@ -110,7 +107,7 @@ class Measured:
 class CatalogueEntry:
     """One spec of a registered name. `max_bits`: bound of the payload, in bits per parameter of MATRICES.
 
-    Strategies have no figures: their bits depend on the group and its graph.
+    Strategies have no figures, as their bits depend on the group.
     """
 
     name: str
@@ -132,7 +129,7 @@ def entries() -> list[CatalogueEntry]:
 
 
 def pieces() -> dict[str, dict[str, Callable[..., Any]]]:
-    """Return the makers of names that can only be part of another spec, by title and name."""
+    """Return the makers of names that can only be part of other specs, by title."""
     makers = {name: find(name) for name in names()}
     return {
         title: {
@@ -143,7 +140,7 @@ def pieces() -> dict[str, dict[str, Callable[..., Any]]]:
 
 
 def examples(name: str, make: Callable[..., Any]) -> list[str]:
-    """Return up to SHOWN calls: the bare one, if no argument is required, then the class's examples.
+    """Return up to SHOWN calls: the bare one if possible, then the class's examples.
 
     >>> examples("topk", catalogue()["topk"])
     ['topk(density=0.01)', 'topk(density=0.3)']

@@ -45,7 +45,7 @@ def _cannot(path: Path, error: OSError) -> str:
 
 
 def _there(path: Path) -> bool:
-    """Return whether a path exists; raise `OSError` if unknown, as `Path.exists` did before Python 3.14."""
+    """Return whether a path exists; raise `OSError` if unknown, unlike `Path.exists` from Python 3.14."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -54,7 +54,7 @@ def _there(path: Path) -> bool:
 
 
 def _try(folder: Path) -> None:
-    """Raise `OSError` unless a file can be made here. Permissions are no proof, as in /proc."""
+    """Raise `OSError` unless a file can be made here; permissions are no proof, as in /proc."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".laconic-"):
         pass
 
@@ -74,9 +74,9 @@ def check_name(name: str, out: Path) -> None:
 
 
 def check_free(folder: Path, *, overwrite: bool, way_out: str) -> None:
-    """Raise `StateError` if this folder holds another run with measurements, or other files.
+    """Raise `StateError` if this folder holds other files or another run.
 
-    Raises `SpecError` if the folder cannot be created.
+    Raises `SpecError` if it cannot be created.
     """
     try:
         if in_the_way := next((each for each in folder.parents if each.exists() and not each.is_dir()), None):

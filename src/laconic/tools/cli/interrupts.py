@@ -1,4 +1,4 @@
-"""Interrupts: Ctrl-C and SIGTERM end a command, but never in the middle of a write.
+"""Interrupts: Ctrl-C and SIGTERM end a command, but never during a write.
 
 An exception inside a queue's `put` can corrupt its lock; TensorBoard's writer then hangs when it is closed.
 """
@@ -17,7 +17,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """Inside `with`, both signals raise KeyboardInterrupt; inside `held()` they are delayed until it ends.
 
-    A signal that was ignored before, as for a background command, stays ignored.
+    Ignored signals stay ignored, as for a background command.
 
     >>> with Interrupts() as interrupts:
     ...     try:

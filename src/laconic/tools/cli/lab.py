@@ -19,7 +19,7 @@ from laconic.tools.lab import Lab, Link, Profile, profile
 from laconic.tools.lab.waiting import CommandFailed, OutOfTime
 from laconic.tools.tasks.place import Hosts
 
-OUT_OF_TIME = 124  # exit code, the same as that of `timeout`
+OUT_OF_TIME = 124  # exit code, as of `timeout`
 MB = 1e6
 
 
@@ -99,7 +99,7 @@ def lab(
 
 
 def settings(name: str | None, **given: str | None) -> Profile:
-    """Return the named profile, or unlimited links, with the given quantities replaced.
+    """Return the named profile, or unlimited links, with the given quantities.
 
     >>> settings("dsl", rate=None, up="2mbit").link.bits_up
     2000000.0
@@ -121,7 +121,7 @@ def starts_workers(command: list[str]) -> bool:
 
 
 def stages_on_hosts(command: list[str], hosts: int) -> str:
-    """Describe which hosts run a pipeline's stages, and whether neighbours share a host.
+    """Describe the hosts of a pipeline's stages.
 
     >>> stages_on_hosts(["laconic", "train", "shakespeare", "--stages", "2", "--replicas=2"], 4)
     'stages by host (replica.stage): 0.0; 0.1; 1.0; 1.1'

@@ -1,4 +1,4 @@
-"""The `laconic` command. Errors that Laconic raises on purpose print one red line and exit with 2."""
+"""The `laconic` command. Errors raised on purpose print one red line and exit with 2."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ from laconic.tools.cli.train import train
 
 
 class Commands(TyperGroup):
-    """Command group that prints a `LaconicError` or Ctrl-C as one line; other errors keep their traceback."""
-
     def invoke(self, ctx: Any) -> Any:
         try:
             raise_on_interrupt()
@@ -72,7 +70,7 @@ def main(
         typer.Option("--version", callback=show_version, is_eager=True, help="show the version"),
     ] = False,
 ) -> None:
-    """Handle the options that all commands share."""
+    """Handle common options."""
 
 
 app.command()(demo)

@@ -1,7 +1,7 @@
-"""Notice at the start of a run on several machines, while torch waits for them.
+"""Notice while torch waits for the machines of a run.
 
 torch waits outside Python, where no signal handler runs. A thread reads the byte that a signal writes, and
-ends the process if its main thread does not.
+ends the process if the main thread does not.
 """
 
 from __future__ import annotations

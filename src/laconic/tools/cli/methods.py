@@ -23,8 +23,8 @@ from laconic.tools.cli.entries import FEW, MANY, TITLES, CatalogueEntry, entries
 from laconic.tools.cli.shortlist import print_short
 
 HEADS = (f"N = {FEW}", f"N = {MANY}", "smaller", "any N", "error", "bound", "unbiased")
-WIDE = 110  # columns; narrower screens list figures vertically
-LISTED = 5  # number of columns in the list of all names
+WIDE = 110  # columns, below which figures are listed vertically
+LISTED = 5  # columns in the list of all names
 STATUS = {
     "verified": "checked against its authors' or other public code",
     "partial": "checked against public code, but a part of the paper is missing or changed",
@@ -133,7 +133,7 @@ def cells(entry: CatalogueEntry) -> tuple[str, ...]:
 
 
 def times(ratio: float) -> str:
-    """Return a ratio with three digits, or as a whole number.
+    """Format a ratio.
 
     >>> times(3.5566), times(41234.5)
     ('3.56', '41,234')

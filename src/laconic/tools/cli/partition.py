@@ -20,7 +20,7 @@ from laconic.tools.report.partition_picture import picture
 from laconic.tools.tasks import find
 from laconic.tools.tasks.task import labels
 
-CLIENTS = 100  # default for data without a number of clients
+CLIENTS = 100  # default if the data have no number of clients
 
 
 def partition(
@@ -73,7 +73,7 @@ def facts(deal: Deal, held: list[int], rows: str) -> Table:
 
 
 def spread(values: list[int]) -> str:
-    """Return the minimum, the maximum and the median of the clients.
+    """Describe the range and median of the clients.
 
     >>> spread([3, 1, 2, 10]), spread([600, 600])
     ('1 to 10 per client, median 2.5', '600 per client')

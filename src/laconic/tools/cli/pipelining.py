@@ -1,4 +1,4 @@
-"""Options of `laconic train` for a pipeline of stages, checked together."""
+"""Options of `laconic train` for a pipeline of stages."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ if TYPE_CHECKING:
     from laconic.tools.cli.settings import Settings
 
 SCHEDULES = ("1f1b", "gpipe")
-PER_STAGE = 2  # micro-batches, by default
+PER_STAGE = 2  # default micro-batches
 STAGES = "Pipelines"  # heading of --help
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineOptions:
-    """Options of a model in stages."""
-
     stages: int | None = option(
         "cut the model into this many stages, one per worker; --with then codes their messages, such as"
         ' "ac_sgd(forward=4, backward=8)" [default: every worker has the whole model]',
@@ -55,7 +53,6 @@ class PipelineOptions:
     )
 
     def pipeline_of(self, workers: int | None, batch: int) -> Pipeline | None:
-        """Return the pipeline; None without --stages."""
         if self.stages is None:
             self._check_nothing_else()
             return None

@@ -33,7 +33,7 @@ from laconic.tools.report.plan_picture import picture
 MAX_WORKERS = 4096
 MAX_PARAMS = 10**12
 NEEDED = " [required without --probe]"
-SIDE, MATRICES = 1024, 24  # maximum side, and minimum number, of square matrices that stand in for a model
+SIDE, MATRICES = 1024, 24  # of square matrices: largest side, least number
 
 
 def plan(
@@ -165,7 +165,7 @@ def network_of(probed: Probe | None, link: str | None, latency: str | None) -> N
 
 
 def read_workers(text: str) -> list[int]:
-    """Parse a list of numbers of workers, or a range, whose numbers double.
+    """Parse a list, or a range with doubling numbers.
 
     >>> read_workers("4..20"), read_workers("8"), read_workers("2,6")
     ([4, 8, 16, 20], [8], [2, 6])
@@ -191,7 +191,7 @@ def layout_given(params: str | None, probed: Probe | None) -> Layout:
 
 
 def layout_of(params: int) -> Layout:
-    """Return a stand-in for a model: square matrices, then a smaller matrix and a vector.
+    """Return a stand-in for a model: matrices and a vector.
 
     >>> [entry.shape for entry in layout_of(200_000)][-3:]
     [(91, 91), (13, 91), (73,)]

@@ -35,14 +35,12 @@ from laconic.tools.plan.step import Work
 
 MOST_STAGES, MOST_MICRO = 256, 4096
 MOST_ELEMENTS = 1 << 34
-PER_STAGE = 2  # micro-batches, by default
+PER_STAGE = 2  # default micro-batches
 MB = 1e6
 
 
 @dataclass(frozen=True)
 class PipelineAsked:
-    """Options of a pipeline as given."""
-
     stages: int | None
     activation: str | None
     micro_batches: int | None
@@ -53,7 +51,6 @@ class PipelineAsked:
 
     @property
     def pipeline(self) -> bool:
-        """Whether --stages is given. Raises `SpecError` for options that need it."""
         if self.stages is not None:
             return True
         given = {
@@ -97,7 +94,7 @@ class PipelineAsked:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of a stage's output in a step, samples first."""
+        """Shape of a stage's output, samples first."""
         if self.activation is None:
             raise SpecError(
                 "laconic plan --stages needs --activation, the shape of a stage's output in a step of one"

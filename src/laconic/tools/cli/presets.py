@@ -1,4 +1,4 @@
-"""Four specs to begin with, shown first in README, docs and --help."""
+"""Four specs to begin with, shown in README, docs and --help."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Preset:
-    """A spec, and when to begin with it."""
-
     spec: str
     when: str
 

@@ -25,7 +25,7 @@ from laconic.tools.plan.probe import Probe
 from laconic.tools.tasks import find
 from laconic.tools.tasks.task import cross_entropy
 
-GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR")  # environment variables that a launcher sets
+GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR")  # variables that a launcher sets
 
 
 def probe(
@@ -44,7 +44,7 @@ def probe(
     check_file(out)
     chosen = find(task)
     recipe = chosen.recipe(model)
-    contenders(with_ or ())  # raises if a spec is wrong, before anything starts
+    contenders(with_ or ())  # raises if a spec is wrong
     if not all(name in os.environ for name in GROUP):
         arguments.whole("--workers", workers, 2, 64)
         words = ["probe", task, "--out", str(out)]
@@ -53,7 +53,7 @@ def probe(
         words += ["--data", str(data)] if data else []
         return _start(workers, words, out)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if local > 1 or "OMP_NUM_THREADS" not in os.environ:  # as in the lab, whose hosts share the cores
+    if local > 1 or "OMP_NUM_THREADS" not in os.environ:  # lab hosts share the cores
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // local))
     dist.init_process_group("gloo")
     tensors = chosen.load(data)
@@ -77,7 +77,7 @@ def probe(
 def _start(workers: int, words: list[str], out: Path) -> None:
     """Probe with workers on this machine, and show the results.
 
-    Workers report progress in a file: their lines would mix with ours on a terminal.
+    Workers report progress in a file, as their lines would mix with ours.
     """
     screen = console()
     with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:

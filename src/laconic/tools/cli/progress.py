@@ -1,4 +1,4 @@
-"""Progress of a run: a live table on a terminal, plain lines elsewhere. One row per method."""
+"""Progress of a run: a live table on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from laconic.tools.cli.settings import Settings
 from laconic.tools.tasks.blockwise import is_blockwise
 
 REDRAWS_PER_S = 4
-SMOOTHING = 0.1  # weight of the newest step in the displayed loss and step time
+SMOOTHING = 0.1  # weight of the newest step
 
 
 @dataclass
@@ -27,19 +27,19 @@ class Shown:
     seed: int | None = None
     seeds_done: int = 0
     step: int = 0
-    ended: bool = False  # whether seeds_done counts this seed
+    ended: bool = False  # counted in seeds_done
     loss: float | None = None
     step_s: float | None = None
-    megabytes: float = 0.0  # on the wire, from rank 0, for this seed
+    megabytes: float = 0.0  # sent by rank 0 for this seed
     accuracy: float | None = None
     stepped_at: float = 0.0  # monotonic time
     test_s: float | None = None
-    residual: float | None = None  # of a low-bit training, at the last test
-    flips: float | None = None  # share of signs that changed between the last two tests
-    density: float | None = None  # of the masks, and the share that their last update changed
+    residual: float | None = None  # of low-bit weights
+    flips: float | None = None  # share of changed signs since the last test
+    density: float | None = None  # of masks, and share changed by their last update
     changed: float = 0.0
     tested: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    lost: set[int] = field(default_factory=set)  # lost workers, for this seed
+    lost: set[int] = field(default_factory=set)  # workers, for this seed
 
     @property
     def first_living(self) -> int:
@@ -56,7 +56,6 @@ class Shown:
         self.loss = _smooth(self.loss, loss)
 
     def add_test(self, event: dict[str, Any], workers: int) -> bool:
-        """Add a rank's part of a test; return whether it was the last."""
         self.residual = event.get("residual", self.residual)
         self.flips = event.get("flips", self.flips)
         parts = self.tested.setdefault(event["step"], [])
@@ -69,8 +68,6 @@ class Shown:
 
 
 class Progress:
-    """Rows of all methods, redrawn as events arrive."""
-
     def __init__(self, console: Console, settings: Settings) -> None:
         self.console = console
         self.settings = settings
@@ -83,7 +80,7 @@ class Progress:
         )
         self._drawn = 0.0
         stages = 1 if settings.pipeline is None else settings.pipeline.stages
-        self._loss_at = {  # the first rank that knows the loss: the last stage, the last block
+        self._loss_at = {  # first rank that knows the loss: last stage or block
             spec: settings.workers - 1 if is_blockwise(spec) else stages - 1 for spec in settings.specs
         }
 
@@ -221,7 +218,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Format seconds, minutes and seconds, or hours and minutes.
+    """Format a duration.
 
     >>> duration(4.2), duration(75), duration(4000)
     ('4 s', '1:15', '1 h 06')

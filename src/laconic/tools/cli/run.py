@@ -44,14 +44,14 @@ def run(
         raise SpecError(f"there is no script {arguments[0]!r} in {Path.cwd()}; give its path")
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import config_from_args, parse_args  # slow to import, so only here
+    from torch.distributed.run import config_from_args, parse_args  # a slow import
     from torch.distributed.run import run as start
 
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, without its long warning
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, without its warning
     logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL)
     os.environ[LAUNCHER] = str(os.getpid())
     given = checked(torchrun_arguments(arguments), parse_args, config_from_args)
-    if int(given.max_restarts):  # else restarted workers find the old addresses in the shared store
+    if int(given.max_restarts):  # else restarted workers find old addresses in the store
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     named = given.training_script
     if not given.no_python:
@@ -73,7 +73,6 @@ def run(
 
 
 def checked(words: list[str], parse: Callable[..., Any], configure: Callable[..., Any]) -> Any:
-    """Parse torchrun's arguments. Raises `SpecError` with the last line of its error message."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):

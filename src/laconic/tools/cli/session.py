@@ -26,7 +26,7 @@ from laconic.tools.tasks.steps import due
 
 
 class Session:
-    """Run in progress. `started`: its folder is open, so its files are from this run."""
+    """Run in progress. `started`: its files are from this run."""
 
     def __init__(self, settings: Settings, console: Console, interrupts: Interrupts) -> None:
         self.settings = settings
@@ -42,7 +42,7 @@ class Session:
         prepare_to_launch()
         with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:
             data = Path(scratch) / "data.pt"
-            with self.console.status(f"reading {settings.task}, starting workers"):  # on a terminal
+            with self.console.status(f"reading {settings.task}, starting workers"):
                 tensors = prepare(
                     find(settings.task), settings.data, data, model=settings.model, examples=settings.examples
                 )
@@ -113,9 +113,9 @@ def sent_before(folder: Path, spec: str, seed: int) -> float:
 
 
 def on_record(settings: Settings, spec: str, seed: int, folder: Path) -> Path | None:
-    """Return the newest checkpoint for which all workers' events are written, else the oldest, or None.
+    """Return the newest checkpoint for which all events are written, else the oldest, or None.
 
-    Workers run ahead of the written events, so a killed run may lack some.
+    Workers run ahead of the written events.
     """
     done: defaultdict[int, set[int]] = defaultdict(set)
     tested: Counter[int] = Counter()
@@ -137,7 +137,7 @@ def on_record(settings: Settings, spec: str, seed: int, folder: Path) -> Path | 
 
 
 def finished(settings: Settings) -> set[tuple[str, int]]:
-    """Return the (method, seed) pairs whose remaining workers have all tested the last step."""
+    """Return the (method, seed) pairs whose remaining workers have tested the last step."""
     last: Counter[tuple[str, int]] = Counter()
     lost: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     for event in read_events(settings.folder):

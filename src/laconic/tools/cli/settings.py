@@ -1,4 +1,4 @@
-"""Settings of a `laconic train` run, checked together before anything starts."""
+"""Settings of `laconic train`, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _percentage(flag: str, value: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(PipelineOptions, TrainingOptions):
-    """Options of `laconic train`, as given; None: not given."""
+    """Options as given; None: not given."""
 
     task: str = option("digits, mnist, cifar10 or shakespeare", MISSING, fixed=True)
     workers: int | None = option(
@@ -97,8 +97,6 @@ class Options(PipelineOptions, TrainingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Options):
-    """Checked options of a whole run, with the task's defaults."""
-
     model: str
     workers: int
     steps: int
@@ -138,7 +136,7 @@ class Settings(Options):
             raise SpecError(
                 "--resume keeps the run of this --name and --overwrite deletes it: give one of the two"
             )
-        checked._check(task.recipe(options.model))  # raises if the model is unknown
+        checked._check(task.recipe(options.model))  # raises for an unknown model
         return checked
 
     def _check(self, recipe: Recipe) -> None:
@@ -199,7 +197,6 @@ class Settings(Options):
 
     @property
     def specs(self) -> tuple[str, ...]:
-        """All methods, baselines first, without duplicates."""
         return tuple(dict.fromkeys(self.against + self.methods))
 
     @property
@@ -244,7 +241,7 @@ class Settings(Options):
         except ValueError as error:
             raise StateError(f"{path} is damaged: {error}; start a new run with another --name") from error
         now = self.config()
-        for name in (*fixed(Options), "first_seed", "pipeline"):  # other values would give other bits
+        for name in (*fixed(Options), "first_seed", "pipeline"):  # other values give other bits
             if before.get(name) != now[name]:
                 raise StateError(
                     f"--resume: {self.folder} started with {name}={before.get(name)!r}, not {now[name]!r};"

@@ -12,13 +12,12 @@ from rich.text import Text
 from laconic.tools.cli.entries import FEW, MANY, TITLES, CatalogueEntry
 from laconic.tools.cli.presets import PRESETS
 
-LEAST = 20  # minimum columns for a method's payload; otherwise it is omitted
-BESIDE = 2 + 4 * 2 + 2 * 6  # other columns: the indent, padding, and figures of up to 6
-NAMED_ONLY = ("selector", "codec", "reducer")  # kinds listed by name alone
+LEAST = 20  # minimum columns for a payload, else it is omitted
+BESIDE = 2 + 4 * 2 + 2 * 6  # other columns: indent, padding, figures of up to 6
+NAMED_ONLY = ("selector", "codec", "reducer")  # listed by name alone
 
 
 def print_short(screen: Console, found: Sequence[CatalogueEntry], *, with_presets: bool) -> None:
-    """Print the entries, after the presets if asked for: then kinds of NAMED_ONLY get no lines."""
     if with_presets:
         screen.print("Begin with", style="bold")
         first = Table(box=None, padding=(0, 1), show_header=False)
@@ -37,7 +36,7 @@ def print_short(screen: Console, found: Sequence[CatalogueEntry], *, with_preset
         table.add_column("payload", max_width=room, no_wrap=True, overflow="ellipsis")
     named: list[tuple[str, str]] = []
     for kind, group in groupby(found, key=lambda entry: entry.kind):
-        each = {entry.name: entry for entry in reversed(list(group))}  # the first spec of a name
+        each = {entry.name: entry for entry in reversed(list(group))}  # first spec of a name
         if kind in NAMED_ONLY and with_presets:
             named.append((TITLES[kind].partition(":")[0], ", ".join(reversed(each))))
             continue

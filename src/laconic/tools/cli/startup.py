@@ -1,4 +1,4 @@
-"""Start of the command and its workers: Ctrl-C ends them with one line."""
+"""Start of the command and its workers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-INTERRUPTED = 130  # exit code, the same as that of shells
-WORKER = str(Path(__file__).with_name("begin_worker.py"))  # as Python runs it
+INTERRUPTED = 130  # exit code, as of shells
+WORKER = str(Path(__file__).with_name("begin_worker.py"))  # path as Python runs it
 LAUNCHER = "LACONIC_LAUNCHER"  # environment variable of workers: the launcher's process
 
 
 def exit_on_interrupt() -> None:
-    """Make Ctrl-C end the process with one line, unless the parent process ignores it."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit)
 
@@ -25,7 +24,6 @@ def raise_on_interrupt() -> None:
 
 
 def say_interrupted() -> None:
-    """Print one line on standard error; for workers, the launcher does."""
     if WORKER not in sys.orig_argv:
         os.write(2, b"laconic: interrupted\n")
 
@@ -33,8 +31,8 @@ def say_interrupted() -> None:
 def forget_interrupt() -> None:
     """Make a process that handled a KeyboardInterrupt end with its own exit code.
 
-    After an interrupt inside `exec` of a string, as in a dataclass, CPython ends the process by SIGINT unless
-    another `exec` follows.
+    After an interrupt inside `exec` of a string, as in a dataclass, CPython ends by SIGINT unless another
+    `exec` follows.
     """
     exec("")
 

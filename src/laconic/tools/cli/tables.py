@@ -11,11 +11,10 @@ from laconic.tools.report.reaching import faster
 from laconic.tools.report.summary import Row, between, counted, kept_bytes
 
 HEADS = ("accuracy %", "test loss", "MB / step", "smaller", "payload", "step ms")
-SPARSE = 0.001  # share of zero weights above which the table shows it
+SPARSE = 0.001  # smallest share of zero weights that is shown
 
 
 def print_summary(console: Console, rows: list[Row], target: float | None = None) -> None:
-    """Print one row per method; bytes and times per step are of the second half of the steps."""
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column(
         "method, optimiser and learning rate", overflow="fold", min_width=min(17, console.width // 6)
@@ -52,7 +51,7 @@ def print_summary(console: Console, rows: list[Row], target: float | None = None
 
 
 def shown(value: float) -> str:
-    """Format a figure with three digits or more, never with an exponent.
+    """Format a figure without an exponent.
 
     >>> shown(0.4551), shown(12.345), shown(28662.1)
     ('0.455', '12.3', '28,662')

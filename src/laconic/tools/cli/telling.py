@@ -1,7 +1,4 @@
-"""Progress lines for a terminal: one when the phase changes, at least one every three seconds.
-
-Lines are plain, so they do not disturb other output.
-"""
+"""Progress lines for a terminal: one when the phase changes, at least one every three seconds."""
 
 from __future__ import annotations
 
@@ -16,8 +13,6 @@ PAUSE_S, LOOK_S = 2.5, 0.25  # between lines, and between checks of the phase
 
 
 class Telling:
-    """Thread that prints the phase and its duration, inside `with`, if `screen` is a terminal."""
-
     def __init__(self, screen: Console, doing: Callable[[], str]) -> None:
         self._screen, self._doing = screen, doing
         self._ended = threading.Event()

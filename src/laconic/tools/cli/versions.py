@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def version_of(package: str) -> str:
-    """Return the installed version of `package`, or "not installed".
+    """Return a package's version, or "not installed".
 
     >>> version_of("no-such-package")
     'not installed'

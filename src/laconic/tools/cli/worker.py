@@ -1,6 +1,6 @@
-"""Program that `laconic run` starts on each worker: it runs the user's script as Python would.
+"""Program that `laconic run` starts on each worker.
 
-Errors that Laconic raises on purpose go to the launcher, which prints one for all workers.
+Errors raised on purpose go to the launcher, which prints one for all workers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from laconic.core.errors import LaconicError
 from laconic.tools.cli.startup import INTERRUPTED, LAUNCHER, WORKER, exit_on_interrupt, raise_on_interrupt
 from laconic.tools.lab import linux
 
-OWN = (WORKER, __file__, "<frozen runpy>", runpy.__file__)  # files whose frames are not the script's
+OWN = (WORKER, __file__, "<frozen runpy>", runpy.__file__)  # files that are not the script's
 HOME = Path(__file__).parent
 
 
@@ -53,7 +53,7 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
         trace = trace.tb_next
     place = traceback.extract_tb(trace)[:1]
     if isinstance(error, KeyboardInterrupt) and place and Path(place[0].filename).is_relative_to(HOME):
-        return  # raised in our code while the worker starts; the launcher reports it
+        return  # raised while the worker starts; the launcher reports it
     if isinstance(error, LaconicError):
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 

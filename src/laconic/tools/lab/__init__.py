@@ -1,4 +1,4 @@
-"""Several emulated hosts on one Linux machine, with links of any speed: see `docs/lab.md`."""
+"""Emulated hosts on one Linux machine: see `docs/lab.md`."""
 
 from laconic.tools.lab.lab import Lab as Lab
 from laconic.tools.lab.lab import missing as missing

@@ -1,7 +1,4 @@
-"""Starts a program of this package without `import laconic`, which would import torch.
-
-A start then takes hundredths of a second instead of seconds, and a tenth of the memory.
-"""
+"""Starts a program of this package without `import laconic`, which imports torch and takes seconds."""
 
 from __future__ import annotations
 
@@ -22,6 +19,5 @@ runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def bare(program: str, *arguments: object) -> list[str]:
-    """Return the command line of a module of `laconic.tools.lab.inside`."""
     module = f"laconic.tools.lab.inside.{program}"
     return [sys.executable, "-I", "-S", "-c", START, str(PACKAGE), module, *map(str, arguments)]

@@ -1,4 +1,4 @@
-"""The owner's side of a lab's keeper: starts it, sends requests, and ends it."""
+"""The owner's side of a lab's keeper."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Request = dict[str, Any]
 
 
 class Keeping:
-    """`count` network namespaces, until `close` or the end of this process, however it ends.
+    """`count` network namespaces, until `close` or the end of this process.
 
-    Raises `LabError` if iproute2 is missing, or this user may not make namespaces.
+    Raises `LabError` without iproute2 or the right to make namespaces.
     """
 
     def __init__(self, count: int) -> None:
@@ -33,7 +33,7 @@ class Keeping:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C ends the commands first
+            start_new_session=True,  # Ctrl-C ends commands first
         )
         status: dict[str, Any] = {}
         try:
@@ -44,10 +44,9 @@ class Keeping:
         except BaseException:
             self.close()
             raise
-        self.process: int = status["process"]  # process 1 inside the lab
+        self.process: int = status["process"]  # pid 1 inside the lab
 
     def ask(self, *requests: Request) -> list[Any]:
-        """Return the keeper's answers, see `inside/keeper.py`. Raises `LabError` if a command fails."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(requests) + "\n")
@@ -61,7 +60,6 @@ class Keeping:
         return answers
 
     def enter(self, number: int, command: Sequence[str]) -> list[str]:
-        """Return the command line that runs a command in namespace `number`."""
         return bare("enter", self.process, number, *command)
 
     def close(self) -> None:
@@ -71,7 +69,7 @@ class Keeping:
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()  # the kernel removes the namespaces
+            self._process.kill()  # removes the namespaces
             self._process.wait()
         self._process.stdout.close()
 
@@ -84,7 +82,7 @@ class Keeping:
 
 
 def _tool(name: str) -> str:
-    """Return the path of a program of iproute2; a user's PATH often lacks its folder."""
+    """Return the path of an iproute2 program; PATH often lacks its folder."""
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
     found = shutil.which(name, path=path)
     if found is None:

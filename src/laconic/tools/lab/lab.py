@@ -1,12 +1,11 @@
-"""Several emulated hosts on one Linux machine, each with its own link, for tests of slow networks.
+"""Emulated hosts on one Linux machine, each with its own link.
 
     with Lab(hosts=4, link=Link("1gbit", delay="2ms")) as lab:
         outputs = lab.run([sys.executable, "train.py"])      # on every host, in torchrun's environment
         print(lab.counters())
 
-A host is a network namespace: its processes share the machine's files and processors, have one interface,
-eth0, and know the hosts as host0, host1, ... The machine's own network is not changed, and nothing outlives
-the lab.
+A host is a network namespace with one interface, eth0; its processes share the machine's files and
+processors, and know the hosts as host0, host1, ... The machine's network is not changed.
 """
 
 from __future__ import annotations
@@ -30,30 +29,30 @@ from laconic.tools.lab.link import Link
 from laconic.tools.lab.profiles import Profile
 from laconic.tools.lab.waiting import Start, outputs
 
-PORT = 29500  # each run has its own, from this one on
-HOSTS = "LACONIC_LAB"  # environment variable for `laconic train`, see `tasks/place.py`
+PORT = 29500  # of the first run; each has its own
+HOSTS = "LACONIC_LAB"  # variable for `laconic train`, see `tasks/place.py`
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Bytes counted by a host's interface, with all headers."""
+    """Bytes of a host's interface, with all headers."""
 
     sent: int
     received: int
 
 
 class Lab:
-    """Emulated hosts, from the start of a `with` block to its end.
+    """Emulated hosts, inside a `with` block.
 
     Args:
         hosts: Number of hosts, 1 to 64.
         link: Every host's link, or a profile; default: as fast as memory.
-        offload: Whether packets of up to 64 kB cross as one, as with a network card that segments them: fast
-            links then take less processor time, and counters miss headers. Default: False.
-        seed: Seed of delay and loss, if the kernel has no netem; default: 0.
+        offload: Whether packets of up to 64 kB cross as one: less processor time, but counters miss headers.
+            Default: False.
+        seed: Seed of delay and loss without netem; default: 0.
 
     Raises:
-        LabError: This machine cannot have a lab; the message says what is missing.
+        LabError: This machine cannot have a lab.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Lab:
         self.links = [self.profile.link] * hosts
         self.offload, self.seed = offload, seed
         self.addresses = tuple(map(wiring.address, range(hosts)))
-        self.means = "tc"  # source of delay and loss: "tc" (netem, or neither) or "relay"
+        self.means = "tc"  # delay and loss: "tc" (netem or none) or "relay"
         self._keeping: Keeping | None = None
         self._relay: subprocess.Popen[str] | None = None
         self._runs = 0
@@ -89,12 +88,12 @@ class Lab:
         """Start a command on a host. It dies with the lab.
 
         It reads nothing from the terminal. Ctrl-C does not reach it; `send_signal` does. Killing the process
-        kills the command; processes that the command has started live until the lab is closed.
+        kills the command; its children live until the lab is closed.
 
         Args:
             host: The number of the host.
             command: Program and arguments.
-            env: Variables added to this process's environment; default: none.
+            env: Variables added to the environment; default: none.
             popen: Options of `subprocess.Popen`.
 
         Returns:
@@ -112,19 +111,19 @@ class Lab:
         timeout_s: float | None = None,
         capture: bool = True,
     ) -> list[str]:
-        """Run a command on every host at once, in torchrun's environment, and wait for all.
+        """Run a command on every host, in torchrun's environment, and wait.
 
         Args:
             command: Program and arguments.
             env: Variables added to the environment; default: none.
-            timeout_s: Seconds after which all are killed; default: no limit.
-            capture: Whether to return the commands' output (default), or to let them print.
+            timeout_s: Time limit; default: none.
+            capture: Whether to return the output (default), or print it.
 
         Returns:
-            The output of each host, or "".
+            Each host's output, or "".
 
         Raises:
-            LabError: A command has failed or `timeout_s` is over; the others are killed.
+            LabError: A command failed, or time is over; the others are killed.
         """
         self._runs += 1
 
@@ -146,7 +145,7 @@ class Lab:
         timeout_s: float | None = None,
         capture: bool = True,
     ) -> str:
-        """Like `run`, on host 0 alone: for commands that start their own workers, such as `laconic train`."""
+        """Like `run`, on host 0 alone: for `laconic train`, which starts its own workers."""
         hosts = {
             "namespaces": [f"/proc/1/fd/{FIRST + host}" for host in range(self.hosts)],
             "addresses": self.addresses,
@@ -161,7 +160,7 @@ class Lab:
         )[0]
 
     def place(self, host: int) -> dict[str, str]:
-        """Return the environment variables of torchrun for a host with one process."""
+        """Return torchrun's environment variables for a host with one process."""
         place = {
             "RANK": host,
             "WORLD_SIZE": self.hosts,
@@ -176,7 +175,7 @@ class Lab:
         return {name: str(value) for name, value in place.items()}
 
     def reshape(self, link: Link, hosts: Sequence[int] | None = None) -> None:
-        """Give these hosts, by default all, another link; packets on their way keep their delay."""
+        """Give hosts, by default all, another link; packets on their way keep their delay."""
         if self.means == "tc" and not link.direct and not self._has_netem():
             raise SpecError(
                 "this kernel has no netem, so a lab without delay cannot get delay or loss later: start the"
@@ -187,12 +186,12 @@ class Lab:
         self._shape()
 
     def counters(self) -> list[Counted]:
-        """Return the bytes of each host's interface since the lab started."""
+        """Return each interface's bytes since the start."""
         asked = ({"in": host, "counts": wiring.INTERFACE} for host in range(self.hosts))
         return [Counted(*found) for found in self._kept.ask(*asked)]
 
     def close(self) -> None:
-        """End the hosts and everything that runs on them."""
+        """End the hosts and their processes."""
         if self._relay is not None:
             self._relay.kill()
             self._relay.wait()
@@ -213,7 +212,7 @@ class Lab:
 
     @property
     def _hub(self) -> int:
-        return self.hosts  # the network's own namespace comes after the hosts'
+        return self.hosts  # the network's own namespace comes last
 
     def _build(self) -> None:
         self._keeping = Keeping(self.hosts + 1)
@@ -289,7 +288,7 @@ class Lab:
 
 
 def missing() -> str | None:
-    """Return why this machine cannot have a lab, or None if it can."""
+    """Return why this machine cannot have a lab, or None."""
     try:
         with Lab(1, Link("100mbit")):
             return None

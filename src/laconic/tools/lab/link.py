@@ -1,4 +1,4 @@
-"""Link between an emulated host and the others: rates, delay, jitter, loss."""
+"""Link between an emulated host and the others."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ LONGEST_S = 10.0
 class Link:
     """Link of a host, with units: `Link("1gbit", delay="2ms", jitter="1ms", loss="1%")`.
 
-    A message and its answer take the delays of both hosts.
+    A round trip takes the delays of both hosts.
 
     Args:
-        rate: Bits per second in both directions; default: None, as fast as memory.
-        delay: Delay of packets to this host, one way, at most 10s; default: "0ms".
-        jitter: Uniform variation of the delay, up and down, at most `delay`; default: "0ms".
-        loss: Share of packets to this host that are lost, below 100%; default: "0%".
-        up: Bits per second that the host may send; default: `rate`.
-        down: Bits per second that the host may receive; default: `rate`.
+        rate: Bits per second each way; default: None, as fast as memory.
+        delay: Of packets to this host, one way, at most 10s; default: "0ms".
+        jitter: Uniform variation of the delay, at most `delay`; default: "0ms".
+        loss: Share of lost packets to this host, below 100%; default: "0%".
+        up: Sent bits per second; default: `rate`.
+        down: Received bits per second; default: `rate`.
 
     Raises:
         SpecError: A quantity has no unit, or is outside its range.
@@ -54,12 +54,12 @@ class Link:
 
     @property
     def bits_up(self) -> float | None:
-        """Bits per second that the host may send; None: unlimited."""
+        """Sent bits per second; None: unlimited."""
         return self._bits("up")
 
     @property
     def bits_down(self) -> float | None:
-        """Bits per second that the host may receive; None: unlimited."""
+        """Received bits per second; None: unlimited."""
         return self._bits("down")
 
     @property
@@ -76,7 +76,6 @@ class Link:
 
     @property
     def direct(self) -> bool:
-        """Whether the link has neither delay nor loss."""
         return self.delay_s == 0 and self.loss_share == 0
 
     def __str__(self) -> str:

@@ -1,7 +1,6 @@
-"""Calls to the Linux kernel that Python has since 3.12 or not at all: namespaces, mounts, interfaces.
+"""Linux system calls that Python has only since 3.12 or not at all. Each function raises `OSError`.
 
-Imports only the standard library, so that processes without tensors start in milliseconds. Each function
-raises `OSError`, as `os` does.
+Imports only the standard library: processes without tensors start in milliseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import struct
 NEWNS, NEWUTS = 0x00020000, 0x04000000  # CLONE_...
 NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
 BIND = 0x1000  # MS_BIND
-PRIVATE = 0x4000 | 0x40000  # MS_REC | MS_PRIVATE: mounts below do not spread
+PRIVATE = 0x4000 | 0x40000  # MS_REC | MS_PRIVATE: mounts do not spread
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 SIOCETHTOOL, SIOCGIFFLAGS = 0x8946, 0x8913
 RUNNING = 0x40  # IFF_RUNNING
@@ -25,7 +24,7 @@ OFFLOADS = (0x17, 0x1F, 0x24, 0x2C)  # ETHTOOL_STXCSUM, ETHTOOL_STSO, ETHTOOL_SG
 
 
 def unshare(kinds: int) -> None:
-    """Move to new namespaces of these kinds; with NEWPID, the next child becomes process 1."""
+    """Move to new namespaces; with NEWPID, the next child becomes process 1."""
     _call("unshare", kinds)
 
 
@@ -38,17 +37,17 @@ def enter(path: str, kind: int = 0) -> None:
 
 
 def mount(source: str, target: str, flags: int = 0) -> None:
-    """Mount a file system of the kind `source` at `target`, or with `BIND` the file `source` over it."""
+    """Mount a file system of kind `source` at `target`, or with `BIND` the file `source`."""
     _call("mount", source.encode(), target.encode(), source.encode(), ctypes.c_ulong(flags), None)
 
 
 def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send a signal to this process when the thread that started it ends."""
+    """Request a signal when the thread that started this process ends."""
     _call("prctl", PARENT_DEATH_SIGNAL, ctypes.c_ulong(by))
 
 
 def offloads_off(interface: str) -> None:
-    """Turn off an interface's offloads, as with `ethtool -K`, so that packets are as on a real link."""
+    """Turn off offloads, as with `ethtool -K`: packets are as on a real link."""
     with socket.socket() as handle:
         for command in OFFLOADS:
             value = array.array("B", struct.pack("II", command, 0))
@@ -57,14 +56,12 @@ def offloads_off(interface: str) -> None:
 
 
 def running(interface: str) -> bool:
-    """Return whether an interface can send."""
     with socket.socket() as handle:
         found = fcntl.ioctl(handle, SIOCGIFFLAGS, struct.pack("16sH22x", interface.encode(), 0))
     return bool(struct.unpack_from("H", found, 16)[0] & RUNNING)
 
 
 def interface_bytes(interface: str) -> tuple[int, int]:
-    """Return the bytes that an interface here has sent and received, with headers."""
     with open("/proc/thread-self/net/dev") as table:  # noqa: PTH123  # pathlib takes 10 ms to import
         for line in table:
             name, _, counts = line.partition(":")

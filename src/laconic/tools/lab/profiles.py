@@ -1,7 +1,7 @@
-"""Networks by name: `laconic lab --profile wifi`. The figures are round values of common networks.
+"""Networks by name, with round figures of common networks.
 
-In `wan-3-regions`, hosts are spread over three regions in turn; delays between them are those across an
-ocean, or around half the world.
+In `wan-3-regions`, hosts are in three regions in turn; delays between them are as across an ocean, or half
+the world.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from laconic.tools.lab.link import Link
 class Profile:
     """Every host's link, and the delays between regions.
 
-    `between_s[a][b]`: seconds from region a to region b, one way, in addition to the link's delay.
+    `between_s[a][b]`: additional seconds from region a to b, one way.
     """
 
     link: Link
     between_s: tuple[tuple[float, ...], ...] = ((0.0,),)
 
     def extra_s(self, source: int, target: int) -> float:
-        """Return seconds between two hosts, in addition to the target's delay."""
         regions = len(self.between_s)
         return self.between_s[source % regions][target % regions]
 

@@ -1,4 +1,4 @@
-"""Waits for one process on each host, and kills all when one fails."""
+"""Waits for one process per host, and kills all when one fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from laconic.core.errors import LabError
 
-GRACE_S = 10.0  # for commands to end after Ctrl-C
+GRACE_S = 10.0  # after Ctrl-C
 LOOK_S = 1.0  # between checks of the relay
 Start = Callable[[IO[str] | None], subprocess.Popen[Any]]
 
@@ -24,7 +24,7 @@ class OutOfTime(LabError):
 
 
 class CommandFailed(LabError):
-    """A command ended with an error. `code`: its exit code, as in a shell."""
+    """A command's error. `code`: its exit code, as in a shell."""
 
     def __init__(self, host: int, returncode: int) -> None:
         self.code = returncode if returncode > 0 else 128 - returncode
@@ -41,7 +41,7 @@ def outputs(
 ) -> list[str]:
     """Run all commands, and return their outputs, or "" without `capture`.
 
-    `alive` raises an error if the network of the hosts has failed.
+    `alive` raises if the hosts' network has failed.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
@@ -73,7 +73,7 @@ def outputs(
 
 
 class _Ended:
-    """A file that `select` finds readable once a process has ended."""
+    """File that becomes readable when a process ends."""
 
     def __init__(self, process: subprocess.Popen[Any]) -> None:
         self._descriptor = os.pidfd_open(process.pid)
@@ -89,7 +89,7 @@ class _Ended:
 
 
 def _interrupt(processes: Sequence[subprocess.Popen[Any]]) -> None:
-    """Interrupt commands and wait for them; a second Ctrl-C ends the wait."""
+    """Interrupt commands; a second Ctrl-C ends the wait."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)

@@ -1,9 +1,8 @@
-"""A lab's network as input of `ip` and `tc`: pure text, which can be tested without root.
+"""A lab's network as input of `ip` and `tc`.
 
-Host k has one interface, eth0, with address 10.77.0.k+1. Its other end is port vk in the network's own
-namespace, where a bridge or a relay joins all ports. Token buckets at eth0 and at the port limit sent and
-received packets, so links are full duplex, and a crowded receiver is slow. netem makes delay, jitter and loss
-at the port.
+Host k has one interface, eth0, with address 10.77.0.k+1. Its other end is port vk in the network's namespace,
+where a bridge or a relay joins all ports. Token buckets at eth0 and at the port limit sent and received
+packets. netem makes delay, jitter and loss at the port.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from laconic.tools.lab.link import Link
 
 INTERFACE = "eth0"
 MOST_HOSTS = 64
-QUIET = "/proc/sys/net/ipv6/conf/all/disable_ipv6"  # IPv6 would add its own traffic to counters
+QUIET = "/proc/sys/net/ipv6/conf/all/disable_ipv6"  # IPv6 traffic would be counted
 QUEUE_MS = 400  # queue of a token bucket
-BURST_S = 1e-3  # at full rate, so that a late timer loses nothing
+BURST_S = 1e-3  # at full rate, so a late timer loses nothing
 LEAST_BURST = 32_000
 PACKETS = 100_000  # queue of netem
 
@@ -30,7 +29,7 @@ def address(host: int) -> str:
 
 
 def names(hosts: int) -> str:
-    """Return the lab's /etc/hosts; torch warns if it finds no name of the second form."""
+    """Return /etc/hosts; torch warns without the second form."""
     lines = ["127.0.0.1 localhost"]
     for form in ("", "::ffff:"):
         lines += (f"{form}{address(host)} host{host}" for host in range(hosts))
@@ -38,7 +37,6 @@ def names(hosts: int) -> str:
 
 
 def hardware(host: int) -> str:
-    """Return a host's Ethernet address; the relay identifies hosts by it."""
     return f"02:00:00:00:00:{host + 1:02x}"
 
 
@@ -70,7 +68,7 @@ def down_lines(host: int, link: Link, *, netem: bool) -> str:
 
 
 def bucket(bits: float | None) -> str:
-    """Return a token bucket of this rate, or an unlimited queue.
+    """Return a token bucket, or an unlimited queue.
 
     >>> bucket(1e9)
     'tbf rate 1000000000bit burst 125000b latency 400ms'

@@ -1,4 +1,4 @@
-"""Forecasts of the cost of a step: links, a method's messages, overlap with backward."""
+"""Forecasts of the cost of a step."""
 
 from laconic.tools.plan.script import probe_script as probe_script
 

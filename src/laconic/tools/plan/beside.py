@@ -1,6 +1,6 @@
 """Slowdown of messages and computing when a worker does both at once.
 
-For the measurement, all ranks multiply matrices while one thread of each exchanges messages.
+All ranks multiply matrices while one thread of each exchanges messages.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from laconic.comm import wire_model
 from laconic.comm.comm import Comm
 from laconic.tools.plan.network import Network
 
-SIDE = 512  # of the square matrices: a product takes about a millisecond
-ALONE_S = 0.5  # of computing without messages
+SIDE = 512  # of square matrices: a product takes about a millisecond
+ALONE_S = 0.5  # of computing alone
 LONG_S, MAX_BYTES = 0.25, 1 << 26  # duration of a long call on an idle link, and its largest size
 SHORT_TIMES, LONG_TIMES = 15, 3
 
 
 def probe_beside(comm: Comm, network: Network) -> Network:
-    """Return the network with its figures under load. Collective; equal on all ranks."""
+    """Return the network with figures under load. Collective; equal on all ranks."""
     end = time.perf_counter() + ALONE_S
     idle_rate = _mean(comm, _products(lambda: time.perf_counter() >= end))
     short = torch.zeros(comm.size, dtype=torch.float32, device="cpu")
@@ -42,7 +42,7 @@ def probe_beside(comm: Comm, network: Network) -> Network:
 
 
 def _together(comm: Comm, call: Callable[[], object], times: int) -> tuple[float, float]:
-    """Return the seconds of a call on the slowest rank while ranks compute, and their products per second."""
+    """Return a call's seconds on the slowest computing rank, and products per second."""
 
     def calls() -> float:
         clock = [time.perf_counter()]
@@ -59,7 +59,6 @@ def _together(comm: Comm, call: Callable[[], object], times: int) -> tuple[float
 
 
 def _products(ended: Callable[[], bool]) -> float:
-    """Return matrix products per second until `ended`; does at least one."""
     a, out = (
         torch.ones(SIDE, SIDE, dtype=torch.float32, device="cpu"),
         torch.empty(SIDE, SIDE, dtype=torch.float32, device="cpu"),

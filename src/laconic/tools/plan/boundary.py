@@ -1,7 +1,7 @@
 """Rehearsal of the boundary of two stages: a micro-batch is coded forward and backward.
 
-Channels code normal activations, bytes are counted and seconds are measured. A coding that stores samples is
-rehearsed at their first visit and at a later one, whose activations have changed by a tenth.
+Bytes are counted and seconds measured. A coding that stores samples is rehearsed at a first and a later
+visit, between which activations change by a tenth.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from laconic.tools.plan.pipeline import Crossed
 
 PACKETS = PacketModel()
 PLAYS = 3  # of each message, after an uncounted one
-CHANGED = 0.1  # of the standard deviation, between two visits
+CHANGED = 0.1  # of the standard deviation, between visits
 MAX_ELEMENTS = 1 << 22  # a larger micro-batch rehearses with some of its samples
 
 
 @dataclass(frozen=True)
 class Visited:
-    """Cost of a micro-batch that crosses. `up`, `down`: bytes of its two messages, without packet headers.
+    """Cost of a micro-batch that crosses. `up`, `down`: bytes without packet headers.
 
-    `first`: the coding sees its samples for the first time. `encode_s`, `decode_s`: means of both directions.
+    `first`: samples are new to the coding. `encode_s`, `decode_s`: means of both directions.
     """
 
     up: int
@@ -45,11 +45,10 @@ class Visited:
 
     @property
     def wire(self) -> Crossed:
-        """The same on a TCP/IP link, with headers."""
         return Crossed(PACKETS.forth(self.up), PACKETS.forth(self.down), self.encode_s, self.decode_s)
 
     def sent(self, micro_batches: int) -> tuple[int, int]:
-        """Return the network bytes of the earlier and the later of two workers in a step.
+        """Return the network bytes of the earlier and the later worker in a step.
 
         >>> Visited(up=1_000_000, down=0).sent(1)
         (1045948, 23178)
@@ -62,13 +61,13 @@ class Visited:
 
 
 def rehearse_crossing(crossing: Crossing, shape: Sequence[int]) -> list[Visited]:
-    """Return the costs of a micro-batch of this shape, samples first: at later visits, then at first ones.
+    """Return a micro-batch's costs, at later visits and then at first ones. `shape`: samples first.
 
     >>> from laconic.pipeline.crossing import crossing
     >>> [visited.up for visited in rehearse_crossing(crossing("ac_sgd(4, 8)"), (4, 64, 128))]
     [65560, 18456]
     """
-    if crossing.dense:  # torch's stages send plain floats without a header
+    if crossing.dense:  # torch sends floats without a header
         nbytes = 4 * torch.Size(shape).numel()
         return [Visited(nbytes, nbytes)]
     rows = min(shape[0], max(1, MAX_ELEMENTS // max(1, torch.Size(shape[1:]).numel())))
@@ -103,8 +102,6 @@ class _Message:
 
 
 class _Way:
-    """Channels of both sides in one direction."""
-
     def __init__(self, crossing: Crossing, shape: torch.Size, *, forward: bool) -> None:
         self._rng = torch.Generator("cpu").manual_seed(0)
         self._x = torch.randn(shape, generator=self._rng, dtype=torch.float32, device="cpu")

@@ -13,7 +13,7 @@ from laconic.tools.plan.rehearsal import Rehearsed, rehearse
 from laconic.tools.plan.strategy_rehearsal import rehearse_strategies
 
 DENSE = "dense()"
-USUAL = (  # those of docs/choosing.md, at densities whose loss was measured
+USUAL = (  # from docs/choosing.md, with measured losses
     "fp16()",
     "natural()",
     "qsgd()",
@@ -33,7 +33,6 @@ def contenders(specs: Sequence[str] = ()) -> list[Method | Strategy]:
 
 
 def rehearse_all(asked: Sequence[Method | Strategy], layout: Layout) -> Iterator[Rehearsed]:
-    """Yield the costs of methods, then of strategies. Raises `SpecError`."""
     methods = [each for each in asked if isinstance(each, Method)]
     strategies = [each for each in asked if isinstance(each, Strategy)]
     return chain(rehearse(methods, layout), rehearse_strategies(strategies, layout))

@@ -1,6 +1,6 @@
-"""Forecast: each method's step at each number of workers, and a recommendation.
+"""Forecast of each method's step, and a recommendation.
 
-The recommendation weighs time against the accuracy lost in measured trainings, in this order:
+The recommendation weighs time against measured losses of accuracy:
 
 1. Of the methods that lost at most `KEEPS` points of accuracy, including dense: the fastest; among those
    within `NEAR` of it, the one that sends most, since unsent entries are lost or late.
@@ -25,7 +25,7 @@ from laconic.tools.plan.step import Split, Work, time_line
 
 NEAR = 1.05  # times the fastest step
 KEEPS = 0.5  # points of accuracy that a method may lose
-FASTER = 3.0  # required speedup of a method that loses more accuracy
+FASTER = 3.0  # required speedup for a larger loss
 POINTS = 5.0  # points of accuracy for which FASTER is enough
 
 
@@ -33,7 +33,7 @@ POINTS = 5.0  # points of accuracy for which FASTER is enough
 class Forecast:
     """One method among `size` workers. `nbytes`: on the wire, per step and worker, of the busier direction.
 
-    `spread_s`: uncertainty of `split.step_s`, from repeated rehearsals. `lost`: see `points_lost`.
+    `spread_s`: uncertainty of `split.step_s`. `lost`: see `points_lost`.
     """
 
     spec: str
@@ -97,7 +97,6 @@ def faster_strategies(chosen: Forecast, ranked: Sequence[Forecast]) -> list[Fore
 
 
 def reason(chosen: Forecast, ranked: Sequence[Forecast], dense: Forecast) -> str:
-    """Return the reason for the choice."""
     step = format_seconds(chosen.split.step_s)
     methods = [each for each in ranked if not each.strategy]
     keepers = [each for each in methods if each.keeps]

@@ -1,12 +1,12 @@
-"""Growth of a figure with the number of workers N, fitted to a few small groups.
+"""Growth of a figure with the number of workers N, fitted to small groups.
 
     all_gather of m bytes per rank   (N - 1) m           the first form below
     all_reduce of m bytes            2 (N - 1) / N m     the second: nearly constant
     a tree                           log2 N m            the third
     local work of a rank             m                   the fourth
 
-A method's traffic is a sum of these with non-negative factors. Of the sums that fit, the one with the fewest
-terms is used: small errors in small groups would become large in large ones.
+Traffic is a sum of these with non-negative factors. Of the sums that fit, the one with the fewest terms is
+used: small errors would grow with N.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from math import log2
 
 import numpy as np
 
-CLOSE = 0.05  # of the largest value; a fit with a smaller error needs no further term
+CLOSE = 0.05  # of the largest value; a smaller error needs no further term
 
 
 def _forms(size: int) -> tuple[float, ...]:
@@ -27,7 +27,7 @@ def _forms(size: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Growth:
-    """A figure for any N: the sum of `parts[i]` times the i-th form above.
+    """A figure for any N: the sum of `parts[i]` times form i.
 
     >>> gathered = Growth.fit({2: 4.0, 3: 8.0, 4: 12.0})  # an all_gather
     >>> round(gathered.at(64))
@@ -38,7 +38,7 @@ class Growth:
 
     @classmethod
     def fit(cls, measured: Mapping[int, float], close: float = CLOSE) -> Growth:
-        """Return the simplest growth within `close` of all measured values, or else the closest one."""
+        """Return the simplest growth within `close` of all values, else the closest."""
         sizes = sorted(measured)
         values = np.array([measured[size] for size in sizes], dtype=np.float64)
         forms = np.array([_forms(size) for size in sizes])
@@ -61,11 +61,10 @@ class Growth:
 
     @property
     def grows(self) -> bool:
-        """Whether the first form makes up most of the figure for 64 workers."""
         return self.parts[0] * _forms(64)[0] > 0.5 * self.at(64)
 
     def __str__(self) -> str:
-        """Return a formula in N, of the terms that matter among 4 to 64 workers.
+        """Return a formula in N, of the terms that matter for 4 to 64 workers.
 
         >>> print(Growth((4.06, 0, 0, 0)), "or", Growth((0, 64, 0.5, 0)))
         4.06 (N-1) or 64 (N-1)/N + 0.5 log2 N

@@ -18,7 +18,7 @@ from laconic.exchange.rule import OptimiserView
 class InStep(NoOptimiser):
     """Model whose optimiser has stepped once, and a method's rules that replace the step.
 
-    Without rules there is no optimiser: its creation imports torch's compiler, which takes seconds.
+    Without rules there is no optimiser, as its creation imports torch's compiler, which takes seconds.
     """
 
     optimiser: Optimizer
@@ -39,7 +39,7 @@ class InStep(NoOptimiser):
             self.optimiser = made or torch.optim.SGD(own, lr=0.1, momentum=0.9)
             for parameter in own:
                 parameter.grad = torch.ones_like(parameter)
-            self.optimiser.step()  # creates its state, as after a warm-up
+            self.optimiser.step()  # creates its state
 
     def views(self, layout: Layout) -> Iterable[tuple[OptimiserView, Layout]]:
         return [(self, layout)] if self._parameters else []

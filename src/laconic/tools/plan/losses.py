@@ -1,7 +1,7 @@
-"""Loss of test accuracy of methods, as measured, for a plan's advice.
+"""Measured loss of test accuracy of methods.
 
-`python -m benchmarks.losses` writes `losses.json` from the trainings of docs/accuracy.md: points of test
-accuracy below dense training with the same optimiser, mean over seeds.
+`python -m benchmarks.losses` writes `losses.json` from the trainings of docs/accuracy.md: points below dense
+training with the same optimiser, mean over seeds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WARM_UP = re.compile(r"(?:, )?warmup_steps=\d+")  # its length hardly affects th
 
 
 def points_lost(spec: str) -> float | None:
-    """Return the points of accuracy that a spec loses, on its worst task; None: not measured.
+    """Return the points of accuracy that a spec loses on its worst task; None: not measured.
 
     >>> points_lost("dense()"), points_lost("topk(density=0.5)")
     (0.0, None)

@@ -1,4 +1,4 @@
-"""Cost of messages on a link: a latency each, plus their bytes at the link's rate (the alpha-beta model).
+"""Cost of messages on a link: a latency each, plus bytes at the link's rate (alpha-beta model).
 
     collective       messages in sequence
     all_reduce       2 (N - 1), in a ring; 2 if short
@@ -20,7 +20,7 @@ from math import ceil, log2
 from laconic.comm import wire_model
 from laconic.tools.plan.rehearsal import Rehearsed
 
-# number of messages in sequence, from the number of workers and the network bytes of a call
+# messages in sequence, by number of workers and network bytes
 ROUNDS: Mapping[str, Callable[[int, float], int]] = {
     "all_reduce": lambda size, nbytes: wire_model.rounds(nbytes * size / (2 * (size - 1)), size),
     "broadcast": lambda size, nbytes: ceil(log2(size)),
@@ -39,7 +39,7 @@ class Network:
         bytes_a_second: Rate in each direction.
         latency_s: Seconds per message. Default 50 microseconds.
         busy_latency_s: The same while workers compute; None: equal to `latency_s`.
-        toll_s_a_byte: Computing time that each byte costs a worker that computes meanwhile.
+        toll_s_a_byte: Computing time that each byte costs a computing worker.
     """
 
     bytes_a_second: float
@@ -52,7 +52,7 @@ class Network:
         return replace(self, latency_s=self.latency_s if self.busy_latency_s is None else self.busy_latency_s)
 
     def seconds(self, rehearsed: Rehearsed, size: int, *, part: float = 1.0) -> float:
-        """Return the seconds of the collectives that exchange `part` of the model.
+        """Return the seconds to exchange `part` of the model.
 
         >>> from laconic.tools.plan.growth import Growth
         >>> from laconic.tools.plan.rehearsal import Traffic

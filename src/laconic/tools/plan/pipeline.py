@@ -1,12 +1,12 @@
-"""Time line of a pipeline's step: stages alternate forwards and backwards, and links carry messages.
+"""Time line of a pipeline's step.
 
     forward i of stage s     when its activation has arrived and was decoded, and the stage is free
     message                  when it is encoded, and the sender's and the receiver's link are free
     step                     when the last stage is done with its last backward, and with the update
 
 In torch's 1F1B, unlike GPipe and interleaved, a stage waits until its message is sent. It posts sends before
-receives, and then two ranks of gloo send in one direction at a time (`duplex=False`): 1.57 MB both ways over
-100 Mbit/s take 0.26 s, and 0.14 s with receives posted first, as `laconic.pipeline.compress` does.
+receives, and gloo then sends in one direction at a time (`duplex=False`): 1.57 MB both ways over 100 Mbit/s
+take 0.26 s, and 0.14 s with receives first, as in `laconic.pipeline.compress`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Crossed:
 
 @dataclass(frozen=True)
 class PipelineSplit:
-    """One step. `waiting`: share in which a worker does not compute, mean over workers.
+    """One step. `waiting`: share of time without computing, mean over workers.
 
     `nbytes`: of all messages. `ends_s`: end of each worker's last backward.
     """
@@ -63,8 +63,8 @@ def pipeline_step(
 ) -> PipelineSplit:
     """Return the forecast of a step with equal boundaries.
 
-    `workers`: for the interleaved schedule, where stage s is on worker s mod `workers`; default: one per
-    stage. `duplex`: whether neighbours send to each other at the same time. Raises `SpecError`.
+    `workers`: for interleaved, where stage s is on worker s mod `workers`; default: one per stage. `duplex`:
+    whether neighbours send at the same time. Raises `SpecError`.
 
     >>> equal, free = [StageWork(1.0, 2.0)] * 4, Network(1e30, 0.0)
     >>> split = pipeline_step(equal, Crossed(0, 0), free, 8)
@@ -110,22 +110,18 @@ class _Line:
     ) -> None:
         self.stages, self.workers, self.crossed, self.network = stages, workers, crossed, network
         self.blocking, self.duplex = blocking, duplex
-        self._pairs: dict[frozenset[int], float] = {}  # of neighbours that send one at a time
+        self._pairs: dict[frozenset[int], float] = {}  # neighbours that send one at a time
         self.free = [0.0] * workers
-        self._up, self._down = [0.0] * workers, [0.0] * workers  # of each worker's link
+        self._up, self._down = [0.0] * workers, [0.0] * workers  # each worker's link
         self._arrived: dict[tuple[str, int, int], float] = {}
-        self.leaving: list[
-            tuple[float, int, int, str, int]
-        ] = []  # messages: time encoded, from and to stages
+        self.leaving: list[tuple[float, int, int, str, int]] = []  # time encoded, from and to stages
 
     def start_s(self, kind: str, stage: int, micro: int) -> float | None:
-        """Return the earliest begin of an operation; None if its message is not sent yet."""
         given = stage == 0 if kind == "forward" else stage == len(self.stages) - 1
         arrived = 0.0 if given else self._arrived.get((kind, stage, micro))
         return None if arrived is None else max(self.free[stage % self.workers], arrived)
 
     def run(self, kind: str, stage: int, micro: int, began: float) -> None:
-        """Compute, and encode the output for the next stage."""
         forward = kind == "forward"
         work = self.stages[stage]
         to = stage + 1 if forward else stage - 1
@@ -138,7 +134,6 @@ class _Line:
             heappush(self.leaving, (encoded, stage, to, kind, micro))
 
     def send(self, encoded: float, stage: int, to: int, kind: str, micro: int) -> None:
-        """Send a message, once none can be encoded earlier."""
         here, there = stage % self.workers, to % self.workers
         begins, pair = max(encoded, self._up[here], self._down[there]), frozenset((here, there))
         if not self.duplex:

@@ -1,8 +1,7 @@
-"""Forecast of pipelines: the coding between stages, the method between replicas, and the schedule.
+"""Forecast of pipelines: coding between stages, method between replicas, and schedule.
 
-Replicas exchange gradients of a stage's weights from its last backward on, overlapping with it, as DDP does
-with several micro-batches. A stage's exchange is counted as if it had the link alone while other stages still
-send activations.
+As in DDP, replicas exchange a stage's gradients from its last backward on. The exchange is counted as if it
+had the link alone.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from laconic.tools.plan.rehearsal import Rehearsed, Traffic
 from laconic.tools.plan.schedules import SCHEDULES, check
 from laconic.tools.plan.step import Work, buckets, time_line
 
-CROSSINGS = (  # compared by default
+CROSSINGS = (  # by default
     "dense()",
     "cast('fp16')",
     "direct(minmax(bits=4, block=128), backward=minmax(bits=8, block=128))",
@@ -30,14 +29,14 @@ CROSSINGS = (  # compared by default
     "ac_sgd(forward=2, backward=6)",
 )
 BETWEEN = ("dense()", "fp16()", "cgx()", "onebit_adam()")  # of replicas
-TURNS = 2  # stages per worker of the interleaved schedule
+TURNS = 2  # stages per worker in the interleaved schedule
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A model in stages: seconds and parameters of the whole model for the batch of one replica.
+    """A model in stages: seconds and parameters of the whole model for a replica's batch.
 
-    `layers`: of the model, divided as evenly as possible; None: equal stages.
+    `layers`: divided as evenly as possible; None: equal stages.
     """
 
     stages: int
@@ -65,7 +64,7 @@ class Cut:
         return [(end - start) / self.layers for start, end in itertools.pairwise(ends)]
 
     def schedules(self) -> dict[str, str]:
-        """Return why these numbers do not suit each schedule; "" if they do."""
+        """Return why the numbers do not suit each schedule; "" if they do."""
         found = {}
         for name in SCHEDULES:
             turns = turns_of(name)
@@ -81,10 +80,10 @@ class Cut:
 
 @dataclass(frozen=True)
 class PipelineForecast:
-    """One combination. `spec`: coding between stages; `between`: method of replicas, "" for one replica.
+    """One combination. `spec`: coding between stages; `between`: replicas' method, "" for one replica.
 
-    `exchange_s`: additional seconds of the step for replicas. `remembers`: whether samples are sent as
-    changes; `strategy`: whether replicas train separately for a while.
+    `exchange_s`: additional seconds for replicas. `remembers`: whether samples are sent as changes;
+    `strategy`: whether replicas train separately for a while.
     """
 
     spec: str
@@ -99,7 +98,6 @@ class PipelineForecast:
 
     @property
     def lost(self) -> float | None:
-        """Points of accuracy that the replicas' method lost in measured trainings."""
         return points_lost(self.between) if self.between else 0.0
 
 
@@ -117,7 +115,7 @@ def forecast(
     *,
     cores: float = 2.0,
 ) -> PipelineForecast:
-    """Forecast one step. Torch's stages, `dense()`, send in one direction at a time except in gpipe."""
+    """Forecast one step. Torch's stages, `dense()`, are half duplex except in gpipe."""
     split = split_of(visited.wire, cut, schedule, network, duplex=schedule == "gpipe" or not crossing.dense)
     done_s = max(split.ends_s)
     step_s = done_s
@@ -157,7 +155,7 @@ def _exchange_s(cut: Cut, schedule: str, between: Rehearsed, network: Network, c
     found = []
     for worker in range(cut.stages):
         share = sum(shares[worker :: cut.stages])
-        last_s = works[worker].backward_s  # the last of a worker's stages is its first
+        last_s = works[worker].backward_s  # the last backward is of a worker's first stage
         part = between_part(between, share)
         alone = Work(0.0, last_s, 0.0, buckets(max(1, round(4 * cut.params * share))), cores)
         found.append(time_line(alone, part, network, cut.replicas).step_s - last_s)
@@ -179,8 +177,8 @@ def between_part(whole: Rehearsed, share: float) -> Rehearsed:
 def choice(found: Sequence[PipelineForecast]) -> PipelineForecast:
     """Return the recommendation at later visits: the fastest whose replicas' method keeps accuracy.
 
-    Among about the same speed, prefer one that stores samples, as changes lose less than activations in the
-    same number of bits, then the one that sends most.
+    Among equal speeds, prefer stored samples, as changes lose less in the same bits, then the largest
+    messages.
     """
     kept = [each for each in found if not each.strategy and each.lost is not None and each.lost <= KEEPS]
     fastest = min(kept, key=lambda each: each.step_s)

@@ -1,7 +1,7 @@
-"""Measures links, a step's computing, and the cost of each method on real machines, and stores them as JSON.
+"""Measurements of links, a step and each method on real machines, stored as JSON.
 
-All ranks of a group call it together. The planner uses the links as measured in an all-reduce of all ranks,
-as it includes the machines' own work.
+All ranks call it together. Links are measured in an all-reduce of all ranks, which includes the machines' own
+work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from laconic.tools.plan.network import Network
 from laconic.tools.plan.rehearsal import Rehearsed, Traffic
 from laconic.tools.plan.step import Work, buckets
 
-FEW = 8  # with more ranks, each is measured with the next, not all pairs
+FEW = 8  # with more ranks, each is measured with the next only
 LONG_S = 0.1  # duration of a message that measures the rate
 MAX_BYTES = 1 << 26  # of a message
 ECHOES, STEPS, WARM = 15, 9, 3
@@ -49,7 +49,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Probe:
-    """Measurements with `size` workers. `layout`: names and shapes of the model's tensors."""
+    """Measurements with `size` workers. `layout`: the model's tensors."""
 
     size: int
     pairs: tuple[Pair, ...]
@@ -59,17 +59,15 @@ class Probe:
     methods: tuple[Rehearsed, ...] = ()
 
     def json(self) -> str:
-        """Return the file content that `load` reads."""
         return json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n"
 
     def write(self, path: str | Path) -> None:
-        """Write the file for `laconic plan --probe` atomically, so every rank may call this."""
+        """Write the file atomically, so every rank may call this."""
         with replacing(Path(path)) as file:
             file.write(self.json().encode())
 
     @classmethod
     def read(cls, text: str) -> Probe:
-        """Read the text of `json`. Raises `ValueError`, `KeyError` or `TypeError` if it is invalid."""
         fields = json.loads(text)
         if fields["format"] != FORMAT:
             raise StateError(f"it has version {fields['format']!r}, and this Laconic reads {FORMAT}")
@@ -84,7 +82,6 @@ class Probe:
 
     @classmethod
     def load(cls, path: Path) -> Probe:
-        """Read a file of `write`. Raises `StateError` if it is not one."""
         try:
             return cls.read(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -130,7 +127,6 @@ def probe_pairs(comm: Comm) -> tuple[Pair, ...]:
 
 
 def _pair(comm: Comm, first: int, second: int) -> Pair:
-    """Measure one link. Collective; only these two ranks send."""
     peer_of = {first: second, second: first}
     peers = [peer_of[comm.rank]] if comm.rank in peer_of else []
 
@@ -150,7 +146,7 @@ def _pair(comm: Comm, first: int, second: int) -> Pair:
 
 
 def probe_network(comm: Comm) -> Network:
-    """Measure the link while all ranks send, 2 or more. Collective; equal on all ranks."""
+    """Measure the link while all ranks send. Collective; equal on all ranks."""
     passed = 2 * (comm.size - 1) / comm.size
 
     def seconds(nbytes: int) -> float:
@@ -172,7 +168,7 @@ def probe_network(comm: Comm) -> Network:
 def probe_work(
     model: nn.Module, loss: Callable[[], Tensor], optimizer: Optimizer, comm: Comm, cores: float
 ) -> Work:
-    """Measure a step's parts, and when backward makes each bucket ready: medians, on the slowest rank."""
+    """Measure a step's parts and when buckets are ready: medians, on the slowest rank."""
     ends: dict[nn.Parameter, float] = {}
 
     def note(parameter: nn.Parameter) -> None:
@@ -208,7 +204,6 @@ def _ready(
     backward_s: float,
     cut: Sequence[int],
 ) -> list[float]:
-    """Return when each bucket is ready, as fractions of backward."""
     if not any(each in ends for each in trained):
         raise AttachError(
             "no trained parameter of this model has had a gradient, so no step can be measured: check that"

@@ -1,8 +1,7 @@
 """Rehearsal: a method exchanges gradients in small groups of threads, and its cost is recorded.
 
 Messages are counted, computing is timed, and `Growth` extrapolates both. Seconds are CPU time of a rank's
-thread, so other load does not lengthen them. Only one rank computes at a time, so that ranks do not share
-caches.
+thread, and only one rank computes at a time: other load and shared caches do not matter.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from laconic.tools.plan.in_step import InStep
 from laconic.tools.plan.stage import Gradients, InTurn, Watch
 
 SIZES = (2, 4, 8)
-STEPS = 3  # in each group; the first is not counted
+STEPS = 3  # per group; the first is not counted
 MAX_ELEMENTS = 1 << 23  # a larger model rehearses with some of its tensors
-STEADY, PLAYS = 0.1, 3  # accepted spread of steps, and maximum number of rehearsals to reach it
-CLOCK = 0.3  # allowed relative error between measured seconds and the fitted growth
+STEADY, PLAYS = 0.1, 3  # accepted spread, and most rehearsals to reach it
+CLOCK = 0.3  # allowed relative error of the fitted seconds
 
 T = TypeVar("T")
 When = Literal["backward", "in step", "after update", "next step"]
@@ -39,7 +38,7 @@ When = Literal["backward", "in step", "after update", "next step"]
 
 @dataclass(frozen=True)
 class Traffic:
-    """One kind of collective in a step: number of calls, and network bytes of the busier direction."""
+    """One kind of collective: calls, and network bytes of the busier direction."""
 
     calls: Growth
     nbytes: Growth
@@ -47,11 +46,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """Cost of exchanging a whole model for one worker, for any number of workers.
+    """Cost of exchanging a whole model for one worker.
 
     `traffic`: by collective; `encode_s`: before the first message; `decode_s`: between and after messages;
     `when`: time of the messages. Parameters are sent after the update or, if no rank waits for them, during
-    the next step. `spread`: deviation of computing time between rehearsals, as a share of their median.
+    the next step. `spread`: relative deviation of computing time between rehearsals.
     """
 
     spec: str
@@ -65,14 +64,13 @@ class Rehearsed:
         return replace(self, encode_s=self.encode_s * factor, decode_s=self.decode_s * factor)
 
     def nbytes(self, size: int) -> float:
-        """Return wire bytes per step and worker."""
         return sum(each.nbytes.at(size) for each in self.traffic.values())
 
 
 def rehearse(methods: Iterable[Method], layout: Layout, sizes: Sequence[int] = SIZES) -> Iterator[Rehearsed]:
     """Yield each method's cost after its warm-up, with a thread per worker.
 
-    A large model is replaced by an excerpt. Raises `SpecError` if a method adapts to the link.
+    Large models are excerpted. Raises `SpecError` if a method adapts to the link.
     """
     methods, part = list(methods), excerpt(layout)
     if adaptive := next((method for method in methods if method.adaptive), None):
@@ -104,9 +102,9 @@ def fitted(spec: str, played: Mapping[int, Played], scale: float, when: When = "
 
 
 def excerpt(layout: Layout, max_elements: int = MAX_ELEMENTS) -> Layout:
-    """Return a layout of at most `max_elements`: the first and last tensor, and every k-th of the others.
+    """Return a layout of at most `max_elements`: the first, the last and every k-th tensor.
 
-    Tensors with more than a quarter of the elements are shortened.
+    Larger tensors than a quarter of this are shortened.
 
     >>> excerpt(Layout.of((f"w{i}", (10, 10)) for i in range(9)), max_elements=500).numel
     500
@@ -122,7 +120,7 @@ def excerpt(layout: Layout, max_elements: int = MAX_ELEMENTS) -> Layout:
 
 
 def _shortened(shape: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """Return a shape of at most `most` elements, with as many dimensions.
+    """Return a shape of at most `most` elements.
 
     >>> _shortened((50257, 768), 1 << 21), _shortened((9,), 4), _shortened((4, 3), 100), _shortened((6, 6), 4)
     ((2730, 768), (4,), (4, 3), (3, 1))
@@ -145,13 +143,11 @@ class Played:
 
     @property
     def spread(self) -> float:
-        """Median deviation of the steps' coding seconds from their median, as a share."""
         middle = median(self.coding_s or (0.0,))
         return median(abs(each - middle) for each in self.coding_s) / middle if middle else 0.0
 
 
 def steadily(play: Callable[[], Sequence[Played]]) -> Played:
-    """Return the costliest rank's figures; of the median play, if plays differ much."""
     plays = [costliest(play())]
     while pooled(plays).spread > STEADY and len(plays) < PLAYS:
         plays.append(costliest(play()))
@@ -159,7 +155,6 @@ def steadily(play: Callable[[], Sequence[Played]]) -> Played:
 
 
 def pooled(plays: Sequence[Played]) -> Played:
-    """Return the play of median seconds, with the steps of all."""
     ordered = sorted(plays, key=lambda each: each.encode_s + each.decode_s)
     steps = tuple(step_s for each in plays for step_s in each.coding_s)
     return replace(ordered[(len(ordered) - 1) // 2], coding_s=steps)
@@ -185,7 +180,7 @@ def play(method: Method, layout: Layout, size: int, gradients: Gradients) -> lis
 
 
 def in_turns(size: int, act: Callable[[InTurn], T]) -> list[T]:
-    """Return the results of `act` on each of `size` ranks, threads that compute one at a time."""
+    """Return the results of `act` on `size` ranks, threads that compute one at a time."""
     baton = threading.Lock()
 
     def alone(comm: Loopback) -> T:
@@ -201,7 +196,6 @@ def in_turns(size: int, act: Callable[[InTurn], T]) -> list[T]:
 
 
 def figures(comm: Metered, steps: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Return calls and network bytes of the busier direction per step, by collective."""
     calls: dict[str, float] = {}
     nbytes: dict[str, float] = {}
     for (_, kind), tally in comm.snapshot().parts.items():

@@ -1,4 +1,4 @@
-"""Schedules of a pipeline's step: the order of forwards and backwards of a worker's stages.
+"""Schedules of a pipeline's step: the order of a worker's forwards and backwards.
 
 gpipe         all forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965)
 1f1b          as many forwards as stages lie ahead, then alternating (Narayanan et al. 2019, SOSP,
@@ -19,7 +19,7 @@ Operation = tuple[str, int, int]  # "forward" or "backward", stage, micro-batch
 
 
 def bubble(workers: int, micro_batches: int, turns: int = 1) -> float:
-    """Return the share of a step in which a worker waits, with equal stages and free messages.
+    """Return a worker's share of waiting, with equal stages and free messages.
 
     >>> bubble(4, 12), bubble(4, 12, turns=2)
     (0.2, 0.1111111111111111)
@@ -28,7 +28,7 @@ def bubble(workers: int, micro_batches: int, turns: int = 1) -> float:
 
 
 def order(schedule: str, workers: int, worker: int, micro_batches: int, turns: int = 1) -> list[Operation]:
-    """Return a worker's operations in order, with `turns` stages per worker. Raises `SpecError`.
+    """Return a worker's operations in order, with `turns` stages. Raises `SpecError`.
 
     >>> order("1f1b", 2, 0, 2)
     [('forward', 0, 0), ('forward', 0, 1), ('backward', 0, 0), ('backward', 0, 1)]
@@ -67,7 +67,7 @@ def check(schedule: str, workers: int, micro_batches: int, turns: int = 1) -> No
 
 
 def _interleaved(workers: int, worker: int, micro_batches: int, turns: int) -> list[Operation]:
-    """Pass rounds of micro-batches through the worker's stages one after the other, and back."""
+    """Pass rounds of micro-batches through the worker's stages in turn, and back."""
     a_round = micro_batches // (micro_batches // workers)
     whole = turns * micro_batches
     ahead = min((turns - 1) * a_round + 2 * (workers - 1 - worker), whole)

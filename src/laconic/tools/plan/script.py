@@ -1,4 +1,4 @@
-"""Probe of a training script: its model, loss and optimiser, on its machines."""
+"""Probe of a training script on its machines."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ def probe_script(
 ) -> Probe:
     """Measure links, a step of this training, and the costs of methods, for `laconic plan`.
 
-    All ranks of the group call it, before `laconic.compress` or `laconic.distribute`. It runs a dozen steps,
-    then restores the model, the optimiser, gradients and random generators.
+    All ranks call it, before `laconic.compress` or `laconic.distribute`. It runs a dozen steps, then restores
+    model, optimiser, gradients and random generators.
 
         probe_script(model, optimizer, lambda: loss_of(model(x), y)).write("probe.json")
 
     Args:
         model: The model, also in DistributedDataParallel.
-        optimizer: The optimiser of its parameters.
-        loss: Runs the forward pass on a batch and returns the loss. Called a dozen times.
-        specs: Methods and strategies to measure; default: common ones. `dense()` is always measured too.
+        optimizer: Its optimiser.
+        loss: Runs forward on a batch and returns the loss.
+        specs: Methods and strategies to measure, besides `dense()`; default: common ones.
         group: The process group; default: all ranks.
-        told: Callback on rank 0 that receives a short name of the next measurement.
+        told: Callback on rank 0 with the next measurement's name.
 
     Returns:
-        The measurements, the same on every rank.
+        The measurements, equal on all ranks.
 
     Raises:
         SpecError: A spec is invalid, or cannot be rehearsed.
-        AttachError: There is only one rank, or the model or optimiser is already compressed or distributed.
+        AttachError: There is one rank, or the model is already compressed or distributed.
     """
     asked = contenders(specs)
     if is_ours(optimizer):
@@ -97,7 +97,6 @@ def _rehearsed(
 
 @contextmanager
 def _undone(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
-    """Restore parameters, buffers, gradients, the optimiser and random generators at the end."""
     tensors = [each for each in (*model.parameters(), *model.buffers())]
     kept = [each.detach().clone() for each in tensors]
     gradients = [each.grad for each in model.parameters()]

@@ -1,4 +1,4 @@
-"""Parts of a rehearsal: ranks that compute one at a time, a stopwatch, and synthetic gradients."""
+"""Parts of a rehearsal: turns, a stopwatch, and gradients."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from laconic.comm.counter import Counter
 from laconic.core.layout import Layout
 from laconic.core.turn import mix
 
-SHARED = 0.5  # scale of the gradient that all workers share, relative to one worker's noise
+SHARED = 0.5  # scale of the shared gradient, relative to a worker's noise
 
 
 class Watch:
-    """CPU seconds of a thread before its first collective, and outside of collectives after it."""
+    """CPU seconds of a thread before its first collective, and between later ones."""
 
     def __init__(self) -> None:
         self.start()
@@ -45,7 +45,7 @@ class Watch:
 
 
 class InTurn(Comm):
-    """`Comm` of a thread that holds a lock while it computes, and releases it during collectives."""
+    """`Comm` of a thread that holds a lock, except during collectives."""
 
     def __init__(self, comm: Comm, baton: threading.Lock, watch: Watch) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
@@ -96,7 +96,7 @@ class InTurn(Comm):
 
 
 class Gradients:
-    """Heavy-tailed gradients (cubes of normal numbers) that are partly equal on all workers."""
+    """Heavy-tailed gradients (cubes of normals), partly equal on all workers."""
 
     def __init__(self, layout: Layout) -> None:
         rng = torch.Generator("cpu").manual_seed(0)
@@ -108,6 +108,5 @@ class Gradients:
         self._scales = torch.repeat_interleave(scales, layout.segments.sizes_tensor)
 
     def write_(self, out: Tensor, rank: int, step: int) -> None:
-        """Write this rank's gradient of a step to `out`, float32 (n,)."""
         start = mix(rank, step) % len(out)
         torch.add(self._noise[start : start + len(out)], self._shared, out=out).mul_(self._scales)

@@ -1,14 +1,14 @@
-"""Time line of a step: backward makes buckets ready, one after the other, and a thread exchanges them.
+"""Time line of a step: backward makes buckets ready, and a thread exchanges them.
 
     bucket b starts   when it is ready and bucket b - 1 is done
     bucket b is done  its encoding, messages and decoding later
     step              forward + max(backward, last bucket done) + update
 
-Strategies exchange parameters after the update, or while the next step computes. Rules such as 1-bit Adam
-exchange in the update.
+Strategies exchange parameters after the update, or during the next step; rules such as 1-bit Adam in the
+update.
 
-Coding takes a core: with fewer than two per worker, it lengthens backward even if messages overlap. So does
-the toll of messages; those sent before the end of backward are slower.
+Coding takes a core: with fewer than two per worker, it lengthens backward, as does the toll of messages.
+Messages during backward are slower.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ FIRST = 2**20  # of the first bucket
 class Work:
     """Local work of a worker: seconds of forward, backward and update.
 
-    `buckets`: bytes of each, in the order of backward; `ready`: their times as shares of backward, or empty
-    for an even pace. `cores`: number per worker.
+    `buckets`: bytes, in the order of backward; `ready`: their times as shares of backward; empty: an even
+    pace. `cores`: per worker.
     """
 
     forward_s: float
@@ -42,17 +42,14 @@ class Work:
 
     @property
     def alone_s(self) -> float:
-        """Seconds of a step without communication."""
         return self.forward_s + self.backward_s + self.update_s
 
     @property
     def parts(self) -> list[float]:
-        """Share of the model in each bucket."""
         return [nbytes / sum(self.buckets) for nbytes in self.buckets]
 
     @property
     def ready_s(self) -> list[float]:
-        """Seconds of backward until each bucket is ready."""
         return [self.backward_s * part for part in self.ready or accumulate(self.parts)]
 
 
@@ -72,12 +69,11 @@ class Split:
 
     @property
     def efficiency(self) -> float:
-        """Share of the step that it takes without communication."""
         return self.alone_s / self.step_s
 
 
 def buckets(nbytes: int) -> tuple[int, ...]:
-    """Return DDP's default buckets for gradients of this size: a small one first.
+    """Return DDP's default buckets, a small one first.
 
     >>> [each >> 20 for each in buckets(60 << 20)]
     [1, 25, 25, 9]
@@ -111,14 +107,14 @@ def time_line(work: Work, rehearsed: Rehearsed, network: Network, size: int) -> 
         )
         for part in work.parts
     ]
-    shared = min(max(2.0 - work.cores, 0.0), 1.0)  # share of a core that backward lacks meanwhile
+    shared = min(max(2.0 - work.cores, 0.0), 1.0)  # share of a core that backward lacks
     done, communicate_s = _pipelined(work, messages, encode_s + decode_s, shared)
     step_s = work.forward_s + done + work.update_s
     return Split(step_s, work.alone_s, encode_s, communicate_s, decode_s)
 
 
 class Message(NamedTuple):
-    """Seconds of a bucket's messages, alone and next to computing, and their cost in computing time."""
+    """Seconds of a bucket's messages, alone and beside computing, and computing time."""
 
     idle_s: float
     busy_s: float
@@ -128,7 +124,6 @@ class Message(NamedTuple):
 def _pipelined(
     work: Work, messages: Sequence[Message], coding_s: float, shared: float
 ) -> tuple[float, float]:
-    """Return the end of both backward and the last bucket, and the seconds of all messages."""
     late = done = communicate_s = 0.0
     for ready, part, message in zip(work.ready_s, work.parts, messages, strict=True):
         begin = max(ready + late, done)
@@ -136,7 +131,7 @@ def _pipelined(
             late += shared * part * coding_s
         coded = begin + part * coding_s
         left_s = max(work.backward_s + late - coded, 0.0)
-        beside = min(left_s / message.busy_s, 1.0) if message.busy_s else 0.0  # share of it behind backward
+        beside = min(left_s / message.busy_s, 1.0) if message.busy_s else 0.0  # share behind backward
         late += beside * message.toll_s
         passed_s = beside * message.busy_s + (1 - beside) * message.idle_s
         communicate_s += passed_s

@@ -1,6 +1,6 @@
-"""Rehearsal of a strategy: ranks as threads do some steps of it, and its cost is recorded.
+"""Rehearsal of a strategy: ranks as threads do some steps, and the cost is recorded.
 
-The optimiser's update is not timed, as the planner has it already. Figures are means over whole periods.
+The update is not timed. Figures are means over whole periods.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from laconic.tools.plan.rehearsal import (
 from laconic.tools.plan.stage import Gradients, InTurn
 
 STEPS = 2  # minimum of counted steps, and of uncounted steps before them
-MAX_ELEMENTS = 1 << 23  # parameters times steps, in one group
+MAX_ELEMENTS = 1 << 23  # parameters times steps
 LEAST_ELEMENTS = 1 << 16
 
 
 def rehearse_strategies(
     strategies: Iterable[Strategy], layout: Layout, sizes: Sequence[int] = SIZES
 ) -> Iterator[Rehearsed]:
-    """Yield each strategy's cost, with a thread per worker that trains a model of this layout with SGD.
+    """Yield each strategy's cost, with a thread per worker that trains with SGD.
 
     Raises `SpecError` if a strategy depends on clocks, or rejects all sizes.
     """
@@ -61,12 +61,10 @@ def rehearse_strategies(
 
 
 def _counted(strategy: Strategy) -> int:
-    """Return the number of counted steps: whole periods."""
     return strategy.period * -(-STEPS // strategy.period)
 
 
 def _refusal(strategy: Strategy, layout: Layout, size: int) -> LaconicError | None:
-    """Return the error if the strategy rejects a group of this size."""
     try:
         strategy.check(size, _sgd(_model(layout)))
     except LaconicError as error:

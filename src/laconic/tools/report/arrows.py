@@ -1,4 +1,4 @@
-"""Arrows between points on a circle, as curves of an SVG path."""
+"""Arrows between points on a circle, as SVG curves."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from math import cos, hypot, pi, sin
 from typing import NamedTuple
 
 MIDDLE, CENTRE, RADIUS = 320.0, 352.0, 264.0  # of the circle
-GAP = 16.0  # between neighbouring discs; an arrow in a smaller gap bends around
+GAP = 16.0  # between discs; arrows in smaller gaps bend around
 Point = tuple[float, float]
 
 
 class Arc(NamedTuple):
-    """Curve from one rank to another, with a `head` if messages go one way.
-
-    `again`: the number of earlier curves between the two.
-    """
+    """Curve between ranks, with a `head` if messages go one way. `again`: earlier curves between them."""
 
     source: int
     to: int
@@ -23,7 +20,6 @@ class Arc(NamedTuple):
 
 
 def place(rank: int, size: int) -> Point:
-    """Return the position of a rank's disc: rank 0 at the top, then clockwise."""
     angle = 2 * pi * rank / size - pi / 2
     return MIDDLE + RADIUS * cos(angle), CENTRE + RADIUS * sin(angle)
 
@@ -31,8 +27,7 @@ def place(rank: int, size: int) -> Point:
 def bezier(arc: Arc, size: int, disc: float) -> tuple[Point, Point, Point]:
     """Return start, control point and end of an arc between edges of discs of radius `disc`.
 
-    Arcs bend towards the centre, far enough to clear the discs in between: repeated ones more. A diameter
-    bends to its right.
+    Arcs bend towards the centre, to clear the discs in between; repeated ones more. A diameter bends right.
     """
     a, b = place(arc.source, size), place(arc.to, size)
     across, down = b[0] - a[0], b[1] - a[1]

@@ -1,4 +1,4 @@
-"""Curves for plots: a few hundred points, each a mean over seeds with its standard error."""
+"""Curves for plots: a few hundred points, means over seeds with standard errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from laconic.tools.report.figure import MB
 from laconic.tools.report.series import Array, MethodSeries
 
 POINTS = 240
-SMOOTHED = 50  # a point is the mean over the last 50th of all steps
-ROUNDING = 1e-6  # relative distance below which ranks differ by rounding only
+SMOOTHED = 50  # a point averages the last 50th of all steps
+ROUNDING = 1e-6  # relative distance below which ranks differ by rounding
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,12 @@ def loss_by_step(method: MethodSeries) -> Curve:
 
 
 def loss_by_megabyte(method: MethodSeries) -> Curve:
-    """Return training loss by the MB that a worker has sent, from the first byte on."""
     curve = _binned(method, np.cumsum(method.over_seeds("network_sent").mean(axis=0)) / MB)
     sent = curve.x > 0
     return Curve(curve.x[sent], curve.y[sent], curve.error[sent])
 
 
 def accuracy_by_step(method: MethodSeries) -> Curve:
-    """Return test accuracy in percent, at evaluations that all seeds have done."""
     common = min(len(seed.eval_steps) for seed in method.seeds)
     values = np.stack([100 * seed.accuracy[:common] for seed in method.seeds])
     return Curve(method.seeds[0].eval_steps[:common], values.mean(axis=0), _error(values))
@@ -51,7 +49,7 @@ def accuracy_by_step(method: MethodSeries) -> Curve:
 def consensus_by_step(method: MethodSeries) -> Curve | None:
     """Return ranks' distance from their average, in percent of its norm; None if ranks are equal.
 
-    The values are nan just after an averaging.
+    Values are nan just after an averaging.
     """
     common = min(len(seed.eval_steps) for seed in method.seeds)
     values = np.stack([seed.consensus[:common] for seed in method.seeds])
@@ -63,7 +61,6 @@ def consensus_by_step(method: MethodSeries) -> Curve | None:
 
 
 def scale_by_step(method: MethodSeries) -> Curve | None:
-    """Return the loss scale by step, mean over seeds; None without a GradScaler."""
     if not all(len(seed.loss_scale) == len(seed.steps) for seed in method.seeds):
         return None
     values = np.stack([seed.loss_scale[: method.common] for seed in method.seeds])
@@ -79,9 +76,7 @@ def _binned(method: MethodSeries, x: Array) -> Curve:
 
 
 def trailing_mean(values: Array, width: int) -> Array:
-    """Return means over the last `width` columns, or fewer at the start.
-
-    Means that include a value that is not finite are nan.
+    """Return means over the last `width` columns, or fewer at the start; nan if a value is not finite.
 
     >>> trailing_mean(np.array([[1.0, 3.0, 5.0]]), 2).tolist()
     [[1.0, 2.0, 4.0]]

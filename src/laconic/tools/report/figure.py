@@ -1,4 +1,4 @@
-"""Figure of a table: a mean over seeds with its standard error."""
+"""Figure of a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class Figure:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Figure:
-        """Return the figure of the values that are not nan."""
         found = np.array([value for value in values if not math.isnan(value)])
         if not len(found):
             return cls(math.nan, math.nan)
@@ -29,7 +28,7 @@ class Figure:
         return cls(float(found.mean()), error)
 
     def text(self, scale: float = 1.0, digits: int = 2) -> str:
-        """Format as `mean ± error`; "-" if unknown.
+        """Format as `mean ± error`.
 
         >>> Figure(0.98125, 0.002).text(100), Figure(0.5, math.nan).text(), Figure(math.nan, math.nan).text()
         ('98.12 ± 0.20', '0.50', '-')

@@ -1,4 +1,4 @@
-"""A run as one self-contained HTML page: plots, a table, and explanations."""
+"""A run as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -66,8 +66,7 @@ def write_report(folder: Path, run: Run, rows: list[Row], interrupted: str | Non
 
 
 def write_page(path: Path, template: str, parts: Mapping[str, str], data: Any) -> Path:
-    """Write a page from a template of this package, with texts in place of its marks."""
-    from plotly.offline import get_plotlyjs  # 5 MB of script, so only here
+    from plotly.offline import get_plotlyjs  # 5 MB of script
 
     home = files("laconic.tools.report")
     page = (home / template).read_text(encoding="utf-8")
@@ -93,7 +92,6 @@ def noise(run: Run) -> str:
 
 
 def lede(run: Run) -> str:
-    """Return a summary of the run's settings."""
     config = run.config
     seeds = f"{config['seeds']} seeds" if config["seeds"] > 1 else "one seed"
     methods = f"{len(config['methods'])} methods" if len(config["methods"]) > 1 else "one method"
@@ -114,7 +112,6 @@ def lede(run: Run) -> str:
 
 
 def table(rows: list[Row], target: float | None = None) -> str:
-    """Return the summary as an HTML table, with the time to `target` percent if there is one."""
     alike = all(ratio(row.smaller) == ratio(row.against_first) for row in rows)
     shown = [i for i, (name, _) in enumerate(HEADS) if not (alike and name == VERSUS)]
     timed = () if target is None else ((f"s to {target:g} %", "seconds of steps until a test reaches it"),)
@@ -177,7 +174,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def breakable(spec: str) -> str:
-    """Return a spec as HTML that breaks only between its arguments.
+    """Return a spec as HTML that breaks between arguments.
 
     >>> breakable("topk(density=0.01, more=1)")
     'topk(<wbr>density=0.01, <wbr>more=1)'

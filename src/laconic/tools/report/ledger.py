@@ -1,4 +1,4 @@
-"""Writes a run's measurements as they arrive: `events.jsonl` and TensorBoard scalars.
+"""Writer of a run's events: `events.jsonl` and TensorBoard scalars.
 
 A line of `events.jsonl` is one step or evaluation of one rank:
 
@@ -13,20 +13,20 @@ Other events:
     {"kind": "masks", ..., "step": 20, "density": 0.1, ...}    rank 0: share of weights in use, in the sparse
                                                                layers and ("model_density") in the model, and
                                                                the share that the last update "changed"
-    {"kind": "lost", ..., "rank": 2, "step": 17}               a lost worker, with its last step
-    {"kind": "back", ..., "rank": 2, "step": 31}               a new process replaces it, from this step on
+    {"kind": "lost", ..., "rank": 2, "step": 17}               a lost worker's last step
+    {"kind": "back", ..., "rank": 2, "step": 31}               its replacement's first step
     {"kind": "interface", ..., "sent": 123, "received": 120}   in a lab, at the end: bytes counted by the
                                                                interface of this rank's host
 
-In a pipeline, "loss" is null except on last stages, and "network_sent" is the sum of "activations_sent",
+In a pipeline, only last stages have "loss" (else null), and "network_sent" sums "activations_sent",
 "gradients_sent" (of activations) and "replicas_sent". With coded activations, a test has "kept" and
-"kept_dense": bytes that a batch saves for backward, coded and uncoded. With `--precision fp16` a step has
-"loss_scale" and "skipped". If blocks train in parallel, a step has "blocks": residuals, bytes each way, and
-spans [work, begin, end]; only the last block has the loss.
+"kept_dense": bytes saved for backward, coded and uncoded. With `--precision fp16` a step has "loss_scale" and
+"skipped". With parallel blocks, a step has "blocks": residuals, bytes each way, and spans [work, begin, end];
+only the last has the loss.
 
 A step may have "noise", [tr(S), |G|^2, share of the entries] (see `laconic.exchange.noise_scale`), and a
 strategy's "notes" (see `notes.py`). An evaluation may have "consensus", the ranks' distance from their
-average. After a crash the last line may be incomplete; readers skip it.
+average. Readers skip an incomplete last line.
 """
 
 from __future__ import annotations
@@ -60,8 +60,6 @@ def slug(spec: str) -> str:
 
 
 class Ledger:
-    """Open event files of one run."""
-
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).write_text(json.dumps(config, indent=1))
@@ -70,7 +68,7 @@ class Ledger:
         self._events = (folder / EVENTS).open("a", encoding="utf-8")
         self._boards: dict[tuple[str, int], SummaryWriter] = {}
         self._waiting: dict[tuple[str, int, str, int], list[dict[str, Any]]] = {}
-        self._lost: defaultdict[tuple[str, int], set[int]] = defaultdict(set)  # workers, by training
+        self._lost: defaultdict[tuple[str, int], set[int]] = defaultdict(set)  # by training
 
     def __enter__(self) -> Ledger:
         return self
@@ -81,7 +79,7 @@ class Ledger:
         self.close()
 
     def write(self, event: dict[str, Any]) -> None:
-        """Write an event. Scalars of a step are written once events of all ranks have arrived."""
+        """Write an event; a step's scalars once all ranks' events have arrived."""
         self._events.write(json.dumps(event) + "\n")
         if event["kind"] == "lost":
             self._lost[event["method"], event["seed"]].add(event["rank"])
@@ -98,7 +96,6 @@ class Ledger:
             self._events.flush()
 
     def rewrite(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Keep only the wanted events: a resumed training repeats the others."""
         self._events.close()
         kept = [json.dumps(event) for event in read_events(self.folder) if wanted(event)]
         with replacing(self.folder / EVENTS) as file:
@@ -128,7 +125,7 @@ class Ledger:
             board.add_scalar("train/loss_scale", first["loss_scale"], first["step"])
 
     def _board(self, method: str, seed: int) -> SummaryWriter:
-        from torch.utils.tensorboard import SummaryWriter  # slow to import
+        from torch.utils.tensorboard import SummaryWriter  # a slow import
 
         if (method, seed) not in self._boards:
             place = self.folder / "tensorboard" / f"{slug(method)}-seed{seed}"
@@ -137,7 +134,6 @@ class Ledger:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """Return all complete events of a run, in order of arrival."""
     path = folder / EVENTS
     if not path.exists():
         return []

@@ -7,14 +7,14 @@ from xml.sax.saxutils import escape
 
 LEFT, WIDTH = 56, 860
 LINE, COLUMN, COLUMNS = 20, 268, 3
-SHORT = 29  # characters of a spec in a column; its title has it in full
+SHORT = 29  # characters of a spec in a column
 LETTER, GAP, MARK = 7.9, 26, 25
 LIGHT = ("#3b6fb6", "#c2571a", "#2c8a57", "#8c4fb0", "#b03a5b", "#7a6a17", "#1d7f8c", "#77736a")
 DASHES = ("", "7 4", "2 4")
 
 
 def line(i: int) -> str:
-    """Return attributes of the i-th line: a colour, and dashes once all colours are used.
+    """Return the i-th line's colour, and dashes once colours repeat.
 
     >>> line(1), line(9), line(17)
     ('class="c1"', 'class="c1" stroke-dasharray="7 4"', 'class="c1" stroke-dasharray="2 4"')
@@ -24,7 +24,7 @@ def line(i: int) -> str:
 
 
 def lines_of(specs: Sequence[str]) -> int:
-    """Return the number of lines of the legend.
+    """Return the legend's number of lines.
 
     >>> lines_of(["dense()", "fp16()"]), lines_of(["dgc(density=0.01, warmup_steps=100)"] * 4)
     (1, 2)
@@ -34,7 +34,6 @@ def lines_of(specs: Sequence[str]) -> int:
 
 
 def legend(specs: Sequence[str], top: float) -> str:
-    """Draw colour and name of each line, the first line of text at `top`."""
     drawn, left = [], float(LEFT)
     single = lines_of(specs) == 1
     for i, spec in enumerate(specs):

@@ -14,7 +14,7 @@ mean over seeds</p><div class="plot" id="scale_by_step"></div></figure>"""
 
 
 def precision_words(precision: str | None) -> str:
-    """Return a sentence on a precision; "" for float32.
+    """Describe a precision.
 
     >>> precision_words("bf16"), precision_words(None)
     (' Forward and backward in bfloat16.', '')

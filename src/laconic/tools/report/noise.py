@@ -1,4 +1,4 @@
-"""Report section on gradient noise: the largest batch that pays."""
+"""Report section on gradient noise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTS = 4  # of the training, one per column
 
 @dataclass(frozen=True)
 class NoiseSeries:
-    """Noise of one training by step, averaged over ranks; and the share of entries measured."""
+    """Noise of one training by step, mean over ranks; and the share of entries measured."""
 
     steps: NDArray[np.float64]
     variance: NDArray[np.float64]
@@ -24,7 +24,7 @@ class NoiseSeries:
     share: float
 
     def scale(self, low: float = 0.0, high: float = 1.0) -> float:
-        """Return the noise scale over a part of the training, in batches of a rank; nan if unknown."""
+        """Return the noise scale over a part of the training, in a rank's batches; nan if unknown."""
         count = len(self.steps)
         chosen = slice(math.floor(low * count), max(math.floor(low * count) + 1, math.ceil(high * count)))
         if not count:
@@ -45,7 +45,6 @@ def read_noise(steps: Mapping[int, Iterable[Mapping[str, Any]]]) -> NoiseSeries:
 
 
 def noise_section(series: Iterable[tuple[str, NoiseSeries]], batch: int, workers: int) -> str:
-    """Return the section as HTML; "" if no noise was measured."""
     rows = [_row(spec, noise, batch, workers) for spec, noise in series if len(noise.steps)]
     if not rows:
         return ""
@@ -78,7 +77,7 @@ def _row(spec: str, noise: NoiseSeries, batch: int, workers: int) -> str:
 
 
 def words(scale: float) -> str:
-    """Format a noise scale with its significant digits.
+    """Format a noise scale.
 
     >>> words(1234.5), words(math.inf), words(7.2)
     ('1,200', 'no signal left', '7')
@@ -91,7 +90,7 @@ def words(scale: float) -> str:
 
 
 def advice(scale: float, batch: int) -> str:
-    """Interpret the noise scale of the second half for a batch size.
+    """Interpret the noise scale for a batch size.
 
     >>> advice(1000.0, 128)
     '1,000: this batch has room to grow 7.8 times'

@@ -1,4 +1,4 @@
-"""A partition as an SVG picture: a bar per client for its size, and below it a column of its kinds."""
+"""A partition as an SVG picture: a bar per client, and below it a column of its kinds."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from laconic.tools.report.topology_picture import Shades, colour, short
 
 WIDTH, LEFT, RIGHT = 860, 70, 30
 BARS_TOP, BARS, GAP = 96, 96, 46  # top and height of the bars, and gap to the columns
-HEADROOM = 1.12  # scale of the bars above the longest
-TALL = (4.0, 24.0, 264.0)  # minimum and maximum height of a row; otherwise the height of all
+HEADROOM = 1.12  # above the longest bar
+TALL = (4.0, 24.0, 264.0)  # least and largest height of a row; height of all
 MOST_CLIENTS, MOST_KINDS = 400, 60
-LEVELS = (0.02, 0.05, 0.15, 0.35, 0.65, 1.0)  # upper end of each shade's share of a client's examples
+LEVELS = (0.02, 0.05, 0.15, 0.35, 0.65, 1.0)  # upper ends of the shades' shares
 LIGHT: Shades = ((214, 232, 230), (128, 190, 186), (40, 134, 140), (18, 84, 106), (14, 42, 72))
 DARK: Shades = ((30, 52, 56), (24, 92, 98), (34, 146, 142), (112, 204, 180), (226, 248, 218))
 
 
 def picture(deal: Deal, about: str = "", kinds: Kinds | None = None, rows: str = "label") -> str:
-    """Return the SVG document. `about`: description of the data; `rows`: name of a kind."""
+    """Return the SVG document. `about`: the data; `rows`: name of a kind."""
     names = classes(deal.kinds if kinds is None else integers(kinds))[0].tolist()
     counts = deal.counts(kinds)
     shown = counts[:MOST_CLIENTS, :MOST_KINDS]
@@ -91,7 +91,7 @@ def cells(counts: Tensor, sizes: Tensor, top: float, tall: float) -> list[str]:
 
 
 def level(share: float) -> int:
-    """Return the shade of a share of a client's examples.
+    """Return the shade of a share.
 
     >>> [level(share) for share in (0.01, 0.1, 0.5, 1.0)]
     [0, 2, 4, 5]
@@ -120,7 +120,7 @@ def client_names(clients: int, of: int, bottom: float) -> str:
 
 
 def spaced(number: int, most: int) -> int:
-    """Return the distance of named items, for at most `most` names: 1, 2, 5, 10, 20, ...
+    """Return the distance of named items, for at most `most` names.
 
     >>> spaced(10, 20), spaced(100, 20), spaced(400, 20)
     (1, 5, 20)

@@ -1,4 +1,4 @@
-"""A run as a small SVG picture: training loss by bytes and by step, in light and dark mode."""
+"""A run as an SVG picture: training loss by bytes and by step."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def panel(
     log_y: bool = True,
     mark: float | None = None,
 ) -> str:
-    """Draw lines of positive values. `x_ticks`: ticks, if not at round numbers; `mark`: a value of y."""
+    """Draw lines of positive values. `x_ticks`: by default, round numbers; `mark`: a value of y."""
     xs = np.concatenate([curve.x for curve in curves] or [np.array([1.0, 10.0])])
     ys = np.concatenate([curve.y for curve in curves] or [np.array([0.1, 1.0])])
     ys = np.append(ys[np.isfinite(ys) & (ys > 0)], [] if mark is None else [mark])
@@ -101,7 +101,7 @@ def panel(
     if mark is not None:
         at = float(to_y(np.array([mark]))[0])
         drawn.append(f'<path class="mark" d="M{left} {at:.1f}h{PANEL_WIDTH}"/>')
-        beside = at - 5 if at > TOP + 20 else at + 15  # above the line if there is room
+        beside = at - 5 if at > TOP + 20 else at + 15  # above the line if possible
         drawn.append(f'<text x="{left + 4}" y="{beside:.1f}">{mark:g} %</text>')
     for i, curve in enumerate(curves):
         kept = np.isfinite(curve.y) & (curve.y > 0)
@@ -112,7 +112,6 @@ def panel(
 
 
 def axis(low: float, high: float, start: int, length: int, *, log: bool) -> tuple[Scale, list[float]]:
-    """Return a map from values to pixels, and the ticks."""
     high = high if high > low else low + 1.0
     if not log:
         step = _step(low, high)
@@ -134,7 +133,6 @@ def _even(first: float, high: float, step: float) -> list[float]:
 
 
 def _step(low: float, high: float) -> float:
-    """Return a round distance of at most 7 ticks."""
     step: float = 10.0 ** math.floor(math.log10(high - low))
     return next(step * factor for factor in (0.2, 0.5, 1, 2, 5) if (high - low) / (step * factor) <= 6)
 

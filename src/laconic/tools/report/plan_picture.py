@@ -1,4 +1,4 @@
-"""A forecast as an SVG picture: step time and bytes by number of workers."""
+"""A forecast as an SVG picture."""
 
 from __future__ import annotations
 

@@ -21,13 +21,11 @@ class Published:
 
 
 def check_packages() -> None:
-    """Raise `ExtraError` before any training if the report or the scalars could not be written."""
     require("plotly", "report.html")
     require("tensorboard", "the scalars of a run")
 
 
 def publish(folder: Path, interrupted: str | None = None) -> Published:
-    """Write `summary.json`, `loss.svg` and `report.html`, also for unfinished runs."""
     run = read_run(folder)
     rows = summarise(run)
     write_summary(folder, run, rows, interrupted)

@@ -1,6 +1,6 @@
-"""Time to accuracy: the seconds of training until a test first reaches a target.
+"""Time to accuracy: seconds of training until a test reaches a target.
 
-Only steps count, not tests or the start of processes. Times are exact to the interval between tests.
+Only steps count. Times are exact to the interval between tests.
 """
 
 from __future__ import annotations
@@ -24,19 +24,16 @@ class HasReach(Protocol):
 
 
 def seconds_to(seed: SeedSeries, percent: float) -> float:
-    """Return seconds until the first test of at least `percent`; nan if none is."""
     reached = seed.eval_steps[100 * seed.accuracy >= percent - 1e-9]
     return float(_seconds_at(seed, reached[:1])[0]) if len(reached) else math.nan
 
 
 def seconds_of(method: MethodSeries, percent: float) -> Figure:
-    """Return the mean over seeds; nan unless all have reached it."""
     found = [seconds_to(seed, percent) for seed in method.seeds]
     return UNKNOWN if any(map(math.isnan, found)) else Figure.of(found)
 
 
 def accuracy_by_second(method: MethodSeries) -> Curve:
-    """Return test accuracy in percent, by mean seconds."""
     tested = accuracy_by_step(method)
     seconds = np.stack([_seconds_at(seed, tested.x) for seed in method.seeds]).mean(axis=0)
     return Curve(seconds, tested.y, tested.error)

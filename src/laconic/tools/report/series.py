@@ -1,4 +1,4 @@
-"""A run's events as arrays: one series per seed, averaged over ranks."""
+"""A run's events as arrays, averaged over ranks."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ PER_STEP = (
     "communicate_s",
     "decode_s",
 )
-WIRE = ("activations_sent", "gradients_sent", "replicas_sent")  # parts of network_sent in a pipeline
+WIRE = ("activations_sent", "gradients_sent", "replicas_sent")  # of network_sent in a pipeline
 WAITED = ("waited_s",)  # in a pipeline, for other stages
 
 
 @dataclass(frozen=True)
 class SeedSeries:
-    """Arrays over the steps and evaluations of one training. Bytes and seconds are per worker and step."""
+    """Arrays over one training's steps and evaluations. Bytes and seconds are per worker and step."""
 
     seed: int
     steps: Array
@@ -45,19 +45,19 @@ class SeedSeries:
     accuracy: Array
     test_loss: Array
     zeros: Array  # share of zero weights
-    optimiser: str  # name and peak learning rate; "" without a start event
-    consensus: Array  # ranks' distance from their average, relative to its norm
-    residual: Array  # a low-bit training's distance from few bits; 0 for float32
-    flips: Array  # share of few-bit weights' signs that changed since the last evaluation
+    optimiser: str  # name and peak learning rate; "" if unknown
+    consensus: Array  # distance from the average, relative to its norm
+    residual: Array  # distance from few bits; 0 for float32
+    flips: Array  # share of few-bit signs that changed since the last test
     notes: Notes
-    kept: Array  # bytes that a worker saves for backward, coded or as inputs under SWAT
+    kept: Array  # bytes saved for backward, coded or as inputs under SWAT
     kept_dense: Array  # the same, uncoded
-    counted: Array  # in a lab, bytes that each host's interface sent, with headers
+    counted: Array  # bytes sent by hosts in a lab, with headers
     noise: NoiseSeries  # in batches of a worker
-    loss_scale: Array = field(default_factory=lambda: np.zeros(0))  # of each step, with a scaler
+    loss_scale: Array = field(default_factory=lambda: np.zeros(0))  # by step
     skipped: int = 0
     blocks: BlockSeries | None = None
-    density: Array = field(default_factory=lambda: np.zeros(0))  # share of weights in use, by update of masks
+    density: Array = field(default_factory=lambda: np.zeros(0))  # share of weights in use, by mask update
     changed: Array = field(default_factory=lambda: np.zeros(0))  # share of these that the update added
 
     def __getitem__(self, name: str) -> Array:
@@ -66,8 +66,6 @@ class SeedSeries:
 
 @dataclass(frozen=True)
 class MethodSeries:
-    """One method's trainings, by seed."""
-
     spec: str
     seeds: tuple[SeedSeries, ...]
 
@@ -76,7 +74,6 @@ class MethodSeries:
         return min((len(seed.steps) for seed in self.seeds), default=0)
 
     def over_seeds(self, name: str) -> Array:
-        """Return a quantity for the steps that all seeds have done, (seeds, steps)."""
         return np.stack([seed[name][: self.common] for seed in self.seeds])
 
 
@@ -157,6 +154,5 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
 
 
 def _mean(name: str, events: list[dict[str, Any]]) -> float:
-    """Return the mean over ranks that have this quantity; 0 if none does."""
     known = [event[name] for event in events if event.get(name) is not None]
     return float(np.mean(known)) if known else 0.0

@@ -1,4 +1,4 @@
-"""Report section on blocks that train in parallel: their times, traffic and residuals."""
+"""Report section on parallel blocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEADS = (
 
 @dataclass(frozen=True)
 class BlockSeries:
-    """ "blocks" of each step's events of one training, by rank."""
+    """Step events' "blocks" of one training, by rank."""
 
     ranks: tuple[tuple[Mapping[str, Any], ...], ...]
 
@@ -50,7 +50,7 @@ class BlockSeries:
         return min(map(len, self.ranks))
 
     def densest(self) -> tuple[int, int]:
-        """Return the SHOWN steps of the second half that took the least time, so without a test."""
+        """Return the SHOWN fastest steps of the second half: without a test."""
         half, last = self.common // 2, self.common
         starts = range(half, max(half + 1, last - SHOWN + 1))
         return min(
@@ -58,7 +58,6 @@ class BlockSeries:
         )
 
     def at_once(self) -> list[float]:
-        """Return the shares of busy time in which at least 1, 2, ... blocks work, in the second half."""
         return at_once(self.spans(self.common // 2, self.common))
 
     def _length(self, first: int, last: int) -> float:

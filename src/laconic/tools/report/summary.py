@@ -1,4 +1,4 @@
-"""Table of a run: one row per method, with means and standard errors over seeds."""
+"""Table of a run: one row per method."""
 
 from __future__ import annotations
 
@@ -25,28 +25,24 @@ class Row:
     """One method. Bytes and seconds per step are means over the second half of the steps, after any warm-up.
 
     Attributes:
-        wire_mb: MB that a worker puts on the wire in a step, by `laconic.comm.wire_model`.
-        smaller: MB of a float32 all-reduce in a group of this size, divided by `wire_mb`.
-        against_first: The first baseline's `wire_mb` divided by this one's.
+        wire_mb: MB that a worker sends in a step, by `laconic.comm.wire_model`.
+        smaller: MB of a float32 all-reduce, divided by `wire_mb`.
+        against_first: The first baseline's `wire_mb`, divided by this one's.
         zeros: Share of zero weights.
         optimiser: Name and peak learning rate.
-        consensus: Ranks' distance from their average at the last test, relative to its norm.
-        residual: |weights - few bits| / |weights| of a low-bit training at the last test; 0 for float32.
-        flips: Share of few-bit weights' signs that changed between the last two tests; 0 for float32.
+        consensus: Ranks' last distance from their average, relative to its norm.
+        residual: |weights - few bits| / |weights| at the last test; 0 for float32.
+        flips: Share of few-bit signs that changed between the last two tests.
         density: Share of weights in use at the end; 0 without masks.
-        changed: Share of these that the last update of the masks added.
-        counted_mb: MB that a host's interface sent in a lab, in total; 0 elsewhere.
-        noise_scale: Gradient noise scale in the second half, in batches of a worker; nan if not measured.
-        skipped: Steps that a GradScaler skipped, mean over seeds.
-        loss_scale: Of the last step, mean over seeds; 0 without a GradScaler.
-        kept_mb, kept_dense_mb: MB that a worker saves for backward at the last test, coded and uncoded; 0
-        unless
-            activations are coded.
-        activations_mb, gradients_mb, replicas_mb: Parts of `wire_mb` in a pipeline: activations, their
-            gradients, and the replicas' exchange. Sums over all workers; 0 elsewhere.
-        waiting: Share of the step that a pipeline's stage waits for others, mean over stages.
-        reach_s: Seconds of training until a test reaches the target; nan without one, or if a seed never
-            does.
+        changed: Share of these added by the last update of masks.
+        counted_mb: Total MB sent by a host's interface in a lab, else 0.
+        noise_scale: Of the second half, in a worker's batches; nan if not measured.
+        skipped: Steps skipped by a GradScaler.
+        loss_scale: Of the last step; 0 without a GradScaler.
+        kept_mb, kept_dense_mb: MB saved for backward at the last test, coded and uncoded; 0 if not coded.
+        activations_mb, gradients_mb, replicas_mb: Parts of `wire_mb` in a pipeline, over all workers; else 0.
+        waiting: Share of the step that a stage waits, mean over stages.
+        reach_s: Seconds until a test reaches the target; nan if a seed never does.
     """
 
     spec: str
@@ -189,7 +185,6 @@ def _row(method: MethodSeries, config: dict[str, Any]) -> Row:
 
 
 def last_tests(method: MethodSeries) -> list[tuple[SeedSeries, int]]:
-    """Return each seed with the index of the last test that all have done."""
     steps = set.intersection(*(set(seed.eval_steps.tolist()) for seed in method.seeds))
     return [(seed, seed.eval_steps.tolist().index(max(steps))) for seed in method.seeds] if steps else []
 
@@ -202,7 +197,6 @@ def _pipelined(config: dict[str, Any], late_mean: Callable[[str], float]) -> dic
 
 
 def last_mean(series: Iterable[Array]) -> float:
-    """Return the mean of the last values; an empty series counts as 0."""
     return float(np.mean([values[-1] if len(values) else 0.0 for values in series]))
 
 

@@ -1,4 +1,4 @@
-"""Time line: one row per block, one bar per piece of work; and the overlap of rows."""
+"""Time line: one row per block, one bar per piece of work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WIDTH, ROW, BAR, LEFT, RIGHT, TOP, BOTTOM = 860, 38, 24, 74, 16, 34, 34
 
 
 def at_once(rows: Sequence[Spans]) -> list[float]:
-    """Return the shares of busy time in which at least 1, 2, ... rows work.
+    """Return the shares of busy time with at least 1, 2, ... working rows.
 
     >>> at_once([[("a", 0.0, 2.0)], [("a", 1.0, 3.0), ("b", 3.0, 4.0)]])
     [1.0, 0.25]
@@ -26,7 +26,6 @@ def at_once(rows: Sequence[Spans]) -> list[float]:
 
 
 def time_line(rows: Sequence[Spans]) -> str:
-    """Return the picture as SVG. Its axis is in milliseconds from the first begin."""
     begin = min((span[1] for row in rows for span in row), default=0.0)
     end = max((span[2] for row in rows for span in row), default=1.0)
     scale = (WIDTH - LEFT - RIGHT) / max(end - begin, 1e-9)

@@ -1,4 +1,4 @@
-"""Report section on the agreement of replicas, for strategies whose ranks differ."""
+"""Report section on the agreement of replicas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ def together(run: Run) -> str:
 
 
 def _talk(number: int, method: MethodSeries) -> str:
-    """Return a placeholder for a matrix that the page's script draws."""
     if method.seeds[0].notes.talk is None:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""A topology as an SVG picture: ranks on a circle, an arrow per message, a colour per step."""
+"""A topology as an SVG picture: ranks on a circle, an arrow per message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from laconic.strategies.gossip.topologies import Topology
 from laconic.tools.report.arrows import CENTRE, MIDDLE, RADIUS, Arc, arrowhead, bezier, place, toward, xy
 
 WIDTH, LEGEND, LINE = 640, 656, 22  # of the picture; top and line height of the legend
-MAX_STEPS, FEW = 12, 4  # in one picture, so that colours differ visibly; FEW if the topology never repeats
+MAX_STEPS, FEW = 12, 4  # in one picture, for distinct colours; FEW if the topology never repeats
 MANY = 80  # with more arcs, only those of rank 0 stand out
 PER_LINE = 6
 Shades = tuple[tuple[int, int, int], ...]
@@ -19,7 +19,6 @@ DARK: Shades = ((118, 156, 255), (72, 208, 188), (236, 204, 92), (250, 146, 92),
 
 
 def picture(topology: Topology, size: int, step: int | None = None) -> str:
-    """Return the SVG document of one step, or of a period's steps, at most MAX_STEPS."""
     period = topology.period(size)
     steps = list(topology.span(size)[: MAX_STEPS if period else FEW]) if step is None else [step]
     seen: Counter[tuple[int, int]] = Counter()
@@ -46,7 +45,6 @@ def picture(topology: Topology, size: int, step: int | None = None) -> str:
 
 
 def arcs_of(topology: Topology, size: int, step: int, seen: Counter[tuple[int, int]]) -> list[Arc]:
-    """Return the arcs of a step, one for an edge in both directions; counts them in `seen`."""
     found = []
     for rank in range(size):
         out, into = topology.peers(rank, size, step)
@@ -64,7 +62,6 @@ def near(arcs: list[Arc]) -> list[Arc]:
 
 
 def drawn(arcs: list[Arc], size: int, look: str) -> str:
-    """Return a step's arcs as one path, and their heads as another."""
     curves = [(arc, *bezier(arc, size, disc(size))) for arc in arcs]
     line = "".join(f"M{xy(start)}Q{xy(bend)} {xy(end)}" for _, start, bend, end in curves)
     length = max(5.5, 0.55 * disc(size))
@@ -131,7 +128,7 @@ def short(text: str) -> str:
 
 
 def colour(shades: Shades, at: float) -> str:
-    """Return a colour between the first and the last shade, `at` in 0..1.
+    """Interpolate shades, `at` in 0..1.
 
     >>> colour(((0, 0, 0), (100, 200, 50)), 0.5)
     '#326419'

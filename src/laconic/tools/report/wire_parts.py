@@ -1,4 +1,4 @@
-"""Picture of a pipeline's traffic per step: a bar per method, of activations, gradients and replicas."""
+"""Picture of a pipeline's traffic per step: a bar per method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Built-in training tasks: real data and small models, deterministic in (seed, rank, step)."""
+"""Built-in training tasks, deterministic in (seed, rank, step)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Training of a block on each rank, by Block-ADMM.
 
-A step has as many examples as with a method on as many workers.
+A step has as many examples as with other methods.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ def is_blockwise(spec: str) -> bool:
 
 
 def train_blocks(settings: TrainingSettings, emit: Emit) -> list[int]:
-    """Train as one rank, emit events, and return all ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     work = Block(settings)
     if settings.resume_from is not None:
@@ -55,10 +54,7 @@ def train_blocks(settings: TrainingSettings, emit: Emit) -> list[int]:
 
 
 class Block:
-    """A rank's block.
-
-    `done`: completed steps of the last block; negative while the blocks before it are being filled.
-    """
+    """A rank's block. `done`: completed steps of the last block; negative while earlier blocks are filled."""
 
     def __init__(self, settings: TrainingSettings) -> None:
         spec = parse(settings.spec)
@@ -68,7 +64,7 @@ class Block:
         self.task, self.tensors = find(settings.task), mapped(settings.data)
         self.recipe = self.task.recipe(settings.model)
         self.peak_lr = LR if settings.lr is None else settings.lr
-        torch.manual_seed(settings.seed)  # every rank builds the same model
+        torch.manual_seed(settings.seed)  # the same model on every rank
         stored, examples = spec.mode == "batch", len(self.tensors["train_y"])
         self.trainer = BlockTrainer(
             self.recipe.build(),
@@ -84,7 +80,6 @@ class Block:
         self.done = -self.trainer.last
 
     def step(self) -> list[Event]:
-        """Train one step, with all ticks that fill the blocks before the first, and return its event."""
         before, began = self.trainer.stats(), time.perf_counter()
         loss, data_s = self._tick()
         while self.done < 1:
@@ -95,10 +90,9 @@ class Block:
         return [event]
 
     def _tick(self) -> tuple[float | None, float]:
-        """Train each block on its batch, and return the last block's loss and the seconds of loading."""
         trainer, steps, data_s = self.trainer, self.settings.steps, 0.0
         tick = self.done + trainer.last
-        trained = min(max(0, tick - trainer.delay + self.rank), steps - 1)  # step whose batch this block has
+        trained = min(max(0, tick - trainer.delay + self.rank), steps - 1)  # step of this block's batch
         for group in trainer.optimizer.param_groups:
             group["lr"] = self.recipe.rate(self.peak_lr, trained, steps)
         with explained(trainer.optimizer, tick + 1, "activations or targets"):
@@ -114,24 +108,22 @@ class Block:
         return loss, data_s
 
     def evaluate(self) -> Event:
-        """Test the model of all blocks; after the last step, finish first. Called by all ranks."""
+        """Test the model of all blocks; after the last step, finish first. Collective."""
         if self.done == self.settings.steps:
             self.trainer.finish()
         tested = evaluate(self.trainer.gather(), self.task, self.tensors, self.rank, self.size)
         return tested | {"consensus": 0.0}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's part of a checkpoint."""
         return {"blocks": self.trainer.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from this rank's part of a checkpoint."""
         self.done = check_same(self.settings, state)
         self.trainer.load_state_dict(state["blocks"])
 
 
 def step_costs(before: Stats, now: Stats) -> Event:
-    """Return a step's seconds and bytes. Sub-problems, with their backward passes, count as backward."""
+    """Return a step's costs. Sub-problems count as backward."""
     up, back = _since(before.activations, now.activations), _since(before.targets, now.targets)
     waited = now.waited_s - before.waited_s
     return {
@@ -162,7 +154,6 @@ def at_work(trainer: BlockTrainer, before: Stats, now: Stats) -> dict[str, Any]:
 
 
 def wire(messages: Messages, nbytes: int | None = None) -> int:
-    """Return the network bytes that a rank sends, with headers and acknowledgements."""
     sent = messages.sent_bytes if nbytes is None else nbytes
     forth = messages.sent * PACKETS.forth(-(-sent // max(messages.sent, 1)))
     return forth + messages.received * PACKETS.back(-(-messages.received_bytes // max(messages.received, 1)))

@@ -15,7 +15,7 @@ TASKS = {task.name: task for task in (DIGITS, MNIST, CIFAR10, SHAKESPEARE)}
 
 
 def find(name: str) -> Task:
-    """Return a task. Raises `SpecError`, with close matches, for an unknown name.
+    """Return a task. Raises `SpecError`.
 
     >>> find("digits").name
     'digits'

@@ -1,10 +1,10 @@
-"""Checkpoints that are complete only after every rank has written its part.
+"""Checkpoints, complete once every rank has written its part.
 
-    folder/step-000123/rank0.pt     one part per rank, with its residuals
+    folder/step-000123/rank0.pt     one part per rank
     folder/step-000123/rank1.pt
     folder/step-000123/COMPLETE     world size and SHA-256 of every part, written last, by rank 0
 
-Files are replaced atomically. All ranks write to one shared folder.
+Files are replaced atomically, in a shared folder.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ def save(
 ) -> Path:
     """Write this rank's part of a checkpoint, and complete it together with the other ranks.
 
-    Called by all ranks at the same step; `barrier` returns once all have called it. `keep`: number of
-    complete checkpoints to keep. Raises `StateError` on rank 0 if a part is missing: the ranks do not share
-    `folder`.
+    All ranks call it at the same step; `barrier` returns once all have. `keep`: complete checkpoints to keep.
+    Raises `StateError` on rank 0 if a part is missing: the ranks do not share `folder`.
     """
     place = folder / f"step-{step:06d}"
     place.mkdir(parents=True, exist_ok=True)
@@ -63,13 +62,12 @@ def save(
 
 
 def remove(place: Path) -> None:
-    """Remove a checkpoint; a partly removed one is incomplete."""
+    """Remove a checkpoint, marker first."""
     (place / MARKER).unlink()
     shutil.rmtree(place)
 
 
 def complete(folder: Path) -> list[Path]:
-    """Return the complete checkpoints in a folder, oldest first."""
     places = [path.parent for path in folder.glob(f"step-*/{MARKER}")]
     return sorted((path for path in places if re.fullmatch(r"step-\d+", path.name)), key=step_of)
 
@@ -88,10 +86,9 @@ def step_of(place: Path) -> int:
 
 
 def load(place: Path, *, rank: int, size: int) -> dict[str, Any]:
-    """Load this rank's part of a checkpoint to the CPU. Runs no code from the file.
+    """Load this rank's part to the CPU. Runs no code from the file.
 
-    Raises `StateError` if the checkpoint is incomplete, damaged, or of a different world size; never falls
-    back to an older one.
+    Raises `StateError` if the checkpoint is incomplete, damaged, or of a different world size.
     """
     marker = _marker(place)
     if marker["world_size"] != size:

@@ -1,4 +1,4 @@
-"""CIFAR-10: small photographs (Krizhevsky 2009), with ResNet-20 (He et al. 2015, arXiv:1512.03385)."""
+"""CIFAR-10 (Krizhevsky 2009), with ResNet-20 (He et al. 2015, arXiv:1512.03385)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def load(folder: Path | None = None) -> Tensors:
 
 
 def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
-    """Return float32 images, normalised per channel; cropped and flipped at random if `rng` is given."""
     if rng is not None:
         x = crop_and_flip(x, rng)
     return (
@@ -34,7 +33,7 @@ def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
 
 
 def crop_and_flip(x: Tensor, rng: torch.Generator) -> Tensor:
-    """Pad (b, c, 32, 32) by 4 zeros per side, crop 32 x 32 at random, mirror half of the images."""
+    """Pad by 4 zeros per side, crop 32 x 32 at random, mirror half of the images."""
     batch, _, height, width = x.shape
     padded = F.pad(x, (4, 4, 4, 4)).permute(0, 2, 3, 1)
     top = torch.randint(0, 9, (batch, 1), generator=rng, dtype=torch.int64, device="cpu")
@@ -48,7 +47,7 @@ def crop_and_flip(x: Tensor, rng: torch.Generator) -> Tensor:
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions with a shortcut that drops pixels and pads channels (the paper's option A)."""
+    """Two 3 x 3 convolutions with the paper's shortcut A: drops pixels, pads channels."""
 
     def __init__(self, inside: int, outside: int) -> None:
         super().__init__()
@@ -86,12 +85,12 @@ def resnet20() -> nn.Module:
 
 
 def small_cnn() -> nn.Module:
-    """Build a network of 0.3 million parameters, fast on a CPU."""
+    """Build 0.3 million parameters, fast on a CPU."""
     return _three_convolutions(lambda channels: nn.ReLU(), bias=True)
 
 
 def evonorm_cnn() -> nn.Module:
-    """Build `small_cnn` with EvoNorm-S0 instead of ReLU: no batch statistics."""
+    """Build `small_cnn` with EvoNorm-S0: no batch statistics."""
     return _three_convolutions(EvoNormS0, bias=False)
 
 
@@ -113,7 +112,7 @@ def _three_convolutions(after: Callable[[int], nn.Module], *, bias: bool) -> nn.
 
 
 def bnn() -> nn.Module:
-    """Build a network with batch norms and no ReLU, for binary weights: 0.8 million parameters."""
+    """Build a network for binary weights: 0.8 million parameters."""
     layers, inside = list[nn.Module](), 3
     for outside, pool in ((32, False), (64, True), (128, True), (128, True)):
         layers.append(nn.Conv2d(inside, outside, 3, padding=1, bias=False))

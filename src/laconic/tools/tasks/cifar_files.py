@@ -1,6 +1,6 @@
-"""File formats of CIFAR-10: an archive of JPEG files, pickled batches, and binary batches.
+"""File formats of CIFAR-10: JPEG archive, pickled batches, and binary batches.
 
-Loading a pickle can run any code, so the reader allows only the four names that these files need.
+A pickle can run any code, so the reader allows only four names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from laconic.tools.tasks.task import PARTS, Tensors
 
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 MALFORMED = (pickle.UnpicklingError, AttributeError, TypeError, LookupError, ValueError, EOFError)
-RECORD = 1 + 3 * 32 * 32  # bytes: label, then red, green and blue planes
+RECORD = 1 + 3 * 32 * 32  # bytes: label, red, green and blue planes
 
 
 def from_jpegs(path: Path) -> Tensors:
@@ -91,8 +91,6 @@ def _unpickled(path: Path) -> tuple[Tensor, Tensor]:
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Unpickler of byte arrays and plain containers that refuses all other names."""
-
     def __init__(self, file: BinaryIO, *, encoding: str) -> None:
         super().__init__(file, encoding=encoding)
 

@@ -1,6 +1,6 @@
-"""Decisions that methods log during training.
+"""Decisions that methods log, also from the communication thread.
 
-A method may log from the communication thread, but only one thread may write to a worker's pipe.
+Only one thread may write to a worker's pipe.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ LOGGER = logging.getLogger("laconic")
 
 
 class Decisions(logging.Handler):
-    """Log handler that collects INFO messages of the logger "laconic", from any thread.
+    """Log handler that collects INFO messages of "laconic", from any thread.
 
     >>> decisions = Decisions()
     >>> LOGGER.info("fp16 from now on")

@@ -1,4 +1,4 @@
-"""Handwritten digits of 8 x 8 pixels, from scikit-learn (Alpaydin and Kaynak 1998)."""
+"""Handwritten digits of 8 x 8 pixels (Alpaydin and Kaynak 1998)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUM_TEST = 360  # of 1,797
 
 
 def load(folder: Path | None = None) -> Tensors:
-    """Load images uint8 (n, 1, 8, 8) with values 0..16 and labels uint8 (n,); `folder` is not used.
+    """Load images uint8 (n, 1, 8, 8) in 0..16 and labels uint8 (n,); `folder` is not used.
 
     >>> {name: tuple(part.shape) for name, part in load().items()}["train_x"]
     (1437, 1, 8, 8)
@@ -25,7 +25,7 @@ def load(folder: Path | None = None) -> Tensors:
     from sklearn.datasets import load_digits  # takes a second
 
     images, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(labels))  # the set is sorted by writer
+    order = np.random.default_rng(0).permutation(len(labels))  # sorted by writer
     x = tensor(images[order].astype(np.uint8)).view(-1, 1, 8, 8)
     y = tensor(labels[order].astype(np.uint8))
     return {
@@ -37,7 +37,6 @@ def load(folder: Path | None = None) -> Tensors:
 
 
 def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
-    """Return float32 images with about zero mean and unit variance."""
     return (x.float() - 4.88) / 6.02
 
 

@@ -1,7 +1,7 @@
-"""A task among clients with disjoint examples: rounds, bytes and accuracy, in one process.
+"""A task among clients with disjoint examples, in one process, with a real run's messages.
 
-Messages are encoded and counted as in a real run. Local training depends only on (seed, client, round), so
-all methods have the same clients, batches and first model.
+Local training depends only on (seed, client, round), so all methods have the same clients, batches and first
+model.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def federate(settings: Federation, tensors: Tensors) -> Iterator[dict[str, Any]]
         rounds and after the last.
     """
     task, shares = find(settings.task), deal(settings, tensors)
-    torch.manual_seed(settings.seed)  # every method starts from the same model
+    torch.manual_seed(settings.seed)  # same start for every method
     net = task.recipe(settings.model).build()
     scheme = scheme_of(settings.spec).attached(net)
     start: Model = {name: value.detach().clone() for name, value in net.state_dict().items()}

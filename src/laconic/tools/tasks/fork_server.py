@@ -1,4 +1,4 @@
-"""First import of the server that forks workers: from here on, Ctrl-C ends it silently.
+"""First import of the server that forks workers: Ctrl-C then ends it silently.
 
 `launcher` starts it with SIGINT blocked.
 """

@@ -19,7 +19,7 @@ MODEL = "model.pt"
 def built(recipe: Recipe, bits: int | None, seed: int = 0) -> nn.Module:
     """Build the model, in float32 or with layers of `bits` bits. `seed` of their rounding differs by rank.
 
-    Raises `AttachError`, naming --bits, if the model cannot be converted.
+    Raises `AttachError` if the model cannot be converted.
     """
     model = recipe.build()
     if bits is None:

@@ -1,4 +1,4 @@
-"""Large batches and batch augmentation of a built-in task: --recipe, --copies and --micro-batch-size."""
+"""Large batches: --recipe, --copies and --micro-batch-size."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MICRO_BATCH_SIZE = 256  # of --recipe
 
 @dataclass(frozen=True)
 class LargeBatch:
-    """Options of large batches. `recipe`: of `large_batch`, or None; `micro_batch_size`: a maximum."""
+    """Options of large batches. `micro_batch_size`: a maximum."""
 
     recipe: Kind | None = None
     copies: int = 1
@@ -52,7 +52,7 @@ class LargeBatch:
 
     @property
     def shares_examples(self) -> bool:
-        """Whether ranks draw the same examples, so that their gradients are not independent."""
+        """Whether ranks draw the same examples: their gradients are not independent."""
         return self.copies > 1 and self.across == "ranks"
 
     def optimizer(
@@ -66,7 +66,6 @@ class LargeBatch:
         base_batch: int,
         steps: int,
     ) -> tuple[Optimizer, float, Rate]:
-        """Return the optimiser, its peak rate, and the rate of each step."""
         if self.recipe is None:
             made = recipe.optimizer(model, lr, by)
             peak = float(made.param_groups[0]["lr"])
@@ -96,9 +95,9 @@ class LargeBatch:
     def ahead(
         self, model: nn.Module, x: Tensor, y: Tensor, precision: Precision
     ) -> tuple[Tensor, Tensor, float, float]:
-        """Run the backward passes of all micro-batches but the last, unsynchronised.
+        """Run backward of all micro-batches but the last, unsynchronised.
 
-        Returns the last one's inputs, labels and weight in the mean, and the others' loss.
+        Returns the last one's inputs, labels and weight, and the others' loss.
         """
         most = self.micro_batch_size or (len(x) if self.recipe is None else MICRO_BATCH_SIZE)
         accumulation = Accumulation(len(x), most=most, ranks=1)
@@ -115,7 +114,7 @@ class LargeBatch:
 
 @dataclass(frozen=True, eq=False)
 class CopiedShard:
-    """Examples of `order`, `repeats` times, for copy number `copy`."""
+    """Examples of `order`, `repeats` times, for copy `copy`."""
 
     order: Shard | SkewedShard
     repeats: int

@@ -1,7 +1,6 @@
 """Starts the workers of one training on this machine, receives their events, and stops them together.
 
-Workers are forked from a server process that has imported torch, so a start takes a fraction of a second.
-They connect over gloo on the loopback interface. A worker ends if the launcher dies.
+Workers are forked from a server that has imported torch. A worker ends if the launcher dies.
 """
 
 from __future__ import annotations
@@ -32,19 +31,18 @@ from laconic.tools.tasks.place import Hosts
 from laconic.tools.tasks.settings import Emit, Event, TrainingSettings
 from laconic.tools.tasks.training import train_rank
 
-TIMEOUT = timedelta(seconds=120)  # of a collective; a worker that hangs longer fails the run
-# imported once for all workers; creating an optimiser imports torch._dynamo, which takes seconds
+TIMEOUT = timedelta(seconds=120)  # of a collective
+# imported once for all workers; an optimiser imports torch._dynamo, which takes seconds
 PRELOADED = ["__main__", "laconic.tools.tasks.fork_server", "laconic.tools.tasks.pipelined", "torch._dynamo"]
-LEAVE_S = 30.0  # wait of a finished worker for the others
-GRACE_S = 1.0  # wait after a failure for the peers' errors: the earliest is the cause
-QUOTED_S = 10.0  # wait after an error that quotes another worker's, for that one's traceback
+LEAVE_S = 30.0  # for other workers to finish
+GRACE_S = 1.0  # for the peers' errors: the earliest is the cause
+QUOTED_S = 10.0  # for the traceback of a quoted worker
 
 
 class WorkerFailed(PeerError):
     """A worker ended with an error.
 
-    `expected`: a `LaconicError`, whose message suffices; `details`: otherwise the traceback, empty if the
-    worker was killed; `error`: name of the error's class.
+    `expected`: a `LaconicError`; `details`: else the traceback, empty if it was killed; `error`: class name.
     """
 
     def __init__(self, message: str, details: str = "", expected: bool = False, error: str = "") -> None:
@@ -58,9 +56,9 @@ class WorkerFailed(PeerError):
 
 
 def launch(settings: TrainingSettings) -> Generator[Event, None, None]:
-    """Run a training on `settings.workers` processes, and yield their events with their ranks.
+    """Run a training on `settings.workers` processes, and yield their events.
 
-    All workers end with the iteration, however it ends.
+    The workers end with the iteration.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     prepare_to_launch()
@@ -77,8 +75,6 @@ def launch(settings: TrainingSettings) -> Generator[Event, None, None]:
 
 
 class Workers:
-    """Processes of one training, and their pipes. A rank's process can be restarted."""
-
     def __init__(self, settings: TrainingSettings, port: int) -> None:
         self.pipes: dict[Connection, int] = {}  # of all processes ever started
         self.present: dict[int, BaseProcess] = {}
@@ -110,12 +106,12 @@ class Workers:
 
 
 def prepare_to_launch() -> None:
-    """Start the server that forks workers; it imports torch while the caller continues.
+    """Start the server that forks workers; it imports torch in the background.
 
-    It blocks Ctrl-C, which would end it with a traceback, until it has imported `fork_server`.
+    It blocks Ctrl-C, which would print a traceback, until it has imported `fork_server`.
     """
     forkserver.set_forkserver_preload(PRELOADED)
-    resource_tracker.ensure_running()  # otherwise the server starts it, which unblocks signals
+    resource_tracker.ensure_running()  # else the server starts it, which unblocks signals
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the server
     try:
         forkserver.ensure_running()
@@ -126,7 +122,7 @@ def prepare_to_launch() -> None:
 def _listen(workers: Workers, survives_loss: bool = False, restarts: int = 0) -> Iterator[Event]:
     """Yield the workers' events until all have ended.
 
-    `survives_loss`: the training continues without lost workers; up to `restarts` of them are restarted.
+    `survives_loss`: training continues without lost workers, of which `restarts` are restarted.
     """
     pipes = workers.pipes
     open_pipes = set(pipes)
@@ -138,7 +134,7 @@ def _listen(workers: Workers, survives_loss: bool = False, restarts: int = 0) ->
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         for pipe in wait(list(open_pipes), left):
             assert isinstance(pipe, Connection)
-            if pipe not in open_pipes:  # closed by the last event of another worker
+            if pipe not in open_pipes:  # closed by another worker's last event
                 continue
             rank = pipes[pipe]
             try:
@@ -167,7 +163,7 @@ def _listen(workers: Workers, survives_loss: bool = False, restarts: int = 0) ->
                 elif event["kind"] == "error":
                     finished.add(rank)
                     late = rank in workers.restarted and event["error"] == PeerError.__name__
-                    if late and finished - {rank}:  # it returned after the others had finished
+                    if late and finished - {rank}:  # returned after the others
                         yield {"kind": "lost", "rank": rank, "step": steps[rank], "message": event["message"]}
                     else:
                         failures.append(event)
@@ -181,7 +177,6 @@ def _listen(workers: Workers, survives_loss: bool = False, restarts: int = 0) ->
 
 
 def _cause(failures: list[Event]) -> Event:
-    """Return the earliest failure, or the one that it quotes."""
     first = min(failures, key=lambda event: event["at"])
     faults = (other for other in failures if other["details"] and other["message"])
     return next((fault for fault in faults if fault["message"] in first["message"]), first)
@@ -199,7 +194,7 @@ def _silent_death(rank: int, process: BaseProcess) -> Event:
     process.join()
     code = process.exitcode or 0
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    # "at" 0: this death is the cause, even if its consequences were reported earlier
+    # "at" 0: the cause, even if its consequences were reported earlier
     message = f"rank {rank}: the worker {how}"
     return {"rank": rank, "at": 0.0, "error": "", "message": message, "details": "", "expected": False}
 
@@ -207,7 +202,7 @@ def _silent_death(rank: int, process: BaseProcess) -> Event:
 def _trained(settings: TrainingSettings, emit: Emit) -> list[int]:
     if settings.pipeline is None:
         return (train_blocks if is_blockwise(settings.spec) else train_rank)(settings, emit)
-    from laconic.tools.tasks.pipelined import train_stage  # torch's pipelines take seconds to import
+    from laconic.tools.tasks.pipelined import train_stage  # a slow import
 
     return train_stage(settings, emit)
 
@@ -232,7 +227,7 @@ def _error_event(error: Exception) -> Event:
 
 
 def _end_with_launcher() -> None:
-    """Exit once the launcher has died: for `multiprocessing` it is the parent, not the fork server."""
+    """Exit once the launcher has died, which is the parent for `multiprocessing`."""
     if launcher := multiprocessing.parent_process():
         launcher.join()
         os._exit(1)
@@ -244,7 +239,7 @@ def work(settings: TrainingSettings, rank: int, port: int, pipe: Connection) -> 
     torch.set_num_threads(settings.threads)
     hosts = Hosts.here()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", hosts.interface)
-    if settings.restarts:  # pairs connect lazily, so that a restarted worker is reachable
+    if settings.restarts:  # pairs connect lazily: a restarted worker is reachable
         os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
     os.environ.update(hosts.environment(rank, settings.workers))
     try:

@@ -1,4 +1,4 @@
-"""Reads a data set once for all workers of a run, which map its tensors from a scratch file."""
+"""Reads a data set once for all workers, which map its tensors from a scratch file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from laconic.tools.tasks.task import Task, Tensors
 def prepare(
     task: Task, data: Path | None, scratch: Path, *, model: str | None = None, examples: int | None = None
 ) -> Tensors:
-    """Read the task's data and write its tensors to `scratch`.
+    """Read the task's data, arranged for `model`, and write its tensors to `scratch`.
 
-    `model`: the tensors are arranged for it; `examples`: number of training examples to keep, evenly spread.
-    Raises `SpecError` if there are fewer examples.
+    `examples`: training examples to keep, evenly spread. Raises `SpecError` if there are fewer.
     """
     loaded = task.load(data)
     if arranged := task.recipe(model).arranged:

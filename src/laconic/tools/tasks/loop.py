@@ -1,4 +1,4 @@
-"""The training loop of a rank: steps, evaluations, checkpoints."""
+"""The training loop of a rank."""
 
 from __future__ import annotations
 
@@ -20,21 +20,17 @@ class Work(Protocol):
     @property
     def done(self) -> int: ...
 
-    def step(self) -> Iterable[Event]:
-        """Train one step and return its events."""
-        ...
+    def step(self) -> Iterable[Event]: ...
 
     def evaluate(self) -> Event:
-        """Test the ranks' common model. Called by all ranks."""
+        """Test the ranks' common model. Collective."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return this rank's part of a checkpoint."""
-        ...
+    def state_dict(self) -> dict[str, Any]: ...
 
 
 def train(settings: TrainingSettings, work: Work, emit: Emit) -> None:
-    """Train to the last step. Each rank emits one event per step and per evaluation, and all decisions."""
+    """Train to the last step. Each rank emits one event per step and evaluation, and all decisions."""
     with closing(Decisions()) as decisions:
         while work.done < settings.steps:
             for event in work.step():

@@ -1,4 +1,4 @@
-"""A torch pipeline stage that measures seconds of computation and messages to its neighbours."""
+"""A torch pipeline stage that measures computation and messages."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ PACKETS = PacketModel()
 
 @dataclass(frozen=True)
 class Messages:
-    """Number and bytes of messages in one direction to all neighbours."""
-
     sent: int = 0
     sent_bytes: int = 0
     received: int = 0
@@ -31,15 +29,12 @@ class Messages:
 
     @property
     def wire(self) -> int:
-        """Network bytes that this rank sends for them, with headers and acknowledgements."""
         forth = self.sent * PACKETS.forth(-(-self.sent_bytes // max(self.sent, 1)))
         return forth + self.received * PACKETS.back(-(-self.received_bytes // max(self.received, 1)))
 
 
 @dataclass(frozen=True)
 class Passed:
-    """Seconds and messages of a stage so far."""
-
     forward_s: float = 0.0
     backward_s: float = 0.0
     encode_s: float = 0.0
@@ -63,13 +58,11 @@ class Passed:
 
 
 class MeasuredStage(PipelineStage):
-    """Stage that measures its seconds of computation and the messages that torch would send."""
-
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.forward_s = self.backward_s = 0.0
         self.counts: Counter[str] = Counter()
-        self.decoding: Callable[[], float] = float  # total seconds of decoding at the start of chunks
+        self.decoding: Callable[[], float] = float  # seconds of decoding at the start of chunks
 
     def forward_one_chunk(self, *given: Any, **named: Any) -> Any:
         began = time.perf_counter() - self.decoding()

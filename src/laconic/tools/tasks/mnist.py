@@ -1,4 +1,4 @@
-"""MNIST: handwritten digits of 28 x 28 pixels (LeCun et al. 1998), from `mnist.npz` or the idx files."""
+"""MNIST: digits of 28 x 28 pixels (LeCun et al. 1998), from `mnist.npz` or the idx files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load(folder: Path | None = None) -> Tensors:
 
 
 def read_idx(path: Path) -> Tensor:
-    """Read an idx file of bytes, plain or gzip: [0 0 8 rank], sizes as big-endian int32, then the bytes."""
+    """Read an idx file of bytes, plain or gzip: [0 0 8 rank], sizes as big-endian int32, bytes."""
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
         raise DataError(f"{path} is not an idx file of bytes: it must start with 000008, got {raw[:4].hex()}")
@@ -65,7 +65,6 @@ def _shaped(parts: list[Tensor]) -> Tensors:
 
 
 def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
-    """Return float32 images with zero mean and unit variance."""
     return (x.float() / 255 - 0.1307) / 0.3081
 
 
@@ -85,7 +84,7 @@ def small_cnn() -> nn.Module:
 
 
 def bnn() -> nn.Module:
-    """Build an MLP for binary weights: batch norms and no ReLU."""
+    """Build an MLP for binary weights."""
     layers, inside = list[nn.Module]([nn.Flatten()]), 784
     for _ in range(3):
         layers += [nn.Linear(inside, 1024, bias=False), nn.BatchNorm1d(1024), nn.Hardtanh()]

@@ -1,6 +1,6 @@
-"""A task among clients in Flower's simulation engine: each client trains in a Ray process.
+"""A task among clients in Flower's simulation engine.
 
-The engine runs in a separate process, since it and Ray leave threads running and log much:
+The engine has its own process, since it and Ray leave threads and log much:
 
     this process   settings on stdin ->  the engine's   -> events, one line of JSON each, through a pipe
                                                         -> logs of Flower and Ray, to a file
@@ -37,7 +37,7 @@ from laconic.tools.tasks.task import Tensors
 
 COMMAND = "from laconic.tools.tasks.on_flower import main; main()"
 STOP_S = 20.0  # for Ray to end
-TAIL = 3  # lines of the log in an error
+TAIL = 3  # log lines in an error
 
 
 class EngineFailed(LaconicError):
@@ -50,11 +50,10 @@ def check_engine() -> None:
 
 
 def federate_on_flower(settings: Federation, data: Path | None, log: Path) -> Iterator[dict[str, Any]]:
-    """Train, and yield events of rounds like `tasks.federation.federate`, except for two differences.
+    """Train, and yield rounds like `tasks.federation.federate`.
 
-    Clients receive the first model by message, which counts in their first round's bytes. A client without
-    examples counts as failed. `log`: file for the logs of Flower and Ray. Raises `EngineFailed` if the engine
-    ended before the last round.
+    Differences: the first model is sent and counted; a client without examples counts as failed. `log`: file
+    for Flower and Ray. Raises `EngineFailed`.
     """
     check_engine()
     reads, writes = os.pipe()
@@ -97,7 +96,6 @@ def federate_on_flower(settings: Federation, data: Path | None, log: Path) -> It
 
 
 def _stop(engine: subprocess.Popen[bytes]) -> None:
-    """End the engine and its children, which have a session of their own."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if engine.poll() is not None:
             return
@@ -110,7 +108,7 @@ def _stop(engine: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """A client's training in a round, pickled to Ray's processes; each reads the data once."""
+    """A client's training, pickled to Ray's processes, which read the data once."""
 
     settings: Federation
     data: Path | None
@@ -126,7 +124,7 @@ def _read(settings: Federation, data: Path | None) -> tuple[Tensors, nn.Module, 
     torch.set_num_threads(1)
     task = find(settings.task)
     tensors = task.load(data)
-    torch.manual_seed(settings.seed)  # the same first model as in one process
+    torch.manual_seed(settings.seed)  # same start as in one process
     net = task.recipe(settings.model).build()
     return tensors, net, deal(settings, tensors), scheme_of(settings.spec).attached(net)
 

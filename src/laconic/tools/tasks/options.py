@@ -1,6 +1,6 @@
-"""Options of a training. Each is a field with its flag, help, default, check and group.
+"""Options of a training: fields with flag, help, default, check and group.
 
-`laconic train` makes flags, checks, `config.json` and workers' settings from these fields.
+`laconic train` makes flags, checks, `config.json` and workers' settings from them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ LOST = "Lost workers"
 class OptionInfo:
     """Description of an option.
 
-    `group`: heading of --help; `fixed`: a resumed run must have the same value; `recorded`: `config.json` has
-    it; `with_stages`: can be combined with a model in stages or blocks.
+    `group`: heading of --help; `fixed`: equal in a resumed run; `recorded`: in `config.json`; `with_stages`:
+    allowed with stages or blocks.
     """
 
     help: str
@@ -45,7 +45,6 @@ class OptionInfo:
 
 
 def option(help: str, default: Any = None, **info: Any) -> Any:
-    """Return a field of a class of options; an argument, if the default is `MISSING`."""
     return field(default=default, metadata={"info": OptionInfo(help, **info)})
 
 
@@ -59,15 +58,12 @@ def flag(each: Field[Any]) -> str:
 
 
 def options(of: type) -> list[Field[Any]]:
-    """Return a class's options, its own before those of its bases."""
     own = get_annotations(of)
     found = [each for each in fields(of) if "info" in each.metadata]
     return sorted(found, key=lambda each: each.name not in own)
 
 
 def at_least(least: int, word: str = "") -> Check:
-    """Return a check for a minimum. `word`: its meaning."""
-
     def check(name: str, value: Any) -> None:
         if value < least:
             raise SpecError(f"{name} must be {least}{word and f' ({word})'} or more, got {value}")
@@ -86,8 +82,6 @@ def _rate(name: str, value: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """Options that the training loop reads."""
-
     lr: float | None = option("peak learning rate [default: by optimiser]", check=_rate, fixed=True)
     skew: float | None = option(
         "each worker has its own examples, with shares of each label drawn from Dirichlet(ALPHA): 0.1 skews"

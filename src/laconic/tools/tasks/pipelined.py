@@ -1,7 +1,7 @@
 """Training of a pipeline's stage on each rank.
 
-Only last stages have the loss. A replica sees the same examples in every epoch, so that buffers by example
-stay useful. For an evaluation, every rank receives the whole model, uncompressed.
+A replica sees the same examples in every epoch, so buffers by example stay useful. For an evaluation, every
+rank receives the whole model, uncompressed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from laconic.tools.tasks.steps import explained, spent
 
 
 def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
-    """Train as one rank, emit events, and return all ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     stage = Stage(settings)
     if settings.resume_from is not None:
@@ -51,7 +50,7 @@ def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
 
 
 class Stage:
-    """A rank's stage, with the examples of its replica. `done`: completed steps."""
+    """A rank's stage, with its replica's examples. `done`: completed steps."""
 
     def __init__(self, settings: TrainingSettings) -> None:
         pipeline = settings.pipeline
@@ -59,7 +58,7 @@ class Stage:
         self.settings, self.done = settings, 0
         self.task, self.tensors = find(settings.task), mapped(settings.data)
         self.recipe = self.task.recipe(settings.model)
-        torch.manual_seed(settings.seed)  # every rank builds the same model
+        torch.manual_seed(settings.seed)  # the same model on every rank
         whole = self.recipe.build()
         replica, examples = pipeline.replica(dist.get_rank()), len(self.tensors["train_y"])
         every = torch.arange(examples, dtype=torch.int64, device="cpu")
@@ -78,7 +77,6 @@ class Stage:
         self.peak_lr = float(self.work.optimizer.param_groups[0]["lr"])
 
     def step(self) -> list[Event]:
-        """Train one step and return its event."""
         work, step = self.work, self.done
         for group in work.optimizer.param_groups:
             group["lr"] = self.recipe.rate(self.peak_lr, step, self.settings.steps)
@@ -103,18 +101,15 @@ class Stage:
         return [event | _spent(passed, clock[2] - clock[1], spent(exchanged, work.replicas()))]
 
     def evaluate(self) -> Event:
-        """Test the average of the replicas. Called by all ranks."""
         with self.work.averaged() as distance:
             self.work.gather()
             ranks = dist.get_rank(), dist.get_world_size()
             return evaluate(self.work.whole, self.task, self.tensors, *ranks) | {"consensus": distance}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's part of a checkpoint."""
         return self.work.state_dict()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from this rank's part of a checkpoint."""
         self.done = check_same(self.settings, state)
         self.work.load_state_dict(state)
 

@@ -1,6 +1,6 @@
-"""Hosts of this machine's workers: the loopback interface, or the hosts of a lab.
+"""Hosts of this machine's workers: loopback, or a lab's.
 
-`laconic lab -- laconic train ...` sets LACONIC_LAB to the hosts' network namespaces.
+`laconic lab` sets LACONIC_LAB to the hosts' network namespaces.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class Hosts:
 
     @classmethod
     def here(cls) -> Hosts:
-        """Return the hosts in LACONIC_LAB, or this machine."""
         if LAB not in os.environ:
             return cls()
         lab = json.loads(os.environ[LAB])
@@ -41,12 +40,11 @@ class Hosts:
         return rank * len(self.addresses) // size
 
     def enter(self, rank: int, size: int) -> None:
-        """Enter the network namespace of the rank's host, for sockets opened later."""
         if self.namespaces:
             linux.enter(self.namespaces[self.of(rank, size)], linux.NEWNET)
 
     def environment(self, rank: int, size: int) -> dict[str, str]:
-        """Return the environment variables that torchrun sets.
+        """Return torchrun's environment variables.
 
         >>> Hosts(("a", "b")).environment(4, 5)
         {'RANK': '4', 'LOCAL_RANK': '1', 'WORLD_SIZE': '5', 'LOCAL_WORLD_SIZE': '2'}
@@ -61,7 +59,7 @@ class Hosts:
         return {name: str(value) for name, value in place.items()}
 
     def counted(self, rank: int, size: int) -> tuple[int, int] | None:
-        """Return the interface's sent and received bytes; None except for the host's first rank."""
+        """Return the interface's sent and received bytes, for a host's first rank."""
         if not self.namespaces or self.environment(rank, size)["LOCAL_RANK"] != "0":
             return None
         return linux.interface_bytes(self.interface)

@@ -1,7 +1,6 @@
-"""Mixed precision of one training: autocast, and for float16 a GradScaler shared by all ranks.
+"""Mixed precision: autocast, and for float16 a GradScaler shared by all ranks.
 
-Micikevicius et al. 2018, arXiv:1710.03740 [recalled]. Parameters stay in float32, so there is no master copy.
-bfloat16 has float32's range and needs no loss scaling. The order within a step:
+Micikevicius et al. 2018, arXiv:1710.03740 [recalled]. Parameters stay in float32. Order within a step:
 
     scale the loss -> backward -> unscale -> memory, codec, mean -> scale the mean -> unscale, step or skip
 """
@@ -25,13 +24,13 @@ LEAST_SCALE = 2.0**-10  # 26 halvings of the first scale
 
 
 class Precision:
-    """Precision of one rank's training. `name`: None (float32), "bf16" or "fp16"."""
+    """Precision of one rank. `name`: None (float32), "bf16" or "fp16"."""
 
     def __init__(self, name: str | None, device: str = "cpu") -> None:
         self._device = device
         self._dtype = DTYPES.get(name or "")
         self.scaler = torch.amp.GradScaler(device) if self._dtype == torch.float16 else None
-        self.skipped = False  # whether the last step was skipped
+        self.skipped = False  # the last step
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self._device, self._dtype, enabled=self._dtype is not None)
@@ -63,7 +62,6 @@ class Precision:
 
     @property
     def scale(self) -> float | None:
-        """Current loss scale, or None."""
         return None if self.scaler is None else self.scaler.get_scale()
 
     def state_dict(self) -> dict[str, Any]:
@@ -75,7 +73,7 @@ class Precision:
 
 
 def normal(name: str | None) -> str | None:
-    """Return a precision's name, None for float32. Raises `SpecError` if it is unknown.
+    """Return a precision's name, None for float32. Raises `SpecError`.
 
     >>> normal("fp32"), normal("bf16")
     (None, 'bf16')
@@ -86,7 +84,7 @@ def normal(name: str | None) -> str | None:
 
 
 def check_strategy(name: str | None, strategy: object, patience_s: float | None) -> None:
-    """Raise `SpecError` for float16 if ranks do not wait for each other: they cannot share a scaler."""
+    """Raise `SpecError` for float16 if ranks do not wait for each other, as they share a scaler."""
     if name != "fp16" or not isinstance(strategy, Strategy):
         return
     why = None

@@ -1,4 +1,4 @@
-"""The check that a checkpoint belongs to a training."""
+"""Check that a checkpoint belongs to a training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from laconic.tools.tasks.settings import TrainingSettings
 
 
 def check_same(settings: TrainingSettings, state: dict[str, Any]) -> int:
-    """Return the number of steps of a state. Raises `StateError` if its settings differ."""
+    """Return a state's number of steps. Raises `StateError` if settings differ."""
     for name, value in settings.signature.items():
         if state["settings"].get(name) != value:
             raise StateError(

@@ -1,4 +1,4 @@
-"""Settings of one training: one method with one seed."""
+"""Settings of one training."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Pipeline:
 
     stages: int
     replicas: int
-    micro_batches: int  # per batch of a replica
+    micro_batches: int  # per replica's batch
     schedule: str  # "1f1b" or "gpipe"
-    between: str  # the method for the replicas' gradients
+    between: str  # method of the replicas
 
     def __str__(self) -> str:
         """Format the settings.
@@ -53,8 +53,6 @@ class Pipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings(TrainingOptions):
-    """Settings of one training, sent to every worker."""
-
     task: str
     model: str | None
     spec: str
@@ -63,14 +61,13 @@ class TrainingSettings(TrainingOptions):
     steps: int
     batch: int
     eval_every: int
-    data: Path  # prepared tensors, see `loading.py`
+    data: Path  # prepared by `loading.py`
     folder: Path  # for checkpoints
     threads: int
     resume_from: Path | None = None
-    pipeline: Pipeline | None = None  # None: every worker has the whole model
+    pipeline: Pipeline | None = None  # None: no stages
 
     def patience_of(self, spec: Strategy | Method) -> float | None:
-        """Return `patience_s` for `distribute`: None for a method, which needs every worker."""
         return self.patience if isinstance(spec, Strategy) else None
 
     def quorum_of(self, spec: Strategy | Method) -> int | None:
@@ -78,7 +75,6 @@ class TrainingSettings(TrainingOptions):
 
     @property
     def signature(self) -> Event:
-        """Settings that must be equal to load this training's checkpoints."""
         names = ("task", "model", "spec", "seed", "steps", "batch", *fixed(TrainingOptions))
         pipeline = None if self.pipeline is None else asdict(self.pipeline)
         return {name: getattr(self, name) for name in names} | {"pipeline": pipeline}

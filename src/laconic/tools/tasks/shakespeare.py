@@ -1,4 +1,4 @@
-"""Shakespeare: a small GPT or an LSTM predicts the next letter (the char-rnn corpus)."""
+"""Shakespeare: a GPT or an LSTM predicts the next letter (the char-rnn corpus)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOW = (
 
 
 def load(folder: Path | None = None) -> Tensors:
-    """Load windows uint8 (n, 64), and the same shifted by one letter; the last tenth is the test set."""
+    """Load windows uint8 (n, 64), and the same shifted by one; the last tenth is for tests."""
     return read_first("shakespeare", folder, READERS, HOW)
 
 
@@ -41,21 +41,21 @@ def _from_text(path: Path) -> Tensors:
 
 
 def windows(letters: Tensor) -> tuple[Tensor, Tensor]:
-    """Return disjoint windows (n, 64), and the letter after each letter, (n, 64)."""
+    """Return disjoint windows (n, 64), and their next letters, (n, 64)."""
     n = (len(letters) - 1) // WINDOW
     return letters[: n * WINDOW].view(n, WINDOW), letters[1 : n * WINDOW + 1].view(n, WINDOW)
 
 
 def passages(y: Tensor) -> Tensor:
-    """Return the tenth of the text of each window: (n, 64) to (n,). Tenths differ in scenes and speakers."""
+    """Return the tenth of the text of each window, (n,). Tenths differ in scenes and speakers."""
     return torch.arange(len(y), dtype=torch.int64, device="cpu") * 10 // len(y)
 
 
 def speakers(x: Tensor) -> Tensor:
     """Return the main speaker of each window (n, 64), int64 (n,), numbered by first appearance.
 
-    A speech is a blank line, then a line `NAME:`, up to the next such line. Roles with one name, such as
-    First Citizen in two plays, are one speaker. Raises `DataError` without a line `NAME:`.
+    A speech is a blank line, then a line `NAME:`, up to the next. Equal names in two plays are one speaker.
+    Raises `DataError` without speeches.
     """
     speeches = [*SPEECH.finditer(x.flatten().numpy().tobytes())]
     if not speeches:
@@ -76,7 +76,7 @@ def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
 
 
 class LSTM(nn.Module):
-    """Recurrent layer: (b, t) letters to (b, t, 128) logits."""
+    """Recurrent layer: letters (b, t) to logits (b, t, 128)."""
 
     def __init__(self, width: int = 128) -> None:
         super().__init__()
@@ -91,8 +91,6 @@ class LSTM(nn.Module):
 
 
 class Layer(nn.Module):
-    """Causal attention and an MLP."""
-
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -113,7 +111,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """Decoder-only transformer: (b, t) letters to (b, t, 128) logits."""
+    """Decoder-only transformer: letters (b, t) to logits (b, t, 128)."""
 
     def __init__(self, width: int = 128, depth: int = 3, heads: int = 4, window: int = WINDOW) -> None:
         super().__init__()
@@ -130,7 +128,7 @@ class GPT(nn.Module):
 
 
 class GPTStage(nn.Module):
-    """Consecutive layers of a GPT, with their parameters and names.
+    """Consecutive layers of a GPT.
 
     The first stage takes letters (b, t), the last returns logits (b, t, 128); others pass (b, t, width).
     """
@@ -152,7 +150,7 @@ class GPTStage(nn.Module):
 
 
 def cut_gpt(model: nn.Module, stage: int, stages: int) -> nn.Module:
-    """Return stage `stage` of `stages`; the numbers of layers differ by at most one."""
+    """Return stage `stage` of `stages`; numbers of layers differ by at most one."""
     assert isinstance(model, GPT)
     depth = len(model.layers)
     if stages > depth:
@@ -164,12 +162,11 @@ def cut_gpt(model: nn.Module, stage: int, stages: int) -> nn.Module:
 
 
 def wide_windows(tensors: Tensors) -> Tensors:
-    """Return windows of 256 letters, joined from four windows of 64."""
     return {name: part[: len(part) // 4 * 4].reshape(-1, 4 * WINDOW) for name, part in tensors.items()}
 
 
 def gpt_10m() -> nn.Module:
-    """Build 10.8 million parameters; takes windows of 256 letters."""
+    """Build 10.8 million parameters, for windows of 256 letters."""
     return GPT(384, 6, 6, 4 * WINDOW)
 
 

@@ -1,7 +1,6 @@
 """Examples of a rank at a step: a function of (seed, rank, step), without state.
 
-An epoch is one permutation of all examples, equal on all ranks. Rank r takes every `size`-th example from the
-r-th on, so the shards of an epoch are disjoint.
+An epoch is one permutation, equal on all ranks; rank r takes every `size`-th example from the r-th on.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ class Shard:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches in a rank's share. Other examples, different in each epoch, are dropped."""
+        """Full batches in a rank's share; the rest is dropped."""
         return self.n // (self.batch * self.size)
 
     def indices(self, step: int) -> Tensor:
-        """Return the indices of this step's examples, int64 (batch,); steps count from 0."""
+        """Return the indices of this step's examples, int64 (batch,)."""
         epoch, turn = divmod(step, self.steps_per_epoch)
         order = _order(self.n, mix(self.seed, epoch, COMMON))
         return order[self.rank :: self.size][turn * self.batch : (turn + 1) * self.batch]

@@ -1,4 +1,4 @@
-"""Skewed shards: each worker draws from its own examples, assigned by the partition `dirichlet`."""
+"""Skewed shards: each worker draws from its own examples, by `dirichlet`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ def check_skew(alpha: float) -> None:
 
 @dataclass(frozen=True, eq=False)
 class SkewedShard:
-    """One rank's own examples, `batch` at a time; see `Shard`."""
-
     own: Tensor
     order: Shard  # of positions in `own`
 

@@ -1,4 +1,4 @@
-"""A task's files, in the given folder or in $LACONIC_DATA."""
+"""A task's files, in the given folder or $LACONIC_DATA."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ Reader = Callable[[Path], dict[str, Tensor]]
 
 
 def read_first(task: str, given: Path | None, readers: Mapping[str, Reader], how: str) -> dict[str, Tensor]:
-    """Read the first of these files (or folders) that exists. Raises `DataError` if none does."""
     folder = data_folder(given)
     wanted = " or ".join(readers)
     if folder is None:
@@ -34,7 +33,6 @@ def read_first(task: str, given: Path | None, readers: Mapping[str, Reader], how
 
 
 def data_folder(given: Path | None) -> Path | None:
-    """Return the given folder, else $LACONIC_DATA, else None. Raises `DataError` if it is not a folder."""
     named = given or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if named is not None and not named.is_dir():
         raise DataError(f"no data folder {named}: --data FOLDER or {VARIABLE} must name an existing folder")

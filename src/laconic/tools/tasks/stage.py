@@ -1,6 +1,6 @@
-"""Training of one pipeline stage with torch's schedule, measured in seconds and bytes.
+"""Training of one pipeline stage with torch's schedule.
 
-Equal stages of all replicas exchange the gradients of their parameters by a method.
+Equal stages of all replicas exchange gradients by a method.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 class StageAtWork:
     """This rank's stage of its replica. Create it on all ranks of the default group.
 
-    `whole`: the model, equal on all ranks. `example`: a batch of its inputs. `crossing`: the coding between
-    stages. `samples`: maximum number of examples of a replica, with ids from 0.
+    `whole`: the model, equal on all ranks. `example`: a batch of its inputs. `crossing`: coding between
+    stages. `samples`: most examples of a replica, with ids from 0.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class StageAtWork:
             output_args=micro[self.number + 1],
             group=self._line,
         )
-        # the loss is already divided by the micro-batches, so schedules must not scale gradients
+        # the loss is already divided by micro-batches
         self.schedule = SCHEDULES[pipeline.schedule](
             self.stage, pipeline.micro_batches, loss_fn=self._loss, scale_grads=False
         )
@@ -92,9 +92,9 @@ class StageAtWork:
             self.stage.decoding = lambda: handle.stats().decode_s
 
     def step(self, x: Tensor, y: Tensor, samples: Tensor) -> float | None:
-        """Run forward and backward of a batch, and return its mean loss on the last stage.
+        """Run forward and backward, and return the mean loss on the last stage.
 
-        `x` and `y`: this replica's inputs (batch, ...) and targets; `samples`: their ids, int64 (batch,).
+        `x`, `y`: this replica's inputs (batch, ...) and targets; `samples`: their ids, int64 (batch,).
         """
         losses: list[Tensor] = []
         if self.handle is not None:
@@ -108,7 +108,6 @@ class StageAtWork:
         return torch.stack(losses).detach().sum().item() if self.last else None
 
     def update(self) -> None:
-        """Step the optimiser. Raises `NonFiniteError` if a gradient is not finite."""
         if not isinstance(self.optimizer, DistributedOptimizer) and not all_finite(gradients(self.optimizer)):
             raise NonFiniteError("a gradient is NaN or infinite")
         self.optimizer.step()
@@ -136,13 +135,12 @@ class StageAtWork:
         return Stats(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 
     def averaged(self) -> AbstractContextManager[float]:
-        """Set the stage to the replicas' average inside `with`, and yield their distance from it."""
         if isinstance(self.optimizer, DistributedOptimizer):
             return self.optimizer.averaged()
         return nullcontext(0.0)
 
     def gather(self) -> None:
-        """Load the other stages' parameters into `whole`. Call it on all ranks."""
+        """Load the other stages' parameters into `whole`. Collective."""
         start = self.pipeline.replica(dist.get_rank()) * self.pipeline.stages
         for stage, parameters in enumerate(self._parameters):
             for parameter in parameters:
@@ -167,7 +165,7 @@ class StageAtWork:
 
 
 def groups(pipeline: Pipeline, rank: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
-    """Return the group of this rank's pipeline, and of equal stages. Every rank creates every group."""
+    """Return the groups of this pipeline and of equal stages. Every rank creates every group."""
     stages, replicas = range(pipeline.stages), range(pipeline.replicas)
     lines = [dist.new_group([stage + pipeline.stages * r for stage in stages]) for r in replicas]
     line: dist.ProcessGroup = lines[pipeline.replica(rank)]
@@ -178,12 +176,12 @@ def groups(pipeline: Pipeline, rank: int) -> tuple[dist.ProcessGroup, dist.Proce
 
 
 def shapes(whole: nn.Module, recipe: Recipe, pipeline: Pipeline, example: Tensor) -> list[Tensor]:
-    """Return a micro-batch at each stage's input and at the last output, on the meta device."""
+    """Return a micro-batch at each stage's input and the last output, on the meta device."""
     assert recipe.cut is not None
     model = deepcopy(whole).to("meta")
     found = [example[: len(example) // pipeline.micro_batches].to("meta")]
     with torch.no_grad():
         for stage in range(pipeline.stages):
             out = recipe.cut(model, stage, pipeline.stages)(found[-1])
-            found.append(out.requires_grad_())  # so that its gradient is sent
+            found.append(out.requires_grad_())  # its gradient is sent
     return found

@@ -36,7 +36,6 @@ def spent(before: Stats, now: Stats, with_noise: bool = True) -> dict[str, Any]:
 
 @contextmanager
 def explained(optimizer: torch.optim.Optimizer, step: int, what: str = "gradients") -> Iterator[None]:
-    """Re-raise `NonFiniteError` with a message that names --lr."""
     try:
         yield
     except NonFiniteError as error:

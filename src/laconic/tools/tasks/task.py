@@ -1,7 +1,7 @@
 """Task: a data set, models for it, and training settings.
 
-A data set is four tensors of bytes: `train_x train_y test_x test_y`. `inputs(x, rng)` converts a batch of x
-to the model's input, and augments it if a generator is given. The loss is the cross-entropy.
+A data set is four tensors of bytes: `train_x train_y test_x test_y`. `inputs(x, rng)` converts a batch of x,
+augmented if a generator is given. The loss is the cross-entropy.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Cut = Callable[[nn.Module, int, int], nn.Module]
 class Recipe:
     """A model and its settings.
 
-    `cut`: returns stage i of n of a model, with the parameters' names in the whole model; raises `SpecError`
-    if there are too many stages. `arranged`: converts the task's tensors for the model.
+    `cut`: returns stage i of n, with the whole model's parameter names; raises `SpecError` for too many
+    stages. `arranged`: converts the task's tensors for the model.
     """
 
     build: Callable[[], nn.Module]
@@ -43,7 +43,7 @@ class Recipe:
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 1e-4
-    warmup: float = 0.05  # share of the steps with a rising rate, before the cosine decay
+    warmup: float = 0.05  # share of rising steps, before the cosine decay
     cut: Cut | None = None  # None: no stages
     arranged: Callable[[Tensors], Tensors] | None = None
 
@@ -52,8 +52,8 @@ class Recipe:
     ) -> torch.optim.Optimizer:
         """Return SGD with this recipe's settings, or the optimiser that the method needs.
 
-        `lr`: peak learning rate; default: the recipe's for SGD, else the optimiser's. `by`: a strategy with
-        its own momentum gets SGD without momentum.
+        `lr`: peak learning rate; default: the recipe's or the optimiser's. `by`: a strategy with its own
+        momentum gets SGD without momentum.
         """
         for rule in by.rules if isinstance(by, Method) else ():
             made = rule.make([*model.parameters()], lr=lr, weight_decay=self.weight_decay)
@@ -69,7 +69,7 @@ class Recipe:
         )
 
     def rate(self, lr: float, step: int, steps: int) -> float:
-        """Return the learning rate of a step (from 0): a linear rise to `lr`, then a cosine decay to zero.
+        """Return a step's rate: a linear rise to `lr`, then a cosine decay to zero.
 
         >>> recipe = Recipe(nn.Identity, lr=0.1, warmup=0.5)
         >>> [round(recipe.rate(0.1, step, 4), 3) for step in range(4)]
@@ -89,8 +89,8 @@ def labels(y: Tensor) -> Tensor:
 class Task:
     """One built-in task. `batch`: examples per worker; `models`: recipes by name, the default first.
 
-    `kinds`: maps train_y (n, ...) to each example's kind (n,), for skewed shards. `speakers`: for text, maps
-    train_x (n, ...) to each example's speaker.
+    `kinds`: maps train_y (n, ...) to kinds (n,), for skewed shards. `speakers`: maps train_x (n, ...) to
+    speakers.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Task:
     load: Callable[[Path | None], Tensors]
     inputs: Inputs
     models: Mapping[str, Recipe]
-    files: tuple[str, ...] = ()  # one of these in the data folder suffices
+    files: tuple[str, ...] = ()  # one of these suffices
     how: str = ""  # how to get them
     kinds: Kinds = labels
     speakers: Kinds | None = None
@@ -108,7 +108,7 @@ class Task:
     def kinds_for(self, partition: Partition, data: Tensors) -> Tensor:
         """Return each training example's label or speaker, integers (n,).
 
-        Raises `SpecError` if the partition needs speakers and the data have none.
+        Raises `SpecError` if the data lack speakers.
         """
         if partition.deals_by == "labels":
             return self.kinds(data["train_y"])
@@ -130,10 +130,9 @@ class Task:
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Return the mean cross-entropy in nats: logits (..., classes), y (...) of any integer type."""
+    """Return the mean cross-entropy in nats: logits (..., classes), integers y (...)."""
     return F.cross_entropy(logits.flatten(0, -2), y.flatten().long())
 
 
 def right_answers(logits: Tensor, y: Tensor) -> int:
-    """Count the entries of y (...) whose logit in (..., classes) is the largest."""
     return int((logits.argmax(-1) == y).sum())

@@ -1,7 +1,7 @@
 """Training of a whole model on each rank.
 
-Evaluation uses the ranks' average model. Batches, augmentation and learning rates depend on (seed, rank,
-step), so a resumed training computes the same bits.
+Evaluation uses the ranks' average. Batches, augmentation and rates depend on (seed, rank, step), so a resumed
+training computes the same bits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from laconic.tools.tasks.transforms import Transforms, attach_all
 
 
 def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
-    """Train as one rank, emit events, and return the remaining ranks."""
+    """Train as one rank, and return the remaining ranks."""
     work = Replica(settings)
     if work.done:
         emit({"kind": "back", "step": work.done})
@@ -48,13 +48,13 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
         emit(event | {"step": work.done})
     if settings.checkpoint_every and work.rank == 0:
         save_model(settings.folder, work.plain)
-    return work.optimizer.notes().get("living", work.living)  # type: ignore[no-any-return]  # notes are of any type
+    return work.optimizer.notes().get("living", work.living)  # type: ignore[no-any-return]
 
 
 class Replica:
     """Model, optimiser and data of a rank.
 
-    `done`: above 0 at first if this worker replaces a dead one. `plain`: the model without wrappers.
+    `done`: above 0 at first if this worker replaces a dead one. `plain`: the unwrapped model.
     """
 
     def __init__(self, settings: TrainingSettings) -> None:
@@ -62,7 +62,7 @@ class Replica:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.task, self.tensors = find(settings.task), mapped(settings.data)
         recipe = self.task.recipe(settings.model)
-        torch.manual_seed(settings.seed)  # every rank builds the same model
+        torch.manual_seed(settings.seed)  # the same model on every rank
         self.plain = built(recipe, settings.bits, mix(settings.seed, self.rank))
         spec = strategy_or_method(settings.spec)
         sizes = {
@@ -93,7 +93,6 @@ class Replica:
         self.done, self.living = self.stats.steps, [*range(self.size)]
 
     def step(self) -> list[Event]:
-        """Train one step and return its events."""
         settings, optimizer, precision, step = self.settings, self.optimizer, self.precision, self.done
         for group in optimizer.param_groups:
             group["lr"] = self.rate(step)
@@ -118,7 +117,7 @@ class Replica:
 
         before, self.stats, notes = self.stats, optimizer.stats(), optimizer.notes()
         self.done = step + 1
-        if self.patience_s is not None:  # after a loss, all continue from the most advanced rank's step
+        if self.patience_s is not None:  # after a loss, continue from the most advanced rank's step
             self.done = max(self.done, self.stats.steps)
         names = ("data_s", "forward_s", "backward_s", "update_s")
         seconds = {name: end - start for name, start, end in zip(names, clock, clock[1:], strict=False)}
@@ -132,7 +131,6 @@ class Replica:
         return [event, *(self.transforms.events() if self.rank == 0 else ())]
 
     def evaluate(self) -> Event:
-        """Test the average of the ranks' models. Called by all ranks."""
         with self.optimizer.averaged() as distance:
             self.living = self.optimizer.notes().get("living", self.living)
             if self.patience_s is None:
@@ -143,7 +141,6 @@ class Replica:
         return tested | {"consensus": distance} | self.transforms.figures()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's part of a checkpoint."""
         memory = self.optimizer.state_dict()  # first: it receives pending messages into the model
         return {
             "model": self.plain.state_dict(),
@@ -153,7 +150,6 @@ class Replica:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from this rank's part of a checkpoint."""
         done = check_same(self.settings, state)
         self.plain.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

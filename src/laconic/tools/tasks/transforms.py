@@ -22,7 +22,7 @@ TAKES: dict[Option, str] = {
     "sparsity": "--sparsity takes a sparsifier, such as rigl(density=0.1), or swat()",
     "activations": "--activations: activations take comet(...) or blocks(...)",
 }
-PACKED = "packed.pt"  # in the training's folder; read it with `lowbit.load_packed` or `load_tables`
+PACKED = "packed.pt"  # in the training's folder; for `lowbit.load_packed` or `load_tables`
 
 
 def transform_of(option: Option, text: str) -> Transform:
@@ -45,7 +45,6 @@ def attached(
 def attach_all(
     settings: TrainingSettings, model: nn.Module, optimizer: Optimizer, *, distributed: bool
 ) -> dict[str, TransformHandle]:
-    """Attach the transforms that belong before or after `distribute`."""
     specs = {option: getattr(settings, option) for option in KEYS}
     run = Run(settings.steps, settings.seed, scaled=settings.precision == "fp16")
     return {
@@ -56,8 +55,6 @@ def attach_all(
 
 
 class Transforms:
-    """All transforms of one training on one rank. `handles`: by checkpoint key."""
-
     def __init__(self, handles: Mapping[str, TransformHandle]) -> None:
         self.handles = dict(handles)
 
@@ -69,7 +66,6 @@ class Transforms:
             yield
 
     def before_step(self, *, evaluated: bool) -> None:
-        """Prepare a step. `evaluated`: whether the model is evaluated after it."""
         for handle in self.handles.values():
             handle.before_step(evaluated=evaluated)
 
@@ -87,7 +83,6 @@ class Transforms:
         return {name: figure for handle in self.handles.values() for name, figure in handle.figures().items()}
 
     def finish(self, folder: Path, rank: int) -> list[Event]:
-        """Finish on every rank; rank 0 writes the packed model, if there is one, and logs its size."""
         events = []
         for handle in self.handles.values():
             model = handle.finish()

@@ -1,1 +1,1 @@
-"""Programs that run inside a lab; `laconic.tools.lab.bare` starts them without torch."""
+"""Programs inside a lab; `lab.bare` starts them without torch."""

@@ -1,9 +1,9 @@
-"""Runs a command in a namespace of a lab, and ends like the command.
+"""Runs a command in a lab's namespace, and ends like it.
 
-    enter KEEPER NUMBER COMMAND...      KEEPER: process number of the keeper's inner process, outside the lab
+    enter KEEPER NUMBER COMMAND...      KEEPER: pid of the inner keeper, outside the lab
 
-The command dies with this process; everything that it has started dies with the lab. It leads its own
-session, which gets this process's SIGINT, SIGTERM and SIGHUP, as from a terminal.
+The command dies with this process, its children with the lab. It leads a session, which gets this process's
+SIGINT, SIGTERM and SIGHUP.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import NoReturn
 from laconic.tools.lab import linux
 from laconic.tools.lab.inside.keeper import FIRST
 
-NOT_FOUND = 127  # as in shells
+NOT_FOUND = 127  # exit code, as in shells
 PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(keeper: str, number: int, command: list[str]) -> NoReturn:
     folder = os.getcwd()  # noqa: PTH109
     step_in(keeper, number)
-    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)  # until the command has started
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)  # until the command starts
     child = os.fork()
     if child == 0:
         become(number, folder, command)
@@ -42,7 +42,7 @@ def main(keeper: str, number: int, command: list[str]) -> NoReturn:
 
 
 def step_in(keeper: str, number: int) -> None:
-    """Enter the keeper's namespaces; the process namespace holds for children."""
+    """Enter the keeper's namespaces; the pid namespace holds for children."""
     home = f"/proc/{keeper}"
     if not os.path.samefile(f"{home}/ns/user", "/proc/self/ns/user"):  # noqa: PTH121
         linux.enter(f"{home}/ns/user", linux.NEWUSER)
@@ -52,14 +52,13 @@ def step_in(keeper: str, number: int) -> None:
 
 
 def become(number: int, folder: str, command: list[str]) -> NoReturn:
-    """Become the command, on a host with its own name, whose /sys shows its own interfaces."""
     linux.die_with_parent()
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED)
     os.chdir(folder)
     linux.unshare(linux.NEWNS | linux.NEWUTS)
     socket.sethostname(f"host{number}")
-    with suppress(OSError):  # a container may forbid it; /sys then shows the container's interfaces
+    with suppress(OSError):  # a container may forbid it
         linux.mount("sysfs", "/sys")
     try:
         os.execvp(command[0], command)

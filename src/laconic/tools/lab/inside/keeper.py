@@ -1,12 +1,12 @@
 """Process that holds a lab's namespaces.
 
-    keeper COUNT OWNER      COUNT network namespaces, until process OWNER or standard input ends
+    keeper COUNT OWNER      COUNT network namespaces, until OWNER or stdin ends
 
-Namespaces are open files of one process, which is process 1 of its own process namespace. When it ends for
-any reason, the kernel kills everything that runs in the lab and removes namespaces, interfaces and mounts.
+Namespaces are open files of one process, which is process 1 of its pid namespace. When it ends, the kernel
+kills everything in the lab and removes namespaces, interfaces and mounts.
 
-Without root's rights it becomes root in a new user namespace, if the kernel allows that. It reads requests,
-one JSON list per line, and answers each with a list: see `answer`.
+Without root it uses a new user namespace. It reads requests, one JSON list per line, and answers each with a
+list: see `answer`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from typing import Any, NoReturn
 
 from laconic.tools.lab import linux
 
-FIRST = 10  # namespace k is file FIRST + k of the keeper
+FIRST = 10  # namespace k is file FIRST + k
 IN_SERVICE_S = 10.0
-BURY_S = 0.5  # between checks for orphans that have ended
+BURY_S = 0.5  # between checks for ended orphans
 
 
 def main(count: int, owner: int) -> None:
-    """Start the process that holds the namespaces, and end it with its owner."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner handles Ctrl-C
     gain_rights()
     linux.unshare(linux.NEWNS | linux.NEWPID)
@@ -56,7 +55,6 @@ def gain_rights() -> None:
 
 
 def keep(count: int) -> NoReturn:
-    """Make the namespaces, report that, and serve requests until the owner has gone."""
     linux.die_with_parent()
     linux.mount("none", "/", linux.PRIVATE)
     linux.mount("proc", "/proc")
@@ -82,11 +80,11 @@ def keep(count: int) -> NoReturn:
 
 
 def answer(request: dict[str, Any]) -> Any:
-    """Do one thing in one namespace.
+    """Answer one request in one namespace.
 
     "run": a command with "input"; answers [return code, output, errors]. "write": writes "text" to a file.
-    "counts": answers the bytes sent and received by an interface. "bare": turns an interface's offloads off.
-    "names": sets the text of /etc/hosts. "running": answers whether an interface came up in time.
+    "counts": answers an interface's sent and received bytes. "bare": turns offloads off. "names": sets
+    /etc/hosts. "running": answers whether an interface came up in time.
     """
     linux.enter(f"/proc/self/fd/{FIRST + request['in']}", linux.NEWNET)
     if "run" in request:
@@ -115,7 +113,6 @@ def bury() -> None:
 
 
 def write(path: str, text: str) -> None:
-    """Write a setting of the kernel, if it exists."""
     if os.path.exists(path):  # noqa: PTH110  # pathlib takes 10 ms to import
         with open(path, "w") as file:  # noqa: PTH123
             file.write(text)
@@ -131,7 +128,7 @@ def in_service(interface: str) -> bool:
 
 
 def show(path: str, text: str) -> None:
-    """Replace a file's text inside the lab only, by mounting an unnamed file over it."""
+    """Replace a file's text inside the lab, by mounting an unnamed file over it."""
     handle, beside = tempfile.mkstemp(prefix="laconic-lab-")
     os.write(handle, text.encode())
     os.fchmod(handle, 0o644)

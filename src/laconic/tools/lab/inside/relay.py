@@ -2,10 +2,9 @@
 
     relay SEED      reads {"ports": ["v0", ...], "delay": [[...]], "jitter": [...], "loss": [...]} from stdin
 
-Host k has the address 02:00:00:00:00:k+1 and is behind port k; a packet for any other address goes to all. A
-packet from i to j arrives `delay[j][i]` seconds later, plus or minus up to `jitter[j]`, uniformly drawn, but
-in order. A share `loss[j]` is lost, and so are packets that a port's queue refuses. A later line of the same
-form changes the links.
+Host k, at 02:00:00:00:00:k+1, is behind port k; packets for other addresses go to all. A packet from i to j
+arrives `delay[j][i]` seconds later, plus or minus up to `jitter[j]`, uniformly drawn, but in order. A share
+`loss[j]` is lost, and so are packets that a queue refuses. A later line changes the links.
 """
 
 from __future__ import annotations
@@ -25,18 +24,16 @@ from typing import Any
 ALL_PROTOCOLS = 0x0003  # ETH_P_ALL
 PACKET_IGNORE_OUTGOING = 23
 SOL_PACKET = 263
-ROOM = 64 << 20  # bytes of a port's buffers, if the kernel grants them
+ROOM = 64 << 20  # bytes of a port's buffers
 FORCED = {socket.SO_RCVBUF: 33, socket.SO_SNDBUF: 32}  # SO_RCVBUFFORCE, SO_SNDBUFFORCE
 FRAME = 1 << 16
-BATCH = 64  # packets of one port before the next port's turn
+BATCH = 64  # packets before the next port's turn
 
 
 class Relay:
-    """Ports, and the packets on their way between them."""
-
     def __init__(self, shape: dict[str, Any], rng: random.Random) -> None:
         self.ports = [port(name) for name in shape["ports"]]
-        self.last = [[0.0] * len(self.ports) for _ in self.ports]  # the latest arrival, [to][from]
+        self.last = [[0.0] * len(self.ports) for _ in self.ports]  # latest arrival, [to][from]
         self.waiting: list[tuple[float, int, int, bytes]] = []  # time, count, destination, packet
         self.count = 0
         self.rng = rng
@@ -65,7 +62,7 @@ class Relay:
         heapq.heappush(self.waiting, (due, self.count, to, frame))
 
     def deliver(self) -> float | None:
-        """Send packets that are due; returns the seconds until the next, or None."""
+        """Send packets that are due; return the seconds until the next, or None."""
         waiting, ports = self.waiting, self.ports
         now = time.monotonic()
         while waiting:
@@ -74,19 +71,18 @@ class Relay:
                 if waiting[0][0] > now:
                     return waiting[0][0] - now
             _, _, to, frame = heapq.heappop(waiting)
-            with suppress(OSError):  # a full queue loses the packet, as at any switch
+            with suppress(OSError):  # a full queue loses the packet
                 ports[to].send(frame)
         return None
 
 
 def port(name: str) -> socket.socket:
-    """Return a socket for all packets of an interface."""
     opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     opened.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
     for option, forced in FORCED.items():
         try:
             opened.setsockopt(socket.SOL_SOCKET, forced, ROOM)
-        except PermissionError:  # root of a user namespace gets smaller buffers
+        except PermissionError:  # in a user namespace, buffers are smaller
             opened.setsockopt(socket.SOL_SOCKET, option, ROOM)
     opened.bind((name, ALL_PROTOCOLS))
     opened.setblocking(False)
@@ -94,11 +90,10 @@ def port(name: str) -> socket.socket:
 
 
 def main(seed: int) -> None:
-    """Relay until standard input ends."""
-    gc.disable()  # there are no reference cycles
-    with suppress(PermissionError):  # root of a user namespace may not have priority
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # the hosts' processes must not delay links
-    shapes = os.fdopen(0, "rb", buffering=0)  # unbuffered, so that select sees every line
+    gc.disable()  # no reference cycles
+    with suppress(PermissionError):  # a user namespace may not have priority
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # hosts' processes must not delay links
+    shapes = os.fdopen(0, "rb", buffering=0)  # unbuffered, else select misses lines
     relay = Relay(json.loads(shapes.readline()), random.Random(seed))
     print("ready", flush=True)
     numbers = {port.fileno(): number for number, port in enumerate(relay.ports)}

@@ -1,1 +1,1 @@
-"""Report of a federated run: accuracy over bytes and rounds, bytes by round, participation."""
+"""Report of a federated run."""

@@ -1,4 +1,4 @@
-"""A federated run as one self-contained HTML page, with its summary as JSON."""
+"""A federated run as one HTML page, with its summary as JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ HEADS = (
 
 
 def publish_federation(folder: Path, interrupted: str | None = None) -> tuple[list[Row], Path]:
-    """Write `summary.json` and `report.html` of a run, finished or not; returns rows and the path."""
     run = read_federated_run(folder)
     rows = run.rows()
     content = {
@@ -110,7 +109,6 @@ def _curves(scheme: Trainings, clients: int) -> dict[str, Any]:
 
 
 def _banded(x: Array, values: Array) -> dict[str, list[float | None]]:
-    """Return a curve over x (n,) of `values` (seeds, n): mean, and one standard error below and above."""
     mean = values.mean(axis=0)
     error = values.std(axis=0, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else np.zeros_like(mean)
     named = {"x": x, "y": mean, "low": mean - error, "high": mean + error}

@@ -1,4 +1,4 @@
-"""Rounds of a federated run as series: one per seed, and their means."""
+"""Rounds of a federated run: one series per seed, and their means."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from laconic.tools.report.summary import MB, Figure
 
 @dataclass(frozen=True)
 class Seed:
-    """One training, round by round: bytes of all clients together; tests, at the rounds that had one."""
+    """One training by round: bytes of all clients; and its tests."""
 
     seed: int
     up: Array
@@ -33,8 +33,6 @@ class Seed:
 
 @dataclass(frozen=True)
 class Trainings:
-    """Trainings of one scheme."""
-
     spec: str
     seeds: tuple[Seed, ...]
 
@@ -43,24 +41,19 @@ class Trainings:
         return min(len(seed.up) for seed in self.seeds)
 
     def mean_mb(self, way: str) -> Array:
-        """Return MB "up" or "down" by round, mean over seeds."""
         mean: Array = np.stack([getattr(seed, way)[: self.rounds] for seed in self.seeds]).mean(axis=0) / MB
         return mean
 
     def tests(self) -> tuple[Array, Array]:
-        """Return the rounds of tests that all seeds have done, and their accuracies (seeds, tests).
-
-        `smaller`: bytes up and down of the first baseline divided by this scheme's; NaN without a baseline.
-        """
         common = min(len(seed.tested) for seed in self.seeds)
         return self.seeds[0].tested[:common], np.stack([seed.accuracy[:common] for seed in self.seeds])
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table. MB: of all clients together, in the whole run, the mean over seeds.
+    """A line of the table. MB: of all clients in the whole run, mean over seeds.
 
-    `smaller`: bytes up and down of the first baseline divided by this scheme's; NaN without a baseline.
+    `smaller`: bytes of the first baseline divided by this scheme's; NaN without a baseline.
     """
 
     spec: str
@@ -78,8 +71,6 @@ class Row:
 
 @dataclass(frozen=True)
 class FederatedRun:
-    """The content of a run's folder."""
-
     config: dict[str, Any]
     schemes: tuple[Trainings, ...]
 
@@ -97,7 +88,6 @@ class FederatedRun:
 
 
 def read_federated_run(folder: Path) -> FederatedRun:
-    """Return the run in this folder, without schemes that did no round."""
     config = json.loads((folder / CONFIG).read_text())
     events: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for event in read_events(folder):
