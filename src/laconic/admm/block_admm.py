@@ -1,7 +1,7 @@
 """Stochastic Block-ADMM: blocks train concurrently, each on a sub-problem of one mini-batch.
 
-Khorram et al. 2021, arXiv:2105.00339. A reconstruction from the abstract and standard ADMM. f_n: blocks,
-T_n: their parameters, X_n: their outputs, U_n: scaled duals per sample.
+Khorram et al. 2021, arXiv:2105.00339; a reconstruction from the abstract and standard ADMM. f_n: blocks, T_n:
+their parameters, X_n: their outputs, U_n: scaled duals per sample.
 
     L = loss(f_N(X_{N-1}; T_N), y) + sum over n < N of beta/2 |X_n - f_n(X_{n-1}; T_n) + U_n|^2,  X_0 input
 
@@ -10,13 +10,12 @@ T_n: their parameters, X_n: their outputs, U_n: scaled duals per sample.
     T_n      <- `steps` steps of an optimiser on the block's own term
     X_n      <- `steps` steps prox(X_n - rate (X_n - f_n + U_n + G / beta)), G the gradient of the next term
 
-Block n + 1 owns X_n and U_n and sends X_n + U_n to block n. Each mini-batch passes the blocks twice, forward
-as activations and back as targets. In each tick all blocks train, on different mini-batches, so no block
-waits for a whole pass. Back-propagation stays within a block.
+Block n + 1 owns X_n and U_n and sends X_n + U_n to block n. In each tick all blocks train, on different
+mini-batches. Back-propagation stays within a block.
 
-Differences from textbook ADMM: a block receives a mini-batch's targets 2 (N - n) ticks after its forward
-pass. Duals are updated at the next visit of a sample, with the current f_n, after a step of X_n on the
-penalty alone, because the blocks change during an epoch. For the same reason `dual` is below 1.
+Differences from textbook ADMM, because the blocks change during an epoch: targets arrive 2 (N - n) ticks
+after the forward pass; duals are updated at the next visit of a sample, with the current f_n, after a step of
+X_n on the penalty alone; `dual` is below 1.
 """
 
 from __future__ import annotations
@@ -40,19 +39,18 @@ class BlockAdmm(Spec):
     """Concurrent training of the blocks of one model, one block per rank; not a method of `compress`.
 
     Wire per sample and boundary: f_n forward by `activations`, X_n + U_n back by `targets` (float32: 4 bytes
-    per element each, as in a pipeline), plus 8 bytes per message.
+    per element each), plus 8 bytes per message.
 
     Args:
         blocks: Number of blocks, at least 2.
-        beta: Penalty. With a smaller penalty, targets are further from the outputs of a block.
-        steps: Steps of T and X per mini-batch; the first steps of both start from the same point.
+        beta: Penalty; a smaller one lets targets be further from a block's outputs.
+        steps: Steps of T and X per mini-batch; the first of both start from the same point.
         rate: Step of X in units of 1 / beta, in (0, 2); 1 solves the penalty's part in one step.
-        dual: Step of the duals in mode 'batch', in [0, 1]; 0: no duals, a penalty method.
-        mode: 'online' discards X and U after each mini-batch, so duals are always 0; 'batch' stores them by
-            sample id.
-        cut: Names of the children that begin the second and later blocks; default: equal numbers of layers.
-        activations: Codec of f_n. A biased codec distorts the values.
-        targets: Codec of X_n + U_n. A biased codec distorts the values.
+        dual: Step of the duals in mode 'batch', in [0, 1]; 0: a penalty method.
+        mode: 'online' discards X and U after each mini-batch: no duals; 'batch' stores them by sample id.
+        cut: Names of the children that begin later blocks; default: equal numbers of layers.
+        activations: Codec of f_n; preferably unbiased.
+        targets: Codec of X_n + U_n; preferably unbiased.
         keep: Fixed-size codec of stored X and U.
     """
 

@@ -1,4 +1,4 @@
-"""`cut_into`: split the children of a Sequential into blocks that share no tensors."""
+"""Split of a Sequential into blocks that share no tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from laconic.core.errors import AttachError
 
 @dataclass(frozen=True)
 class Block:
-    """One block of a model. Its modules are those of the model, not copies.
+    """One block of a model, with the model's own modules.
 
     Attributes:
         names: Names of its children in the model, including the proximal operator.
@@ -40,8 +40,8 @@ def cut_into(model: nn.Module, blocks: int, at: Sequence[str] = ()) -> list[Bloc
     Args:
         model: An `nn.Sequential`.
         blocks: Number of blocks.
-        at: Names of the children that begin blocks 2 to `blocks`; default: equal numbers of layers with
-            parameters, up to one.
+        at: Names of the children that begin later blocks; default: about equal numbers of layers with
+            parameters.
 
     Raises:
         AttachError: The model is not a Sequential or has too few children or none of these names, a block has
@@ -76,10 +76,9 @@ def cut_into(model: nn.Module, blocks: int, at: Sequence[str] = ()) -> list[Bloc
 
 
 def shapes(blocks: Sequence[Block], example: Tensor) -> list[torch.Size]:
-    """Return the shape of a sample, without the batch dimension, after each block except the last.
+    """Return the shape of a sample after each block except the last.
 
-    Raises:
-        AttachError: A block does not return one float32 tensor with a row per sample.
+    Raises `AttachError` unless each block returns one float32 tensor with a row per sample.
     """
     found, x = [], example
     modes = {module: module.training for block in blocks for module in block.layers.modules()}
@@ -101,7 +100,6 @@ def shapes(blocks: Sequence[Block], example: Tensor) -> list[torch.Size]:
 
 
 def _check_not_shared(model: nn.Module, blocks: Sequence[Block]) -> None:
-    """Raise `AttachError` if two blocks share a tensor."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     home: dict[Tensor, int] = {}
     for number, block in enumerate(blocks, 1):

@@ -1,7 +1,7 @@
 """DeepFacto: non-negative low-rank factorisation of the activations between two blocks.
 
-Khorram et al. 2021, arXiv:2105.00339. A reconstruction from the abstract, with the multiplicative updates of
-Lee and Seung (2001). The running sums over mini-batches are ours.
+Khorram et al. 2021, arXiv:2105.00339; a reconstruction from the abstract, with the updates of Lee and Seung
+(2001). The running sums over mini-batches are ours.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class DeepFacto(Proximal):
         S <- S * (V M^T) / (S M M^T + e)                        `updates` times, from equal entries
         A <- decay A + S^T S,  B <- decay B + S^T V,  M <- M * B / (A M + e)      only in training
 
-    The layer begins a block. It has no parameters: its parts are buffers, not trained by back-propagation.
+    The layer begins a block. Its parts are buffers, not trained by back-propagation.
 
     Args:
         features: Elements of a sample, the product of its dimensions.
@@ -69,22 +69,20 @@ class DeepFacto(Proximal):
 
     @torch.no_grad()
     def code(self, x: Tensor) -> Tensor:
-        """Return the codes, float32 (rows, rank), >= 0, of x (rows, ...) with `features` elements per row."""
+        """Return the codes float32 (rows, rank), >= 0, of x (rows, ...)."""
         return self._encode(self._nonnegative(x))
 
     def error(self, x: Tensor) -> float:
-        """Return the relative error |max(x, 0) - S M| / |max(x, 0)| of these samples."""
+        """Return the relative error |max(x, 0) - S M| / |max(x, 0)|."""
         v = self._nonnegative(x)
         return float((v - self._encode(v) @ self.parts).norm() / v.norm().clamp(min=TINY))
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        """Return S M, with the shape of x."""
         return (self.code(x) @ self.parts).view_as(x).to(x.dtype)
 
     @torch.no_grad()
     def learn(self, x: Tensor) -> Tensor:
-        """Update the parts and return S M."""
         v = self._nonnegative(x)
         code = self._encode(v)
         self.codes.mul_(self.decay).add_(code.T @ code)
@@ -106,7 +104,7 @@ class DeepFacto(Proximal):
         return flat.clamp(min=0)
 
     def _encode(self, v: Tensor) -> Tensor:
-        """Return the codes; the first ones give products with the mean of v, so few updates are enough."""
+        """Return the codes, from a start whose products have the mean of v."""
         start = v.mean(1, keepdim=True) / (self.parts.mean() * self.rank + TINY)
         code = start.expand(-1, self.rank).clone()
         wanted, gram = v @ self.parts.T, self.parts @ self.parts.T

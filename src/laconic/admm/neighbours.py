@@ -1,7 +1,7 @@
-"""Neighbours: point-to-point messages of a block: activations to the next block, targets to the previous one.
+"""Point-to-point messages: activations to the next block, targets to the previous one.
 
-Each swap has two rounds with each neighbour: an int64 header with the number of bytes, then the bytes. A
-header of FAILED means that the sender has aborted and sends no more.
+Each swap exchanges an int64 header with the number of bytes, then the bytes. A header of FAILED means that
+the sender has aborted.
 """
 
 from __future__ import annotations
@@ -23,14 +23,7 @@ HEAD = 8  # bytes
 
 
 class Neighbours:
-    """Messages of one rank with its neighbours. Rank r has block r.
-
-    Args:
-        comm: One rank per block.
-        activations: Codec of messages to the next block.
-        targets: Codec of messages to the previous block.
-        seed: Seed of random rounding.
-    """
+    """Messages of one rank with its neighbours. Rank r has block r."""
 
     def __init__(
         self, comm: Comm, activations: Codec, targets: Codec, seed: int, device: torch.device
@@ -43,7 +36,7 @@ class Neighbours:
         self.peers = [rank for rank in (comm.rank - 1, comm.rank + 1) if 0 <= rank < comm.size]
 
     def encode(self, kind: str, x: Tensor, number: int) -> Tensor:
-        """Return the wire of a mini-batch's tensor. Raise `NonFiniteError` for NaN and Inf."""
+        """Return the wire of a tensor. Raises `NonFiniteError` for NaN and Inf."""
         began = time.perf_counter()
         if not bool(x.isfinite().all()):
             raise NonFiniteError(
@@ -61,11 +54,8 @@ class Neighbours:
     ) -> dict[str, Tensor]:
         """Send wires to both neighbours; receive and decode the messages in `wanted`.
 
-        `wanted`: shapes of "activations" from the previous block and "targets" from the next block.
-
-        Raises:
-            PeerError: A neighbour has failed or is out of step.
-            WireError: A message was not encoded by this codec.
+        `wanted`: shapes of "activations" from the previous block and "targets" from the next block. Raises
+        `PeerError` if a neighbour has failed or is out of step, `WireError` for a damaged message.
         """
         rank = self.comm.rank
         outgoing = {rank + 1: following, rank - 1: previous}
@@ -87,11 +77,10 @@ class Neighbours:
         return found
 
     def check_peers(self) -> None:
-        """Raise `PeerError` if a neighbour has failed. Sends empty messages."""
         self._exchange(dict.fromkeys(self.peers))
 
     def abort(self) -> None:
-        """Report the failure of this rank to its neighbours in their next swap."""
+        """Report failure to the neighbours in their next swap."""
         self._exchange_sizes(dict.fromkeys(self.peers, FAILED))
 
     def _exchange(self, outgoing: Mapping[int, Tensor | None]) -> dict[int, Tensor]:

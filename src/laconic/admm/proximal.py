@@ -1,4 +1,4 @@
-"""Proximal: a constraint on the output of a block, as a layer that needs no gradient."""
+"""Proximal operators as layers that need no gradient."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from torch import Tensor, nn
 class Proximal(nn.Module):
     """A proximal operator at the start of a block: a constraint on the output of the previous block.
 
-    The operator of a constraint "X in C" is the projection on C, that of a penalty h(X) is
-    argmin h(Z) + |Z - X|^2 / 2. `laconic.admm` applies it to X without differentiating it, so it may be a
-    step function. In a plain forward pass it is an activation with the gradient that autograd gives it: 0
-    for `torch.sign`, so back-propagation does not train the layers before it.
+    The operator of a constraint "X in C" is the projection on C; that of a penalty h(X) is argmin h(Z) +
+    |Z - X|^2 / 2. `laconic.admm` applies it without differentiating it, so it may be a step function. In a
+    plain forward pass autograd differentiates it: `torch.sign` stops back-propagation.
 
     Args:
-        operator: Function of float32 (rows, ...) to the same shape that treats each row independently.
+        operator: Function of float32 (rows, ...) to the same shape, of each row independently.
 
     >>> Proximal(torch.sign)(torch.tensor([[-0.3, 0.7]]))
     tensor([[-1.,  1.]])
@@ -34,6 +33,6 @@ class Proximal(nn.Module):
 
     @torch.no_grad()
     def learn(self, x: Tensor) -> Tensor:
-        """Return the operator's value in a step of X. Operators with state update it."""
+        """Return the operator's value in a step of X, and update its state, if any."""
         found: Tensor = self(x)
         return found

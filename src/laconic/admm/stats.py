@@ -1,4 +1,4 @@
-"""Statistics of a block: bytes, seconds, residuals, and the spans of its last tick."""
+"""Statistics of a block, and the spans of its last tick."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ class Messages:
     dense_bytes: int = 0
 
     def plus(self, sent: int = 0, received: int = 0, dense: int = 0) -> Messages:
-        """Return the counts with one more message of this many bytes, if not 0."""
         return Messages(
             self.sent + (sent > 0),
             self.sent_bytes + sent,
@@ -28,7 +27,7 @@ class Messages:
 
 @dataclass(frozen=True)
 class Span:
-    """Work from `begin` to `end` by `time.perf_counter`, which all processes of a machine share."""
+    """Work from `begin` to `end` by `time.perf_counter`, which a machine's processes share."""
 
     work: str  # "forward", or "update": of T, X and U
     begin: float
@@ -49,10 +48,10 @@ class Stats:
         encode_s: Seconds encoding.
         decode_s: Seconds decoding.
         waited_s: Seconds sending and waiting for neighbours.
-        primal: |X - f| / |f| of the last mini-batch, X the input of this block and f the output of the
-            previous block; 0 on the first block.
+        primal: |X - f| / |f| of the last mini-batch: X the block's input, f the previous block's output; 0 on
+            the first block.
         dual: |X - X of the previous visit| / |f|; on a first visit, relative to X after the forward pass.
-        kept_bytes: Bytes of stored X and U, in RAM or on disk; 0 in mode 'online'.
+        kept_bytes: Bytes of stored X and U; 0 in mode 'online'.
     """
 
     ticks: int

@@ -1,4 +1,4 @@
-"""StoredRows: X and U of every sample, for mode 'batch'."""
+"""X and U of every sample, for mode 'batch'."""
 
 from __future__ import annotations
 
@@ -15,16 +15,9 @@ from laconic.data.on_disk import OnDisk
 
 
 class StoredRows:
-    """One row [X | U] per sample, encoded by a codec of fixed size, in RAM or in a file.
+    """One row [X | U] per sample, encoded by a codec of fixed size, in RAM or in the file `path`.
 
-    Args:
-        samples: Number of samples, with ids 0..samples - 1.
-        shape: Shape of one sample's X.
-        codec: A codec of fixed size.
-        path: The file; None: in RAM.
-
-    Raises:
-        StateError, OSError: Not enough space.
+    Sample ids are 0..samples - 1. Raises `StateError` or `OSError` without enough space.
     """
 
     def __init__(self, samples: int, shape: torch.Size, codec: Codec, path: Path | None, seed: int) -> None:
@@ -42,15 +35,13 @@ class StoredRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows, seen or not."""
         return self.memory.samples * self.memory.nbytes
 
     def prefetch(self, ids: Tensor) -> None:
-        """Load these rows in the background."""
         self.memory.prefetch(ids.tolist())
 
     def read(self, ids: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return bool (rows,) of seen samples, and X, U (rows, ...) on the device of `like`, 0 if unseen."""
+        """Return bool (rows,) of seen samples, and X and U (rows, ...), 0 if unseen."""
         known = self.seen[ids]
         x, u = torch.zeros_like(like), torch.zeros_like(like)
         for row, sample in enumerate(ids.tolist()):
@@ -61,7 +52,7 @@ class StoredRows:
         return known.to(like.device), x, u
 
     def write(self, ids: Tensor, x: Tensor, u: Tensor, number: int) -> None:
-        """Store X and U (rows, ...) of these samples. Raise `OSError` if the disk is full."""
+        """Store X and U (rows, ...). Raises `OSError` if the disk is full."""
         for row, sample in enumerate(ids.tolist()):
             key = mix(self._seed, number, sample)
             pair = [self.codec.encode(each[row].contiguous().view(-1), key) for each in (x, u)]
@@ -69,17 +60,15 @@ class StoredRows:
         self.seen[ids] = True
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return seen, bool (samples,), and rows, uint8 (seen samples, bytes per sample)."""
+        """Return seen, bool (samples,), and rows, uint8 (seen, bytes per sample)."""
         return {"seen": self.seen.clone(), "rows": self.memory.rows(self.seen)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore a state. Raise `StateError` as `check` does."""
         self.check(state)
         self.memory.load(state["seen"], state["rows"])
         self.seen.copy_(state["seen"])
 
     def check(self, state: dict[str, Tensor]) -> None:
-        """Raise `StateError` if the number or the size of the rows differs."""
         if len(state["rows"]) != int(state["seen"].sum()):
             raise StateError(
                 f"the state has {len(state['rows'])} rows for {int(state['seen'].sum())} seen samples: it is"
@@ -92,5 +81,4 @@ class StoredRows:
             )
 
     def close(self) -> None:
-        """Free the rows."""
         self.memory.close()

@@ -1,4 +1,4 @@
-"""Sub-problem of one block on one mini-batch: steps of its parameters T and its input X."""
+"""Sub-problem of one block on one mini-batch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ class Visit:
     """One mini-batch at one block, between its forward pass and its targets.
 
     Attributes:
-        number: Number of the mini-batch, from 0.
         x: Input X of the block; on the first block the data.
-        u: Scaled duals, same shape; None on the first block.
-        f: Output of the previous block, same shape; None on the first block.
+        u: Scaled duals; None on the first block.
+        f: Output of the previous block; None on the first block.
         before: X at the end of the last visit of these samples; on a first visit `x`.
         ids: int64 (rows,) on the CPU; None in mode 'online'.
     """
@@ -49,11 +48,7 @@ class Solution:
 class SubProblem:
     """Training of one block. X and targets are detached from any graph.
 
-    Args:
-        layers: The block.
-        proximal: Constraint on X, or None.
-        optimizer: Optimiser of the block's parameters.
-        loss: Loss of the last block; None on others, which use beta/2 |target - f|^2 per sample.
+    `loss`: loss of the last block; None on others, which use beta/2 |target - f|^2 per sample.
     """
 
     def __init__(
@@ -68,7 +63,7 @@ class SubProblem:
         self.training, self.loss = training, loss
 
     def feasible(self, f: Tensor) -> Tensor:
-        """Return the first X of a sample: the constrained output of the previous block."""
+        """Return the first X of a sample."""
         return f if self.proximal is None else self.proximal(f).detach()
 
     @torch.no_grad()
@@ -95,7 +90,7 @@ class SubProblem:
         return Solution(x, first, float((x - visit.f).norm() / size), float((x - visit.before).norm() / size))
 
     def _descend(self, x: Tensor, target: Tensor, wants_x: bool) -> tuple[float, Tensor | None]:
-        """Make one step of T; return the block's term and its gradient with respect to each sample's X."""
+        """Make one step of T; return the block's term and its gradient per sample of X."""
         x = x.detach().requires_grad_(wants_x)
         with torch.enable_grad():
             term = self._term(self.layers(x), target)

@@ -1,4 +1,4 @@
-"""BlockTrainer: trains one block of a model per rank, all concurrently."""
+"""Training of one block of a model per rank, all concurrently."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 def adam(parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """Return Adam, the default, whose steps do not depend on the scale of the targets."""
+    """Return Adam: its steps do not depend on the scale of the targets."""
     return torch.optim.Adam(parameters, lr=1e-3)
 
 
@@ -52,11 +52,9 @@ class BlockTrainer:
         trainer.finish()                   # train on pending mini-batches
         trainer.gather()                   # the whole model, on every rank
 
-    Each call of `step` is a tick, in which all blocks train, on different mini-batches. The first block
-    updates on a mini-batch 2 (blocks - 1) ticks after its forward pass.
-
-    All ranks of the group make the same calls, with equal models. Each rank trains its block of `model` in
-    place.
+    Each call of `step` is a tick: all blocks train, on different mini-batches. The first block updates on a
+    mini-batch 2 (blocks - 1) ticks after its forward pass. All ranks make the same calls, with equal models;
+    each trains its block of `model` in place.
 
     Args:
         model: An `nn.Sequential`.
@@ -64,8 +62,8 @@ class BlockTrainer:
         example: A batch of inputs, of any size, to infer shapes.
         loss: Function of outputs and labels, mean over samples; default: cross-entropy.
         optimizer: Function of a block's parameters that returns an optimiser; default: Adam at 1e-3.
-        samples: Number of samples in the dataset, with ids 0..samples - 1; only in mode 'batch'.
-        folder: In mode 'batch', folder for one file of X and U per boundary; default: in RAM.
+        samples: Number of samples, with ids 0..samples - 1; only in mode 'batch'.
+        folder: Folder for files of X and U in mode 'batch'; default: in RAM.
         group: The process group, one rank per block; default: all ranks.
         comm: Comm to use instead of a group.
         seed: Seed of random rounding.
@@ -138,12 +136,12 @@ class BlockTrainer:
     def step(
         self, x: Tensor | None, y: Tensor | None, samples: Tensor | Sequence[int] | None = None
     ) -> float | None:
-        """Add a mini-batch, and train this block on the mini-batch that is due.
+        """Add a mini-batch, and train this block on the one that is due.
 
         Args:
             x: Inputs (rows, ...), needed on the first rank.
             y: Labels (rows, ...), needed on the last rank, and on ranks without x.
-            samples: In mode 'batch', the ids of the samples, int64 (rows,), equal on all ranks.
+            samples: In mode 'batch', sample ids int64 (rows,), equal on all ranks.
 
         Returns:
             On the last rank the loss of its mini-batch, None before the first; None on other ranks.
@@ -158,20 +156,16 @@ class BlockTrainer:
         return self._worker.tick(batch)
 
     def drain(self) -> float | None:
-        """Make one tick without a new mini-batch. Returns the loss as `step` does."""
+        """Make one tick without a new mini-batch; return the loss as `step` does."""
         return self._worker.tick(None)
 
     def finish(self) -> list[float]:
-        """Train on pending mini-batches: call `drain` `delay` times. Training can continue afterwards.
-
-        Returns:
-            On the last rank, the losses of those mini-batches.
-        """
+        """Train on pending mini-batches, then return their losses on the last rank. Training can continue."""
         losses = [self.drain() for _ in range(self.delay)]
         return [loss for loss in losses if loss is not None]
 
     def gather(self) -> nn.Module:
-        """Return the model with the parameters and buffers of all blocks, on every rank."""
+        """Return the whole model, on every rank."""
         self._worker.links.check_peers()
         for rank, block in enumerate(self.blocks):
             for tensor in block.tensors:
@@ -197,21 +191,21 @@ class BlockTrainer:
         )
 
     def spans(self) -> list[Span]:
-        """Return the work of this block in the last tick, with times."""
+        """Return this block's work in the last tick."""
         return list(self._worker.spans)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank, with pending mini-batches. Resuming reproduces the same bits.
+        """Return the state of this rank, with pending mini-batches, to resume with the same bits.
 
-        Save one state per rank, between steps. It loads under `torch.load(weights_only=True)`.
+        Save one per rank, between steps. It loads under `torch.load(weights_only=True)`.
         """
         return {"format": FORMAT, **self._identity(), "worker": self._worker.state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore a state. All ranks call it, with states of one checkpoint.
 
-        Raises:
-            StateError: A state is of another rank or training, or damaged; nothing is changed on any rank.
+        Raises `StateError`, with nothing changed on any rank, if one is of another rank or training, or
+        damaged.
         """
         before = self._worker.trained_state()
 
@@ -249,7 +243,6 @@ class BlockTrainer:
     def _local_batch(
         self, x: Tensor | None, y: Tensor | None, samples: Tensor | Sequence[int] | None
     ) -> MiniBatch:
-        """Return the part of the mini-batch that this rank needs."""
         for name, tensor, rank in (("x", x, 0), ("y", y, self.last)):
             if tensor is None and self.comm.rank == rank:
                 raise StateError(
@@ -264,7 +257,7 @@ class BlockTrainer:
         rows = len(given) if given is not None else len(ids)  # type: ignore[arg-type]
         if ids is not None and len(ids) != rows:
             raise StateError(f"pass one id for each sample of the batch: {rows} samples, {len(ids)} ids")
-        # copies, as a script may overwrite its batch before the last tick that reads it
+        # a script may overwrite its batch before the last tick that reads it
         inputs = x.clone() if x is not None and self.comm.rank == 0 else None
         labels = y.clone() if y is not None and self.comm.rank == self.last else None
         return MiniBatch(rows, ids, inputs, labels)

@@ -1,8 +1,7 @@
-"""Worker: schedule of one block: the mini-batch to forward and the mini-batch to train on in each tick.
+"""Schedule of one block.
 
-Mini-batch m enters in tick m, passes block b = 0..L forward in tick m + b, and is trained on there in tick
-m + 2 L - b. In each tick every block forwards one mini-batch and trains on an older one; its neighbours use
-its messages in the next tick.
+Mini-batch m passes block b = 0..L forward in tick m + b, and is trained on there in tick m + 2 L - b.
+Neighbours use a tick's messages in the next tick.
 """
 
 from __future__ import annotations
@@ -41,12 +40,8 @@ class MiniBatch:
 class Worker:
     """One rank's block and its pending mini-batches.
 
-    Args:
-        number: Number of the block, from 0.
-        last: Number of the last block.
-        input_shape: Shape of a sample at the input; None on the first block.
-        output_shape: Shape of a sample at the output; None on the last block.
-        rows: Stored X and U; None: X starts from a forward pass and U from 0.
+    Shapes are those of a sample: input None on the first block, output on the last. Without stored `rows`, X
+    starts from a forward pass and U from 0.
     """
 
     def __init__(
@@ -101,7 +96,6 @@ class Worker:
         problem.optimizer.load_state_dict(trained["optimizer"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, with pending mini-batches, as numbers and tensors."""
         return {
             "ticks": self.ticks,
             "updates": self.updates,
@@ -131,7 +125,6 @@ class Worker:
             ) from error
 
     def load_progress(self, state: Mapping[str, Any]) -> None:
-        """Restore the rest of a state checked by `load_trained`."""
         if self.rows is not None:
             self.rows.load_state_dict(state["kept"])
         self.ticks, self.updates = _counts(state)
@@ -198,7 +191,7 @@ class Worker:
 
     @contextmanager
     def abort_on_error(self) -> Iterator[None]:
-        """Report an error in the block to the neighbours in their next tick."""
+        """Report an error to the neighbours in their next tick."""
         try:
             yield
         except Exception:

@@ -1,7 +1,6 @@
 """Kernels: `reference.py` (plain torch, any device) specifies each; `cpu.cc` gives the same bits.
 
-`dispatch` selects the implementation. Buffers are flat float32 (n,) with ranges `Segments`; starts, sizes,
-counts and ks are CPU int64 (s,).
+Buffers are flat float32 (n,) with ranges `Segments`; starts, sizes, counts and ks are CPU int64 (s,).
 """
 
 from laconic.kernels.accumulate import accumulate_ as accumulate_

@@ -1,4 +1,4 @@
-"""Checks of arguments, on which native code relies; it checks received bytes itself."""
+"""Checks of arguments on which native code relies. It checks received bytes itself."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from torch import Tensor
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 
-LONGEST = 1 << 31  # elements of a tensor that an int32 position can address
+LONGEST = 1 << 31  # elements that an int32 position can address
 
 
 def flat(name: str, x: Tensor, dtype: torch.dtype = torch.float32) -> None:
-    """Check for a contiguous vector of this dtype."""
     if x.dtype is not dtype or x.dim() != 1 or not x.is_contiguous():
         kind = "contiguous" if x.is_contiguous() else "strided"
         raise ValueError(f"{name} must be a contiguous {dtype} vector, got {kind} {x.dtype} {tuple(x.shape)}")
 
 
 def buffer(name: str, x: Tensor, segments: Segments) -> None:
-    """Check for a flat float32 buffer that holds all segments."""
     flat(name, x)
     if segments.end > x.numel():
         raise ValueError(f"{name} has {x.numel()} elements, but its segments end at {segments.end}")
@@ -47,14 +45,13 @@ def per_segment(name: str, values: Tensor, segments: Segments, dtype: torch.dtyp
 
 
 def keys64(keys: Sequence[int], segments: int) -> Tensor:
-    """Return one key per segment as the bits of int64 (s,)."""
     if len(keys) != segments:
         raise ValueError(f"one key a segment is needed ({segments}), got {len(keys)}")
     return torch.from_numpy(np.array(keys, dtype=np.uint64).view(np.int64))
 
 
 def chosen(indices: Tensor, counts: Tensor, segments: Segments) -> None:
-    """Raise `WireError` unless counts (s,) are not negative and add up to the indices int32 (K,)."""
+    """Raise `WireError` unless counts are not negative and add up to the indices int32 (K,)."""
     addressable(segments.sizes)
     flat("indices", indices, torch.int32)
     per_segment("counts", counts, segments)
@@ -66,7 +63,6 @@ def chosen(indices: Tensor, counts: Tensor, segments: Segments) -> None:
 
 
 def counted(counts: Tensor, segments: Segments) -> None:
-    """Raise `WireError` unless 0 <= count <= size for every segment."""
     addressable(segments.sizes)
     given = counts.numpy()
     if ((given < 0) | (given > segments.sizes_tensor.numpy())).any():

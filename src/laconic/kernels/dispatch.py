@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TARGETS = ("avx512", "avx2", "portable")
 NAMES = ("reference", *reversed(TARGETS))
-LEAST_TRITON = (3, 6)  # div_rn keeps denormals from this version on; torch 2.10 installs it
+LEAST_TRITON = (3, 6)  # from here on div_rn keeps denormals
 
 _missing: str | None = None  # why there is no native code
 _compiled: tuple[str, ...] = ()
@@ -40,14 +40,14 @@ _reference_only = False
 
 
 def native(*tensors: Tensor) -> type[Target] | None:
-    """Return the native functions for these tensors, or None if the reference serves them."""
+    """Return the native functions for these tensors, or None."""
     if _live is None or not all(tensor.is_cpu for tensor in tensors):
         return None
     return _live
 
 
 def gpu(*tensors: Tensor) -> bool:
-    """Return whether Triton kernels serve these tensors: all are on one CUDA device."""
+    """Return whether Triton kernels serve these tensors, all on one CUDA device."""
     device = tensors[0].device
     if device.type != "cuda" or _reference_only or triton_missing() is not None:
         return False
@@ -56,7 +56,7 @@ def gpu(*tensors: Tensor) -> bool:
 
 @cache
 def triton_missing() -> str | None:
-    """Return why Triton kernels cannot run, or None. Does not import Triton."""
+    """Return why Triton cannot run, or None, without importing it."""
     try:
         version = metadata.version("triton")
     except metadata.PackageNotFoundError:
@@ -67,7 +67,7 @@ def triton_missing() -> str | None:
 
 
 def device_of(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Return a context in which the tensor's GPU is current: Triton launches there."""
+    """Return a context with the tensor's GPU as the current one, for Triton."""
     if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(tensor.device)
@@ -79,7 +79,7 @@ def runnable() -> tuple[str, ...]:
 
 @contextmanager
 def using(name: str) -> Iterator[None]:
-    """Use one implementation in the whole process, within a `with` block; for tests.
+    """Use one implementation in the whole process; for tests.
 
     >>> with using("reference"):
     ...     info()["live"]

@@ -1,7 +1,7 @@
 """Launch of Triton kernels with little work on the host.
 
-Triton binds and specialises all arguments at each launch, which takes longer than most of our kernels. Later
-launches with arguments of the same kind skip it.
+Triton binds and specialises arguments at each launch, longer than most of our kernels take. Only the first
+launch with arguments of a kind does so here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WORD = 1 << 31  # an int below it is an i32 for Triton
+WORD = 1 << 31  # Triton's i32
 
 _compiled: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
@@ -20,11 +20,8 @@ _compiled: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 8, **options: Any) -> None:
     """Launch `kernel[grid](*args, num_warps=num_warps, **options)` on the current GPU.
 
-    Args:
-        kernel: A `triton.jit` function. Triton's interpreter runs it on the CPU.
-        grid: Number of programs, one to three dimensions.
-        args: All arguments in order, including constexprs.
-        num_warps, options: Compiler options; multiply-add is never fused.
+    `args`: all in order, including constexprs. Multiply-add is never fused. Triton's interpreter runs it on
+    the CPU.
     """
     options["enable_fp_fusion"] = False
     if not hasattr(kernel, "device_caches"):  # interpreted
@@ -46,7 +43,7 @@ def _constants(kernel: Any) -> tuple[bool, ...]:
 
 
 def _kind(value: Any) -> Any:
-    """Return the part of an argument that Triton specialises on: dtype and alignment, or size of an int."""
+    """Return what Triton specialises on: dtype and alignment, or size of an int."""
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % 16 == 0
     if isinstance(value, float):

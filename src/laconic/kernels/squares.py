@@ -1,4 +1,4 @@
-"""Transform of tensors cut into squares; all squares of one side are transformed together."""
+"""Transform of tensors cut into squares; those of one side together."""
 
 from __future__ import annotations
 
@@ -20,12 +20,9 @@ def by_squares(
 ) -> Tensor:
     """Cut consecutive tensors of flat x float32 (n,) into squares and transform each.
 
-    A tensor is cut into squares of `side`, its rest into squares of half the side, and so on down to 2; up to
-    three elements stay unchanged.
-
-    Args:
-        at_once: Elements that a CPU converts to float64 at a time.
-        transform: Maps side t and squares float64 (m, t, t) to such squares.
+    A tensor is cut into squares of `side`, its rest into squares of half the side, down to 2; up to three
+    elements stay unchanged. `transform` maps side t and squares float64 (m, t, t) to such squares; a CPU
+    converts `at_once` elements at a time.
     """
     sides, lengths = _runs(tuple(sizes), side)
     parts = list(torch.split(x, list(lengths)))

@@ -1,6 +1,6 @@
-"""Tables of the tile and tensor of each program, so that one launch processes a whole message.
+"""Tables of each program's tile and tensor, for one launch per message.
 
-Full tiles are listed apart from each tensor's shorter last one: a masked load is not a 128-bit load.
+Full tiles are apart from last ones: a masked load is not a 128-bit load.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def tiles(sizes: tuple[int, ...], tile: int, device: torch.device) -> tuple[Tile
 
 @lru_cache(maxsize=512)
 def table(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return integers as int64 (s,) on a device. The tensor is cached: do not change it."""
+    """Return integers, int64 (s,). Cached: do not change it."""
     return torch.tensor(values, dtype=torch.int64, device=device)
 
 

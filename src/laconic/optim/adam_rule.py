@@ -13,7 +13,7 @@ from laconic.optim.adam_tensors import ADAM, check_adam, make_adam
 
 
 class AdamRule(Rule):
-    """Rule for a `torch.optim.Adam` or `AdamW` that holds all tensors of the model."""
+    """Rule for a `torch.optim.Adam` or `AdamW` of all tensors."""
 
     exchanges_in_step: ClassVar[bool] = True
 

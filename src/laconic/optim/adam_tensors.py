@@ -1,6 +1,6 @@
 """Tensors of a `torch.optim.Adam` or `AdamW`, for rules that replace its steps.
 
-Moments and step counts stay in the optimiser's state, which saves them and continues without the rule.
+Its state keeps moments and step counts, and continues without the rule.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def make_adam(parameters: list[Tensor], lr: float | None, weight_decay: float) -
 
 
 class AdamTensors:
-    """Adam's tensors for a layout, flat and float32 whatever the dtype of the parameters."""
+    """Adam's tensors for a layout, flat and float32."""
 
     def __init__(self, layout: Layout, view: OptimiserView) -> None:
         self.layout = Layout.of((entry.name, entry.shape) for entry in layout)  # without gaps
@@ -53,7 +53,6 @@ class AdamTensors:
         return self._view.settings(name)
 
     def state(self, name: str) -> dict[str, Any]:
-        """Return Adam's state of this tensor, created if missing."""
         parameter = self._view.parameter(name)
         state: dict[str, Any] = self._view.optimiser.state[parameter]
         if not state:
@@ -85,7 +84,7 @@ class AdamTensors:
             grad.copy_(mean.view_as(grad))
 
     def present(self) -> list[str]:
-        """Return the tensors with a gradient, the same on all ranks."""
+        """Return the tensors with a gradient: the same on all ranks."""
         return [name for name in self.layout.names if self._view.parameter(name).grad is not None]
 
     def steps(self, name: str) -> float:
@@ -96,7 +95,6 @@ class AdamTensors:
         return moment.to(torch.float32).flatten()
 
     def momenta_with(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the first moments after these gradients, in one operation for each b1."""
         found: dict[str, Tensor] = {}
         for b1, names in _grouped(gradients, self.b1):
             old = [self.momentum(name) for name in names]
@@ -114,7 +112,7 @@ class AdamTensors:
         return float(self.settings(name)["betas"][1])
 
     def rate(self, name: str) -> float:
-        """Return the learning rate with the bias correction of the first moment."""
+        """Return the rate with the bias correction of the first moment."""
         corrected: float = float(self.settings(name)["lr"]) / (1 - self.b1(name) ** self.steps(name))
         return corrected
 
@@ -123,7 +121,6 @@ class AdamTensors:
         moment.copy_(m.view_as(moment))
 
     def decay_factor(self, name: str) -> float:
-        """Return the factor of the weights in a step of AdamW's weight decay."""
         settings = self.settings(name)
         decays = settings["weight_decay"] and decoupled(settings, self._view.optimiser)
         return 1 - float(settings["lr"]) * float(settings["weight_decay"]) if decays else 1.0
@@ -141,10 +138,7 @@ class AdamTensors:
 
     @torch.no_grad()
     def move_(self, momenta: Mapping[str, Tensor], updates: Mapping[str, float]) -> None:
-        """Step these tensors: w = decay * w - rate * `direction`, with v learnt `updates` times.
-
-        Tensors with the same settings and step counts share their operations.
-        """
+        """Step these tensors: w = decay * w - rate * `direction`, with v learnt `updates` times."""
 
         def settings(name: str) -> tuple[Any, ...]:
             found, v = self.settings(name), self.second(name)
@@ -177,8 +171,7 @@ class AdamTensors:
         """Return m / (sqrt(v / (1 - b2^updates)) + eps), clamped; zero where v is zero.
 
         If v is learnt at every step, no entry exceeds (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)), by Cauchy
-        and Schwarz. A v that missed an entry's large gradients gives no bound: without the clamp training
-        diverges.
+        and Schwarz. A v that missed large gradients gives no bound: without the clamp training diverges.
         """
         v = self.second(name).to(torch.float32).flatten()
         return _direction(v, m, self.settings(name), updates)
@@ -222,7 +215,7 @@ class AdamTensors:
         parameter.copy_(weights.view_as(parameter))
 
     def follow(self, comm: Comm, root: int) -> None:
-        """Copy rank root's weights, moments and step counts. Called on every rank."""
+        """Copy rank root's weights, moments and step counts."""
         for name in self.layout.names:
             weights, state = self.weights(name), self.state(name)
             kinds = [kind for kind in state if kind != "step"]
@@ -260,5 +253,5 @@ def _grouped(names: Iterable[str], key: Callable[[str], Any]) -> list[tuple[Any,
 
 
 def decoupled(settings: Mapping[str, Any], optimiser: Optimizer) -> bool:
-    """Return whether weight decay acts on the weights, as in AdamW."""
+    """Return whether weight decay acts on the weights."""
     return bool(settings.get("decoupled_weight_decay", isinstance(optimiser, AdamW)))

@@ -1,7 +1,7 @@
 """AMSGrad as in the COMP-AMS paper: Adam whose second moment never falls.
 
-Reddi et al. 2018, arXiv:1904.09237; Li, Karimi, Li 2022, arXiv:2205.05632 [recalled]. With sparse gradients
-Adam's v falls while an entry is absent, and the next step is too long; the maximum keeps it short.
+Reddi et al. 2018, arXiv:1904.09237; Li, Karimi, Li 2022, arXiv:2205.05632 [recalled]. Adam's v falls while a
+sparse gradient's entry is absent, and the next step is too long.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class AMSGrad(PerTensor):
         m = b1 * m + (1 - b1) * g        v = b2 * v + (1 - b2) * g^2        vhat = max(vhat, v)
         w = w - lr * m / sqrt(vhat + eps)
 
-    There is no bias correction, and eps is inside the root; `torch.optim.Adam(amsgrad=True)` differs in both.
+    Unlike in `torch.optim.Adam(amsgrad=True)`, there is no bias correction, and eps is inside the root.
     State: three tensors like the parameter.
 
     Args:

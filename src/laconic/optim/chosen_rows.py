@@ -1,4 +1,4 @@
-"""ChosenRows: the mean of random rows or columns of each matrix, chosen with a common key."""
+"""Mean of random rows or columns of each matrix, chosen with a common key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from laconic.reducers import BoundReducer, Reducer
 
 
 def axis(shape: tuple[int, ...]) -> int:
-    """Return the dimension to choose slices from: the smaller one, or 0 (rows)."""
+    """Return the smaller dimension, to choose slices from; 0 (rows) if equal."""
     return int(shape[1] < shape[0])
 
 
@@ -27,8 +27,7 @@ def axis(shape: tuple[int, ...]) -> int:
 class ChosenRows(Reducer):
     """Mean of the ranks in ceil(fraction * s) of each matrix's s rows or columns; zero elsewhere.
 
-    Payload: 4 bytes per chosen entry, without indices, in one all-reduce. No spec names it; only `dion2` uses
-    it.
+    Payload: 4 bytes per chosen entry, in one all-reduce. Only `dion2` uses it.
     """
 
     fraction: float
@@ -50,7 +49,7 @@ class ChosenRows(Reducer):
         return self.slices(entry) * entry.shape[1 - axis(entry.shape)]
 
     def indices(self, entry: Entry, turn: Turn) -> Tensor:
-        """Return the ascending indices int32 (k,) of the entries sent for a matrix, on the CPU."""
+        """Return the ascending indices int32 (k,) of sent entries, on the CPU."""
         along, (m, n) = axis(entry.shape), entry.shape
         size, count = torch.tensor([entry.shape[along], self.slices(entry)], dtype=torch.int64, device="cpu")
         chosen, _ = kernels.random_indices(size.reshape(1), count.reshape(1), [turn.common(entry.name)])

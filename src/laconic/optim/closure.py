@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def evaluate(closure: Callable[[], T] | None) -> T | None:
-    """Return the closure's result, computed with gradients; None without a closure."""
+    """Return the closure's result, computed with gradients."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -26,7 +26,7 @@ def evaluated(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a hook of `step`, with the closure replaced by its result.
 
-    Later hooks then see the gradients. Raises `AttachError` for LBFGS, which needs the closure many times.
+    Later hooks see the gradients. Raises `AttachError` for LBFGS, which needs the closure many times.
     """
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:
@@ -37,7 +37,6 @@ def evaluated(
 
 
 def refuse_lbfgs(optimizer: Optimizer, feature: str) -> None:
-    """Raise `AttachError` for LBFGS, which `feature` does not support."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise AttachError(
             f"LBFGS evaluates the model many times in one step, and {feature} must act between gradient and"

@@ -1,7 +1,7 @@
-"""Adam whose second moment is learnt in a warm-up and then frozen, so that its momentum can be compressed.
+"""Adam whose second moment is learnt in a warm-up and then frozen, to compress the momentum.
 
 Tang et al. 2021, arXiv:2102.02888 (1-bit Adam) [recalled]. Adam's update is not linear in the gradients, so
-error feedback fails. With v frozen it is linear in the momentum, and feedback is exact again.
+error feedback fails; with v frozen it is linear in the momentum.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from laconic.optim.settled_variance import CHECKS, SettledVariance
 from laconic.reducers.sum import Sum
 
 log = logging.getLogger("laconic")
-EARLIEST = (CHECKS + 1) * (1000 // CHECKS)  # first step at which v can be frozen, with usual betas
+EARLIEST = (CHECKS + 1) * (1000 // CHECKS)  # first step that can freeze v, with usual betas
 SETTLED, FROZEN = "settled", "frozen/"
 
 
 @dataclass(frozen=True)
 class FrozenAdam(AdamRule):
-    """Exchange of the momentum by `inner` inside `optimizer.step()`, from step `warmup_steps` on.
+    """Exchange of the momentum by `inner` inside `optimizer.step()`, after a warm-up.
 
     Args:
-        warmup_steps: Steps of the warm-up. None: until v has settled, with gradients averaged inside
+        warmup_steps: Steps of the warm-up. None: until v has settled, averaging gradients inside
             `optimizer.step()`.
         inner: The exchange after the warm-up.
-        scaled: Send m / D, with D = sqrt(vhat) + eps: it selects the entries that move the weights most.
+        scaled: Send m / D, with D = sqrt(vhat) + eps: selects the entries that move the weights most.
     """
 
     warmup_steps: int | None
@@ -98,7 +98,7 @@ class _BoundFrozenAdam(BoundRule):
             return False
         norm = torch.stack([adam.variance_norm(name) for name in names]).sum()
         rate = max(float(adam.settings(name)["lr"]) for name in names)
-        # the sum over ranks, so that all decide the same
+        # all ranks decide the same
         total = float(self._comm.all_reduce(norm.reshape(1)))
         settled = self._settled.add(total, rate, round(span / every))
         if settled and self._comm.rank == 0:

@@ -1,16 +1,15 @@
 """Gradients with which SGD's own momentum step makes a given update.
 
-With x, the mean of the velocities that a method sent, SGD's momentum m, its buffer b, and the momentum d of
-the weight decay, which is not compressed:
+x is the mean of the velocities that a method sent, m SGD's momentum, b its buffer, d the momentum of the
+weight decay, which is not compressed:
 
     heavy ball   h = (x - m * (b - d)) / (1 - dampening)      step: x + d'
     Nesterov     h = (x - m^2 * (b - d)) / (1 + m)            step: x + weight_decay * w + m * d'
     afterwards   d' = m * d + (1 - dampening) * weight_decay * w,    b = 0
 
 x is minus the gradient with `maximize`. SGD runs its own step, for fused kernels, schedules and torch's
-checkpoint functions. Its buffer is zero between steps: a checkpoint has the momentum only in the velocity,
-and a script without Laconic does not repeat the last update. LARS scales the step by the norm of the
-gradient, so its step is made here.
+checkpoint functions. Its buffer is zero between steps: the momentum is in the velocity alone, and without
+Laconic the last update is not repeated. LARS scales the step by the gradient's norm: its step is made here.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ FOR_ADAM = "; 'sparse_adam()' and 'onebit_adam()' are made for Adam and exchange
 
 
 def why_in_optimizer(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> str | None:
-    """Return why the momentum of this tensor stays in its optimiser, "" without momentum; None if it need
-    not.
+    """Return why this tensor's momentum stays in its optimiser ("" without momentum), or None.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2, 2))
     >>> sgd = SGD([weight], lr=0.1, momentum=0.9, dampening=0.5)
@@ -62,8 +60,8 @@ class HandOver:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._parameters: list[Tensor] = []  # of the current step
-        self._cleared: dict[Tensor, tuple[Tensor, int]] = {}  # buffers set to zero, and their versions
+        self._parameters: list[Tensor] = []  # of this step
+        self._cleared: dict[Tensor, tuple[Tensor, int]] = {}  # zeroed buffers, and their versions
 
     @torch.no_grad()
     def prepare(
@@ -104,13 +102,11 @@ class HandOver:
         self._parameters = []
 
     def buffer(self, parameter: Tensor) -> Tensor | None:
-        """Return SGD's momentum buffer of this parameter; None if it has none."""
         state = self._optimizer.state.get(parameter)
         buffer = None if state is None else state.get(BUFFER)
         return buffer if isinstance(buffer, Tensor) else None
 
     def set_buffer(self, parameter: Tensor, value: Tensor) -> None:
-        """Set SGD's momentum buffer of this parameter to flat `value` (n,)."""
         if (buffer := self.buffer(parameter)) is None:
             buffer = self._optimizer.state[parameter][BUFFER] = torch.empty_like(parameter.detach())
         buffer.copy_(shaped(value, buffer))
@@ -146,7 +142,7 @@ class HandOver:
         group: Mapping[str, Any],
         decay: dict[str, Tensor],
     ) -> None:
-        """Step a tensor of LARS: w = w - lr * r * (x + d'), with r from (1 - m) * x, see `lars`."""
+        """Step a tensor of LARS: w = w - lr * r * (x + d'), with r from (1 - m) * x."""
         assert parameter.grad is not None
         rate = float(group["lr"]) * optimizer.velocity_ratio(parameter, parameter.grad, group)
         if adapted(parameter, group) and (group["weight_decay"] or name in decay):
@@ -159,11 +155,11 @@ class HandOver:
 def _updated(
     name: str, parameter: Tensor, group: Mapping[str, Any], decay: dict[str, Tensor]
 ) -> Tensor | None:
-    """Update the momentum of a tensor's weight decay, and return the old one; None if that is zero."""
+    """Update the momentum of a tensor's weight decay; return the old one, None for zero."""
     weight, old = float(group["weight_decay"]), decay.get(name)
     if not weight and old is None:
         return None
-    old = None if old is None else old.to(parameter)  # a loaded one may be on another device
+    old = None if old is None else old.to(parameter)  # it may be on another device
     m = float(group["momentum"])
     held = torch.zeros_like(parameter) if old is None else old * m
     if weight:
@@ -173,7 +169,7 @@ def _updated(
 
 
 def _add_(parameter: Tensor, mean: Tensor, alpha: float) -> None:
-    """Add alpha * mean, which is mostly zero: the CPU skips zeros."""
+    """Add alpha * mean, mostly zero: the CPU skips zeros."""
     if all(x.is_cpu and x.is_contiguous() and x.dtype is torch.float32 for x in (parameter, mean)):
         kernels.add_sparse_(parameter.view(-1), mean.view(-1), alpha)
         increment_version(parameter)

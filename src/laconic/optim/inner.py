@@ -20,21 +20,20 @@ from laconic.reducers.sum import Sum
 
 
 def both_ways(codec: Codec) -> Method:
-    """Return the method that sends matrices by `codec` with feedback, to servers and back."""
+    """Return the method that sends matrices by `codec`, with feedback, both ways."""
     feedback = ErrorFeedback(momentum="optimizer")
     parts = Route(matrices, Server(codec, codec), feedback), Route(everything, Sum())
     return Method(f"server({codec!r}, down={codec!r})", parts)
 
 
 class Inner:
-    """A method and its state; each step exchanges any of the layout's tensors."""
+    """A method and its state, to exchange any of a layout's tensors."""
 
     def __init__(self, method: Method, layout: Layout, context: RuleContext) -> None:
         self.exchange = Attached(method, layout, context.comm, NoOptimiser(), context.seed, context.seconds)
         self._parts: dict[tuple[str, ...], Layout] = {}
 
     def mean(self, tensors: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
-        """Return the group's means, float32 (n,); every rank passes the same names."""
         part = self._parts.setdefault(tuple(tensors), self.exchange.layout.named(tensors))
         some = next(iter(tensors.values()), torch.empty(0, dtype=torch.float32, device="cpu"))
         flat = torch.empty(part.segments.end, dtype=torch.float32, device=some.device)

@@ -22,8 +22,8 @@ class LAMB(Layerwise):
         u = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + weight_decay * w
         w = w - lr * min(|w|, most) / |u| * u                          lr * u if |w| or |u| is 0
 
-    Other tensors (biases and norms) take Adam's step, w - lr * u, without weight decay. Under
-    `laconic.compress` g is the method's mean. State: two tensors like the parameter, and t.
+    Other tensors (biases and norms) take w - lr * u, without weight decay. Under `laconic.compress` g is the
+    method's mean. State: two tensors like the parameter, and t.
 
     Args:
         params: Parameters or parameter groups.
@@ -31,8 +31,8 @@ class LAMB(Layerwise):
         betas: b1 and b2, in [0, 1).
         eps: Added to the root, above 0.
         weight_decay: Decoupled decay, 0 or more.
-        bias_correction: Divide by 1 - b^t, as the algorithm does; the authors' own code does not.
-        most: Largest norm of weights that counts (the paper's phi), above 0, such as 10. None: no limit.
+        bias_correction: Divide by 1 - b^t, unlike the authors' code.
+        most: Largest norm of weights that counts (the paper's phi), above 0. None: no limit.
         least_dim: Tensors of fewer dimensions are excluded. Also for each group.
 
     Raises:

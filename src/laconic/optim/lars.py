@@ -25,8 +25,8 @@ class LARS(Layerwise):
 
     Other tensors (biases and norms) have r = 1 and no weight decay. The rate multiplies the whole velocity,
     as in `torch.optim.SGD`; in the paper it is inside the sum. Under `laconic.compress` g is the method's
-    mean; where the method applies the momentum, as dgc does, r is that of (1 - mu) times the mean velocity.
-    State: one tensor like the parameter.
+    mean; where the method applies the momentum, r is that of (1 - mu) times the mean velocity. State: one
+    tensor like the parameter.
 
     Args:
         params: Parameters or parameter groups.
@@ -83,7 +83,7 @@ class LARS(Layerwise):
         mu = float(group["momentum"])
         if mu:
             for state, g in zip(states, gs, strict=True):
-                if "velocity" not in state:  # not SGD's name, as its unit is that of w
+                if "velocity" not in state:  # not SGD's name: its unit is that of w
                     state["velocity"] = torch.zeros_like(g)
             velocities = [state["velocity"] for state in states]
             torch._foreach_mul_(velocities, mu)
@@ -95,7 +95,7 @@ class LARS(Layerwise):
     def velocity_ratio(self, w: Tensor, velocity: Tensor, group: Mapping[str, Any]) -> float:
         """Return r where momentum is applied before the exchange: (1 - mu) * velocity stands for g.
 
-        A constant g gives the velocity g / (1 - mu), and then the step is LARS's own. Ours, from no paper.
+        At a constant g the step is LARS's own. Ours, from no paper.
         """
         if not adapted(w, group):
             return 1.0
@@ -103,7 +103,7 @@ class LARS(Layerwise):
 
 
 def ratios(ws: Tensors, gs: Tensors, group: Mapping[str, Any], gain: float = 1.0) -> Tensors:
-    """Return r of each tensor, with gain * g in place of g."""
+    """Return r of each tensor, with gain * g for g."""
     sizes = norms(ws)
     under = list(torch._foreach_mul(norms(gs), gain))
     if decay := float(group["weight_decay"]):

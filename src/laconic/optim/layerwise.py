@@ -1,7 +1,7 @@
-"""Base of LARS and LAMB: trust ratios that scale each tensor's step with the norm of its weights.
+"""Base of LARS and LAMB: trust ratios scale each tensor's step with the norm of its weights.
 
-Tensors of fewer than `least_dim` dimensions (biases and norms) have neither ratio nor weight decay, as in the
-published recipes. A tensor whose weights or update have norm 0 takes the ratio 1, so that zeros can move.
+As in the published recipes, tensors of fewer than `least_dim` dimensions have neither ratio nor weight decay.
+Where weights or update have norm 0 the ratio is 1, so that zeros can move.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Layerwise(CheckedOptimizer):
         group: Mapping[str, Any],
         adapt: bool,
     ) -> None:
-        """Update tensors `ws` by gradients `gs`, which must not change. Complex ones come as pairs of reals.
+        """Update `ws` by gradients `gs`, which must not change. Complex ones come as pairs of reals.
 
         `adapt`: whether they have a trust ratio and weight decay.
         """

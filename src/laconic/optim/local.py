@@ -1,4 +1,4 @@
-"""Local: ranks keep their own gradients, and agree only on whether all are finite.
+"""Ranks keep their own gradients, and agree only on whether all are finite.
 
 A flag per bucket makes a GradScaler skip the same steps on every rank.
 """
@@ -20,7 +20,7 @@ from laconic.reducers.sum import DenseShare
 
 @dataclass(frozen=True, repr=False)
 class Local(Reducer):
-    """out = x. Payload: 4 bytes a bucket. It is not a mean, so no spec names it."""
+    """out = x. Payload: 4 bytes a bucket. No spec names it."""
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         return _BoundLocal(comm)

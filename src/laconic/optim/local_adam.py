@@ -1,7 +1,7 @@
 """0/1 Adam: Adam that learns its variance, and communicates, at growing intervals.
 
-Lu et al. 2022, arXiv:2202.06009 [recalled]. Once v is frozen, ranks do local steps and, at a round, agree on
-the mean momentum since the last one.
+Lu et al. 2022, arXiv:2202.06009 [recalled]. Once v is frozen, ranks step locally and, at a round, average the
+momentum since the last one.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ class LocalAdam(AdamRule):
 
         m = mean of u_i / C by `codec`         w = w_0 - C * m / D             u_i = 0
 
-    The paper sends u. u / C is the same at a constant rate; when the rate has fallen, the residual does not
-    outweigh the momentum. m / D stays within Adam's own bound. A step that learns v uses the exact mean of
-    the gradients.
+    The paper sends u. u / C is the same at a constant rate; at a falling rate, its residual does not outweigh
+    the momentum. m / D stays within Adam's bound. A step that learns v uses the exact mean of the gradients.
     """
 
     rounds: Rounds
@@ -57,12 +56,12 @@ class LocalAdam(AdamRule):
 
 @dataclass
 class SinceRound:
-    """Local steps of one tensor since the last round."""
+    """Local steps of a tensor since the last round."""
 
     steps: float = 0.0
     span: float = 0.0  # C, the sum of c_t
     shrink: float = 1.0  # product of AdamW's decay
-    learnt: float = 0.0  # how many times v was learnt since the start
+    learnt: float = 0.0  # updates of v in all
 
 
 KINDS = ("steps", "since/", "moved/", "anchor/")
@@ -75,7 +74,7 @@ class _BoundLocalAdam(BoundRule):
         self._adam = adam = AdamTensors(layout, view)
         self._inner = Inner(both_ways(spec.codec), adam.layout, context)
         self._dense = Inner(routes(Route(everything, Sum())), adam.layout, context)
-        self._steps = -1  # steps so far; -1 before the first
+        self._steps = -1  # -1 before the first
         self._moved = {name: torch.zeros_like(adam.weights(name)) for name in adam.layout.names}  # u
         self._anchor = {name: adam.weights(name) for name in adam.layout.names}  # w_0
         self._since: dict[str, SinceRound] = {}
@@ -116,7 +115,6 @@ class _BoundLocalAdam(BoundRule):
         adam.move_(momenta, {name: self._since[name].learnt for name in momenta})
 
     def _meet_(self) -> None:
-        """Move all ranks from the last round's weights along the mean momentum."""
         adam = self._adam
         own = {
             name: self._moved[name] / since.span if since.span else adam.momentum(name)

@@ -1,13 +1,12 @@
 """Float32 master weights for models with bfloat16 or float16 parameters, under any torch optimiser.
 
-An update below |w| / 512 does not change a bfloat16 weight w. Here the optimiser steps float32 weights, and
-the model gets them rounded (Micikevicius et al. 2018, arXiv:1710.03740 [recalled]):
+An update below |w| / 512 does not change a bfloat16 weight w. Here the optimiser steps float32 weights, which
+are rounded for the model (Micikevicius et al. 2018, arXiv:1710.03740 [recalled]):
 
     m = m - lr * update(float32(grad))        w = round(m)
 
-or, without the copy m, float32(w) is stepped and rounded at random (`stochastic_rounding.py`). Only inside
-`step` do the optimiser's groups hold float32: schedules, clipping, DDP and `laconic.compress` see the model's
-parameters.
+or, without the copy m, float32(w) is stepped and rounded at random (`stochastic_rounding.py`). Outside
+`step`, schedules, clipping, DDP and `laconic.compress` see the model's parameters.
 """
 
 from __future__ import annotations
@@ -30,28 +29,27 @@ from laconic.optim.unwrapping import is_ours, refuse_wrapper, unwrap_all
 
 Rounding = Literal["nearest", "stochastic"]
 Kind = TypeVar("Kind", bound=Optimizer)
-# weak references, as masters hold their optimiser; its `step` keeps them alive
+# weak: masters hold their optimiser, whose `step` keeps them alive
 _masters: WeakKeyDictionary[Optimizer, ref[Masters]] = WeakKeyDictionary()
 
 
 def master_weights(optimizer: Kind, *, rounding: Rounding = "nearest", seed: int = 0) -> Kind:
     """Let this optimiser step float32 weights instead of its half-precision parameters.
 
-    Its state (momentum, Adam's moments) is float32 as well; float32 parameters do not change. Entries written
-    from outside, by `model.load_state_dict` or a mask, restart from the written value. With a GradScaler and
-    float16 parameters, do not call `scaler.unscale_`, which torch refuses for float16: the step divides in
-    float32.
+    Its state is float32 as well; float32 parameters do not change. Entries written from outside, by
+    `model.load_state_dict` or a mask, restart from the written value. With a GradScaler and float16
+    parameters, do not call `scaler.unscale_`, which torch refuses: the step divides in float32.
 
-    Memory per weight: 4 bytes for masters, and 4 for their gradients inside a step; with "stochastic" 8
-    bytes, only inside. `optimizer.state_dict()` has the masters or the number of roundings, so a resumed run
-    has the same bits. `copy.deepcopy` copies the masters; pickle does not.
+    Memory per weight: 4 bytes for masters, and 4 for gradients inside a step; with "stochastic" 8, only
+    inside. `optimizer.state_dict()` has the masters or the number of roundings: a resumed run has the same
+    bits. `copy.deepcopy` copies the masters; pickle does not.
 
     Args:
         optimizer: Any `torch.optim.Optimizer`, before or after `laconic.compress`; before
-            `laconic.distribute`, and before a learning rate schedule is built.
-        rounding: "nearest" stores masters; "stochastic" stores none, and rounds the updated weights at
-            random: unbiased, with a noise of up to one step of the 16-bit grid.
-        seed: Seed of the random rounding; equal on all ranks, so that replicas stay equal.
+            `laconic.distribute` and before building a learning rate schedule.
+        rounding: "nearest" stores masters; "stochastic" stores none, and rounds at random: unbiased, with a
+            noise of up to one step of the 16-bit grid.
+        seed: Seed of the random rounding, equal on all ranks.
 
     Returns:
         The same optimiser.
@@ -109,7 +107,7 @@ def masters_of(optimizer: Optimizer) -> Masters | None:
 
 
 def _install(optimizer: Optimizer, masters: Masters) -> None:
-    """Replace the object's `step` and `load_state_dict`; hooks would run after others read the groups."""
+    """Replace the object's `step` and `load_state_dict`; a hook would run after others read the groups."""
     _masters[optimizer] = ref(masters)
     step, load = optimizer.step, optimizer.load_state_dict
 
@@ -123,13 +121,13 @@ def _install(optimizer: Optimizer, masters: Masters) -> None:
     def mastered_copy(self: Optimizer, memo: dict[int, Any]) -> Optimizer:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
-        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # without the object's own methods
+        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # without own methods
         _install(made, masters.copied(made, memo))
         return made
 
-    # methods, as schedulers take `step.__func__`
+    # schedulers take `step.__func__`
     optimizer.step = types.MethodType(mastered_step, optimizer)  # type: ignore[method-assign]
     optimizer.load_state_dict = types.MethodType(mastered_load, optimizer)  # type: ignore[method-assign]
     optimizer.__deepcopy__ = types.MethodType(mastered_copy, optimizer)  # type: ignore[attr-defined]
     optimizer.register_state_dict_post_hook(lambda _, state: masters.added_to(state))
-    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # GradScaler hands its scale over
+    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # GradScaler passes its scale

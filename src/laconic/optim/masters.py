@@ -1,4 +1,4 @@
-"""Float32 weights that replace half-precision parameters inside an optimiser's step."""
+"""Float32 weights in place of half-precision parameters inside an optimiser's step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from laconic.core.turn import mix
 from laconic.optim.step_hooks import between_hooks
 from laconic.optim.stochastic_rounding import HALF, round_at_random
 
-MASTER, ROUNDINGS = "master_weight", "roundings"  # in the state of a parameter
+MASTER, ROUNDINGS = "master_weight", "roundings"  # in a parameter's state
 SCALING = ("grad_scale", "found_inf")  # set by a GradScaler
 
 
 class Masters:
-    """Master weights of one optimiser. `at_random`: created for each step, and rounded at random after it.
+    """Master weights of one optimiser. `at_random`: made for each step, then rounded at random.
 
-    Momentum and other state belong to the parameter between steps, and to its master inside.
+    Between steps, state belongs to the parameter; inside, to its master.
     """
 
     def __init__(self, optimizer: Optimizer, *, at_random: bool, seed: int) -> None:
@@ -33,7 +33,7 @@ class Masters:
         self._seed = seed
         self._masters: dict[Tensor, Tensor] = {}
         self._roundings = 0
-        self._versions: dict[Tensor, int] = {}  # versions of parameters, to detect writes in a step
+        self._versions: dict[Tensor, int] = {}  # to detect writes in a step
         self._inside: dict[Tensor, Tensor] = {}  # masters by parameter
         self._behind: dict[Tensor, Tensor] = {}  # parameters by master
         for parameter in self._halves():
@@ -51,7 +51,7 @@ class Masters:
         return self._behind.get(held, held)
 
     def of(self, parameter: Tensor) -> Tensor | None:
-        """Return the master of a half-precision parameter, created if needed; else None."""
+        """Return the master of a half-precision parameter, or None."""
         if self._at_random or parameter.dtype not in HALF:
             return None
         if parameter not in self._masters:
@@ -63,7 +63,7 @@ class Masters:
         given = vars(self._optimizer)
         scaling = {
             name: given.pop(name) for name in SCALING if name in given
-        }  # applied here instead of in the kernel
+        }  # applied here, not in the kernel
         try:
             if bool(scaling.get("found_inf", False)):
                 return None
@@ -110,17 +110,17 @@ class Masters:
 
     @torch.no_grad()
     def _fresh(self, parameter: Tensor) -> Tensor:
-        """Return the master for a step, after external writes to the parameter."""
+        """Return the master for a step, after writes to the parameter."""
         master = self.of(parameter)
         if master is None:
             return parameter.detach().float()
         same = master.to(parameter.dtype) == parameter
-        if not (same.is_cpu and bool(same.all())):  # on other devices copying is cheaper than checking
+        if not (same.is_cpu and bool(same.all())):  # elsewhere copying is cheaper than checking
             master.copy_(torch.where(same, master, parameter.float()))
         return master
 
     def _exchange(self, others: Mapping[Tensor, Tensor]) -> None:
-        """Replace keys of `others` by its values, in state and groups (in place: LBFGS has a reference)."""
+        """Replace keys of `others` by its values, in place: LBFGS has a reference to the groups."""
         for group in self._optimizer.param_groups:
             group["params"][:] = [others.get(each, each) for each in group["params"]]
         state = self._optimizer.state
@@ -141,7 +141,7 @@ class Masters:
         with torch.no_grad():
             for parameter, master in held.items():
                 parameter.copy_(master)
-        self._exchange(behind)  # the closure's zero_grad() acts on the model's parameters
+        self._exchange(behind)  # for the closure's zero_grad()
         self._inside, self._behind = {}, {}
         try:
             result = closure()
@@ -187,7 +187,7 @@ class Masters:
         return made
 
     def load(self, load: Callable[[dict[str, Any]], None], state_dict: dict[str, Any]) -> None:
-        """Load a state in float32; without masters, those of the parameters stay.
+        """Load a state in float32; without masters, the parameters' stay.
 
         Raises `StateError`, with nothing changed, for a master of another shape.
         """
@@ -216,7 +216,7 @@ class Masters:
 
 
 def _single_like(grad: Tensor, master: Tensor) -> Tensor:
-    """Return a float32 gradient with the strides of its master, as fused kernels require."""
+    """Return a float32 gradient with its master's strides, as fused kernels require."""
     single = grad.float()
     if single.layout != torch.strided or single.stride() == master.stride():
         return single

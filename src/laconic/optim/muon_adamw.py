@@ -1,4 +1,4 @@
-"""Muon for matrices and AdamW for other parameters, as one optimiser, for tools that build only one."""
+"""Muon for matrices and AdamW for other parameters, for tools that build one optimiser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_muon(settings: Mapping[str, Any]) -> bool:
 
 
 class MuonAdamW(Optimizer):
-    """Optimiser that steps matrices as `torch.optim.Muon` without Nesterov, other parameters as AdamW.
+    """Optimiser that steps matrices as `torch.optim.Muon` without Nesterov, others as AdamW.
 
     Muon's rate is adjusted so that one `lr` suits both (`adjust_lr_fn="match_rms_adamw"`).
 
@@ -45,7 +45,7 @@ class MuonAdamW(Optimizer):
         super().__init__([group for part in self._parts for group in part.param_groups], {})
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_parts": self._parts}  # torch copies nothing else of a subclass
+        return super().__getstate__() | {"_parts": self._parts}  # torch copies nothing else
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -22,7 +22,7 @@ from laconic.optim.own_step import check_step
 
 @dataclass(frozen=True)
 class MuonRows(Rule):
-    """Steps of `torch.optim.Muon` on the nonzero rows or columns of matrices, without further momentum."""
+    """Steps of `torch.optim.Muon` on matrices' nonzero rows or columns, without further momentum."""
 
     @property
     def wants(self) -> str:
@@ -80,7 +80,7 @@ class _MuonRows(BoundRule):
 def _step_(w: Tensor, g: Tensor, settings: Mapping[str, Any]) -> None:
     """Step the nonzero slices of g: w = (1 - lr * weight decay) * w - adjusted lr * orthonormal(g)."""
     along, lr = axis(tuple(w.shape)), float(settings["lr"])
-    slices = g.ne(0).any(1 - along).nonzero().flatten()  # several exchanges give the union of their slices
+    slices = g.ne(0).any(1 - along).nonzero().flatten()  # the union over several exchanges
     iteration = settings["ns_coefficients"], settings["ns_steps"], settings["eps"]
     change = orthonormal(g.index_select(along, slices), *iteration)
     w.mul_(1 - lr * settings["weight_decay"])
@@ -88,6 +88,5 @@ def _step_(w: Tensor, g: Tensor, settings: Mapping[str, Any]) -> None:
 
 
 def _ratio(w: Tensor, adjust: str | None) -> float:
-    """Return Muon's factor of the rate for the whole matrix."""
     m, n = w.shape
     return 0.2 * math.sqrt(max(m, n)) if adjust == "match_rms_adamw" else math.sqrt(max(1, m / n))

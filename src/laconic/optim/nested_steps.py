@@ -1,7 +1,7 @@
 """Hooks of optimisers whose `step` calls their parent's: torch may run them in both.
 
-torch wraps `step` once for each class, when the first optimiser of that class is built. So a subclass's hooks
-run twice at each step, but only if the script has also built an optimiser of the parent's class.
+torch wraps a class's `step` when its first optimiser is built: a subclass's hooks run twice only if the
+script has also built an optimiser of the parent's class.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 Hook = Callable[..., Any]
-WRAPPER = Optimizer.profile_hook_step(lambda: None).__code__  # torch's function around each `step`
+WRAPPER = Optimizer.profile_hook_step(lambda: None).__code__  # torch's wrapper of `step`
 
 
 def outermost(hook: Hook) -> Hook:

@@ -1,4 +1,4 @@
-"""Newton-Schulz iteration: sets the singular values of a matrix to about 1.
+"""Newton-Schulz iteration: sets a matrix's singular values to about 1.
 
 Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; as in `torch.optim.Muon`.
 """
@@ -14,8 +14,8 @@ from torch import Tensor
 def orthonormal(x: Tensor, coefficients: Sequence[float], steps: int, eps: float) -> Tensor:
     """Return x (m, n) orthonormalised, in bfloat16; zeros for zeros.
 
-    Singular values end between about 0.5 and 1.5. A step with coefficients a, b, c is X = a X + b (X X^T) X +
-    c (X X^T)^2 X; `eps` is the smallest norm to divide by.
+    Singular values end between about 0.5 and 1.5. Each step is X = a X + b (X X^T) X + c (X X^T)^2 X; `eps`
+    is the smallest norm to divide by.
 
     >>> orthonormal(torch.diag(torch.tensor([1.0, 2.0])), (1.5, -0.5, 0.0), 9, 1e-7).tolist()
     [[1.0, 0.0], [0.0, 1.0]]

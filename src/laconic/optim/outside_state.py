@@ -1,4 +1,4 @@
-"""Search for tensors that an optimiser keeps for single weights outside of `state[parameter]`.
+"""Search for tensors of single weights outside of an optimiser's `state[parameter]`.
 
 Clearing dropped weights, or restoring an earlier state, would miss them.
 """
@@ -37,7 +37,7 @@ def kept_outside(optimizer: Optimizer) -> str:
 def second_weights(optimizer: Optimizer, within: float = 0.0) -> str:
     """Return where an optimiser keeps a second set of weights, as Lookahead does, or "".
 
-    All its values are within a relative distance of the parameters. torch and Laconic have none.
+    All its values are within a relative distance of the parameters.
 
     >>> weight = nn.Parameter(torch.ones(3, 4))
     >>> optimizer = type("Mine", (torch.optim.SGD,), {"__module__": "mine"})([weight])
@@ -126,7 +126,7 @@ def _short(key: object) -> str:
 
 
 def _storage(tensor: Tensor) -> int:
-    """Return the address of its memory, or its id if it has none (sparse and meta tensors)."""
+    """Return the address of its memory; its id without one (sparse and meta tensors)."""
     try:
         return tensor.untyped_storage().data_ptr() or id(tensor)
     except (RuntimeError, NotImplementedError):

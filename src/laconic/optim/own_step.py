@@ -13,9 +13,9 @@ from laconic.core.errors import AttachError
 
 
 def steps_as(optimizer: Optimizer, *kinds: type[Optimizer], by: str = "step") -> bool:
-    """Return whether the optimiser is of one of these kinds, and its method `by` is that kind's own.
+    """Return whether the optimiser is of one of these kinds, with that kind's own method `by`.
 
-    Subclasses with more settings pass, and so do the wrappers of torch, schedulers, profilers and Accelerate.
+    Subclasses with more settings pass, as do wrappers of torch, schedulers, profilers and Accelerate.
 
     >>> from torch.optim import SGD
     >>> class Negated(SGD):
@@ -30,7 +30,7 @@ def steps_as(optimizer: Optimizer, *kinds: type[Optimizer], by: str = "step") ->
 
 
 def check_step(optimizer: Optimizer, *kinds: type[Optimizer], instead: str) -> None:
-    """Raise `AttachError` if an optimiser of one of these kinds overrides its step. `instead`: the fix."""
+    """Raise `AttachError` if an optimiser of these kinds overrides its step. `instead`: the fix."""
     if steps_as(optimizer, *kinds):
         return
     parent = next(kind for kind in type(optimizer).__mro__ if kind in kinds)
@@ -59,7 +59,6 @@ def _innermost(step: Any, optimizer: Optimizer) -> Callable[..., Any] | None:
 
 
 def _patched(step: Any, optimizer: Optimizer) -> Any:
-    """Return the optimiser's step in the closure of a patch, or None."""
     for cell in getattr(step, "__closure__", None) or ():
         try:
             value = cell.cell_contents

@@ -15,7 +15,7 @@ from laconic.optim.closure import evaluate
 
 
 class CheckedOptimizer(Optimizer):
-    """Base that checks the settings of every parameter group, and updates all parameters with a gradient."""
+    """Base that checks settings, and updates all parameters with a gradient."""
 
     @abstractmethod
     def check(self, group: Mapping[str, Any]) -> None:
@@ -26,15 +26,14 @@ class CheckedOptimizer(Optimizer):
         """Update parameters of a group, which have dense gradients."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters. Raises `SpecError` for settings out of range."""
         self.check({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient. A `closure` is called once, before; returns its result.
+        """Update every parameter that has a gradient; return the result of `closure`, called once before.
 
-        Raises `AttachError` for a gradient that the optimiser does not support, such as a sparse one.
+        Raises `AttachError` for an unsupported gradient, such as a sparse one.
         """
         loss = evaluate(closure)
         for group in self.param_groups:
@@ -50,7 +49,7 @@ class PerTensor(CheckedOptimizer):
 
     @abstractmethod
     def update_(self, w: Tensor, g: Tensor, group: Mapping[str, Any]) -> None:
-        """Update tensor `w` with its gradient `g`."""
+        """Update `w` with its gradient `g`."""
 
     def update_group_(self, ws: list[Tensor], group: Mapping[str, Any]) -> None:
         for w in ws:

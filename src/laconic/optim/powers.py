@@ -1,4 +1,4 @@
-"""Nearest power of two by logarithm: AP2(x) = sign(x) 2^round(log2 |x|), so that products are shifts.
+"""Nearest power of two by logarithm: AP2(x) = sign(x) 2^round(log2 |x|).
 
 Courbariaux et al. 2016, arXiv:1602.02830, as in the authors' code.
 """

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ROUNDS = 60  # bisections: more than a float32 has bits
+ROUNDS = 60  # bisections, for a float32's bits
 
 
 def soft(z: Tensor, threshold: Tensor) -> Tensor:
-    """Return the l1 step of each entry: sign(z) * max(|z| - threshold, 0).
+    """Return the l1 step: sign(z) * max(|z| - threshold, 0).
 
     >>> soft(torch.tensor([3.0, -0.5]), torch.tensor([1.0, 1.0])).tolist()
     [2.0, -0.0]
@@ -27,8 +27,8 @@ def soft(z: Tensor, threshold: Tensor) -> Tensor:
 def block_soft(z: Tensor, h: Tensor, c: float) -> Tensor:
     """Return the l2 step of each row (a vector is one row): rows with |H z| <= c vanish.
 
-    w_j = z_j H_j r / (H_j r + c), with r the norm of the new row: bisection solves sum_j (z_j H_j / (H_j r +
-    c))^2 = 1, which falls in r.
+    w_j = z_j H_j r / (H_j r + c), with r the norm of the new row: bisection solves
+    sum_j (z_j H_j / (H_j r + c))^2 = 1.
 
     >>> block_soft(torch.tensor([[3.0, 4.0], [0.1, 0.0]]), torch.ones(2, 2), 1.0)
     tensor([[2.4000, 3.2000],
@@ -36,7 +36,7 @@ def block_soft(z: Tensor, h: Tensor, c: float) -> Tensor:
     """
     rows = z.reshape(1, -1) if z.dim() < 2 else z.flatten(1)
     scaled, weight = (rows * h.reshape(rows.shape)).double(), h.reshape(rows.shape).double()
-    vanishes = torch.linalg.vector_norm(scaled, dim=1, keepdim=True) <= c  # false for a row with NaN
+    vanishes = torch.linalg.vector_norm(scaled, dim=1, keepdim=True) <= c  # false for NaN
     low = torch.zeros_like(scaled[:, :1])
     high = torch.linalg.vector_norm(rows.double(), dim=1, keepdim=True)  # no row grows
     for _ in range(ROUNDS):
@@ -48,7 +48,7 @@ def block_soft(z: Tensor, h: Tensor, c: float) -> Tensor:
 
 
 def shrink(z: Tensor, h: Tensor, l1: float, l2: float) -> Tensor:
-    """Return the proximal step for l1 or l2, scaled by the step size; z if both are 0."""
+    """Return the proximal step for l1 or l2, scaled by the step size."""
     if l1:
         return soft(z, l1 / h)
     return block_soft(z, h, l2) if l2 else z
@@ -63,7 +63,7 @@ def regularised(parameters: list[Tensor], l1: float) -> list[dict[str, Any]]:
 
 
 def zero_share(parameters: list[Tensor]) -> float:
-    """Return the share of entries that are exactly zero.
+    """Return the share of zeros.
 
     >>> zero_share([torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0])])
     0.75

@@ -1,7 +1,6 @@
 """QCMD AdaGrad: AdaGrad with composite mirror descent on quantised gradients, for sparse models.
 
 Xu et al. 2022, arXiv:2208.05631, from the abstract; the update is derived from Duchi et al. 2011 [recalled].
-Without a regulariser it is AdaGrad.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ class QCMDAdaGrad(RegularisedAdaGrad):
         s = s + g^2        H = delta + sqrt(s)        z = w - lr * g / H
         w = argmin  1/2 sum_j H_j (w_j - z_j)^2 + lr * (l1 * |w|_1  or  l2 * sum over rows of |row|_2)
 
-    l1 makes single weights exactly zero, l2 whole rows. Entries whose gradients were always zero do not
-    change, as H would be delta there, and a sparse quantiser would erase them. To exempt biases, put them in
-    a group with l1=0. State: one tensor per parameter.
+    l1 makes single weights exactly zero, l2 whole rows; without either it is AdaGrad. Entries whose gradients
+    were always zero do not change: H would be delta there, and a sparse quantiser would erase them. To exempt
+    biases, put them in a group with l1=0. State: one tensor per parameter.
 
     Args:
         params: Parameters or parameter groups.

@@ -1,7 +1,6 @@
 """QRDA AdaGrad: AdaGrad with regularised dual averaging on quantised gradients, for sparse models.
 
 Xu et al. 2022, arXiv:2208.05631, from the abstract; the update is derived from Duchi et al. 2011 [recalled].
-Each step regularises the whole past.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ class QRDAAdaGrad(RegularisedAdaGrad):
         w = argmin  1/2 sum_j H_j (w_j - z_j)^2 + c * (l1 * |w|_1  or  l2 * sum over rows of |row|_2)
 
     At a constant rate, a is the paper's lr * t * (mean of g). The prox-centre is w_1, the first weights: with
-    zero, all layers of a network would vanish. Without a regulariser it is lazy AdaGrad. Entries whose
-    gradients were always zero do not change. State: three tensors per parameter.
+    zero, all layers would vanish. Without a regulariser it is lazy AdaGrad. Entries whose gradients were
+    always zero do not change. State: three tensors per parameter.
 
     Args:
         params, lr, l1, l2, delta: As for `QCMDAdaGrad`.
@@ -44,7 +43,7 @@ class QRDAAdaGrad(RegularisedAdaGrad):
     def update_(self, w: Tensor, g: Tensor, group: Mapping[str, Any]) -> None:
         state, lr = self.state[w], group["lr"]
         if not state:
-            state["rates"] = 0.0  # no tensor, as loading would cast a tensor to the weights' dtype
+            state["rates"] = 0.0  # loading would cast a tensor to the weights' dtype
             state["sum"] = torch.zeros_like(w)
             state["dual"] = torch.zeros_like(w)
             state["start"] = w.detach().clone()

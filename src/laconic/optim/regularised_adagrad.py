@@ -38,5 +38,4 @@ class RegularisedAdaGrad(PerTensor):
         return Requires(f"laconic.optim.{cls.__name__}", lambda optimiser: isinstance(optimiser, cls), usual)
 
     def zero_share(self) -> float:
-        """Return the share of all weights that are exactly zero."""
         return zero_share([w for group in self.param_groups for w in group["params"]])

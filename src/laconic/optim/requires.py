@@ -1,4 +1,4 @@
-"""Rule that requires a kind of optimiser, and leaves the update to it."""
+"""Rule that requires a kind of optimiser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from laconic.exchange.rule import BoundRule, OnlyChecks, OptimiserView, Rule, Ru
 class Requires(Rule):
     """Rule for optimisers of one `kind` (in words), recognised by `fits`.
 
-    `build(parameters, lr, weight_decay)` makes one; lr None means the usual rate.
+    `build(parameters, lr, weight_decay)` makes one; lr None: the usual rate.
     """
 
     kind: str

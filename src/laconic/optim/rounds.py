@@ -1,6 +1,6 @@
 """Steps at which 0/1 Adam learns its variance, and at which ranks communicate.
 
-Lu et al. 2022, arXiv:2202.06009, the policies of its experiments [recalled].
+Lu et al. 2022, arXiv:2202.06009, policies of the experiments [recalled].
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from laconic.core import arguments
 class Rounds:
     """Two schedules with growing intervals.
 
-    Before step `freeze_steps` every step is a round; v is learnt at every step first, and the interval
-    doubles after every `kappa` updates of v. Then rounds are one step apart first, and the interval doubles
-    after every `double_every` steps, up to `longest`.
+    Before step `freeze_steps` every step is a round, and v is learnt at intervals that double after every
+    `kappa` updates. Then the intervals between rounds double after every `double_every` steps, up to
+    `longest`. Both start at one step.
 
     >>> rounds = Rounds(freeze_steps=8, kappa=2, double_every=4, longest=4)
     >>> [step for step in range(8) if rounds.learns(step)]
@@ -35,7 +35,6 @@ class Rounds:
             arguments.whole(name, getattr(self, name), 1)
 
     def learns(self, step: int) -> bool:
-        """Return whether v is learnt at this step, from a dense mean."""
         if step >= self.freeze_steps:
             return False
         at, apart = 0, 1
@@ -45,11 +44,10 @@ class Rounds:
         return (step - at) % apart == 0
 
     def meets(self, step: int) -> bool:
-        """Return whether ranks communicate at this step."""
         if step < self.freeze_steps:
             return True
         at = self.freeze_steps
-        while at < step:  # from one doubling to the next
+        while at < step:
             apart = self.apart(at)
             until = step if apart == self.longest else min(step, at + self.double_every - self._into(at))
             at += apart * max(1, -(-(until - at) // apart))

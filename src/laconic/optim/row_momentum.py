@@ -1,4 +1,4 @@
-"""RowMomentum: momentum that grows until its entries are sent, and then decays."""
+"""Momentum that grows until its entries are sent, and then decays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _RowMomentum(Residual):
     def __init__(self, layout: Layout, optimised: Optimised) -> None:
         super().__init__(layout)
         self._optimised = optimised
-        self._factors: dict[int, list[float]] = {}  # mu of the pending step, by layout
+        self._factors: dict[int, list[float]] = {}  # mu, by layout
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
         settings = map(self._optimised.settings, layout.names)

@@ -1,8 +1,8 @@
 """Learning rates for large batches: scaled with the batch, warmed up, decayed by a polynomial.
 
-Goyal et al. 2017, arXiv:1706.02677: a batch k times as large takes a rate k times as large, after a warm-up
-from the small batch's rate. For Adam, the root of k keeps the variance of the step (Krizhevsky 2014,
-arXiv:1404.5997; You et al. 2020, arXiv:1904.00962). LARS has the power 2, LAMB 1.
+Goyal et al. 2017, arXiv:1706.02677: a k times larger batch takes a k times larger rate, after a warm-up. For
+Adam, the root of k keeps the variance of the step (Krizhevsky 2014, arXiv:1404.5997; You et al. 2020,
+arXiv:1904.00962). LARS has the power 2, LAMB 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Scaling = Literal["linear", "sqrt", "none"]
 
 
 def rate_factor(batch: int, base_batch: int, scaling: Scaling = "linear") -> float:
-    """Return the factor of the rate for `batch` examples, relative to `base_batch`.
+    """Return the factor of the rate for `batch` examples instead of `base_batch`.
 
     >>> rate_factor(1024, 64), rate_factor(1024, 64, "sqrt"), rate_factor(1024, 64, "none")
     (16.0, 4.0, 1.0)
@@ -38,8 +38,8 @@ class WarmUpThenDecay:
         afterwards             end + (1 - end) * (1 - (step - warmup_steps) / (steps - warmup_steps))^power
         step >= steps          end
 
-    `start`: the first factor, such as base_batch / batch; above 1 for a batch smaller than the base. Raises
-    `SpecError` for numbers out of range.
+    `start`: first factor, such as base_batch / batch; may exceed 1. Raises `SpecError` for numbers out of
+    range.
 
     >>> schedule = WarmUpThenDecay(steps=6, warmup_steps=2, start=0.5, power=1)
     >>> [schedule(step) for step in range(7)]

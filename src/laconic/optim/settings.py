@@ -1,4 +1,4 @@
-"""Checks of optimiser settings. Any real number is accepted, also NumPy's."""
+"""Checks of optimiser settings. Any library's real numbers are accepted."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def two_shares(name: str, given: Any) -> None:
 
 
 def real_number(value: Any) -> Any:
-    """Return another library's real number as Python's float; anything else unchanged."""
+    """Return another library's real number as a float; anything else unchanged."""
     return float(value) if isinstance(value, Real) and not isinstance(value, int) else value

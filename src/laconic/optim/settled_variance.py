@@ -5,9 +5,9 @@ rises and, with Delta = 1 / (1 - b2),
 
     |v_t|_1 / |v_(t - Delta)|_1 >= 0.96
 
-Three things are ours. v has its bias corrected, as the norm of a young v always rises. A norm that has risen
-by more than 1 / 0.96 has not settled either: a v frozen too low makes later steps too long. And v is checked
-`CHECKS` times in Delta steps.
+Three changes are ours: v has its bias corrected, as the norm of a young v always rises; a norm that has risen
+by more than 1 / 0.96 has not settled, as a v frozen too low makes steps too long; and v is checked `CHECKS`
+times in Delta steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SettledVariance:
     """
 
     def __init__(self, state: Sequence[float] = (0.0, math.inf)) -> None:
-        self._checked, self._rate, *self._norms = state  # steps and learning rate at the last check
+        self._checked, self._rate, *self._norms = state  # at the last check
 
     @property
     def state(self) -> list[float]:
@@ -41,7 +41,7 @@ class SettledVariance:
         return due
 
     def add(self, norm: float, rate: float, span: int) -> bool:
-        """Add the norm of v, with its bias corrected, at a check; return whether v has settled.
+        """Add the norm of v, with its bias corrected; return whether v has settled.
 
         `span`: checks in Delta steps.
         """

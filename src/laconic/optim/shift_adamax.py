@@ -2,8 +2,8 @@
 
     m = b1 m + (1 - b1) g;  v = max(b2 v, |g|);  w = w - AP2(lr / (1 - b1^t)) m / (AP2(v) + 2^-27)
 
-Courbariaux et al. 2016, arXiv:1602.02830, from the authors' Torch7 code, with one change: they store AP2(v)
-in v, which then never falls. AdaMax: Kingma and Ba 2015, arXiv:1412.6980. `laconic.lowbit` clips the weights.
+Courbariaux et al. 2016, arXiv:1602.02830, from the authors' Torch7 code with one change: they store AP2(v) in
+v, which then never falls. AdaMax: Kingma and Ba 2015, arXiv:1412.6980. `laconic.lowbit` clips the weights.
 """
 
 from __future__ import annotations

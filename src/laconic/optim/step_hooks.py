@@ -1,6 +1,6 @@
-"""Third-party step hooks around a step on float32 masters, so that they see the model's parameters.
+"""Third-party step hooks around a step on float32 masters, to see the model's parameters.
 
-Inside that step the optimiser's groups hold masters, which Laconic's own hooks expect.
+Laconic's own hooks expect masters.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ def between_hooks(
 
 @contextmanager
 def _set_aside(hooks: Hooks) -> Iterator[None]:
-    """Remove third-party hooks for the duration of a context."""
     order, others = [*hooks], _of_others(hooks)
     for key in others:
         del hooks[key]

@@ -1,11 +1,11 @@
 """Stochastic rounding from float32 to 16 bits: up or down at random, so that the mean is exact.
 
-Rounding to nearest loses every update below half a step of the 16-bit grid; at random it is kept on average
-(Gupta et al. 2015, arXiv:1502.02551 [recalled]). With x between its neighbours t (towards zero) and u:
+Rounding to nearest loses updates below half a step of the grid (Gupta et al. 2015, arXiv:1502.02551
+[recalled]). With x between its neighbours t (towards zero) and u:
 
     P(u) = (|x| - |t|) / (|u| - |t|)        E = x
 
-Bit layout: [sign | exponent | mantissa]; u is t with its bits, as an integer, plus one.
+u is t with its bits, as an integer [sign | exponent | mantissa], plus one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ FINE = 1 << 24  # thresholds are multiples of 2^-24
 def round_at_random(x: Tensor, dtype: torch.dtype, key: int) -> Tensor:
     """Round float32 x to bfloat16 or float16 at random; the same key gives the same bits.
 
-    Unbiased, except for float16's denormals, with a bias below 2^-24 of a step. NaN, Inf and values on the
-    grid stay; finite values beyond the largest become the largest.
+    Unbiased, except for float16's denormals: a bias below 2^-24 of a step. NaN, Inf and values on the grid
+    stay; finite values beyond the largest become the largest.
 
     >>> x = torch.full((1000,), 1 + 2**-9)  # a quarter of a step above 1
     >>> round_at_random(x, torch.bfloat16, key=1).unique().tolist()

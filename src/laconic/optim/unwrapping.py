@@ -1,7 +1,7 @@
 """Unwrap optimisers that a script passes, or refuse them before any change.
 
-A hook on a wrapper may never run, because the wrapper passes `step` on to the optimiser inside. Nothing is
-imported here: an object of a library exists only where the library is loaded.
+Hooks on a wrapper may never run, because wrappers pass `step` on. Nothing is imported: an object exists only
+where its library is loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from laconic.optim.outside_state import kept_outside, second_weights
 
 
 class Wrapper(NamedTuple):
-    """Wrapper that does not change steps: its packages, its optimiser and its GradScaler."""
+    """Wrapper that does not change steps: packages, optimiser and GradScaler."""
 
     packages: tuple[str, ...]
     inner: str
@@ -51,7 +51,7 @@ def unwrap(given: object) -> Optimizer:
 
 
 def unwrap_all(given: object, scaler: Scaler = None) -> tuple[list[Optimizer], Scaler]:
-    """Return one or several optimisers without trainers' wrappers, and the GradScaler that steps them.
+    """Return optimisers without trainers' wrappers, and the GradScaler that steps them.
 
     Raises `AttachError` for anything else, and for a wrong scaler.
     """
@@ -74,8 +74,8 @@ def unwrap_all(given: object, scaler: Scaler = None) -> tuple[list[Optimizer], S
 def require_plain(given: object, feature: str) -> Optimizer:
     """Return an optimiser that steps its weights itself and stores all momentum in its `state`.
 
-    Raises `AttachError`, for a `feature` that changes weights or state: for a wrapper that overrides `step`
-    (Lookahead, SAM, ZeRO), for LBFGS, and for state elsewhere.
+    Raises `AttachError`, with the `feature`, for a wrapper's own `step` (Lookahead, SAM, ZeRO), LBFGS, or
+    state elsewhere.
     """
     optimizer = unwrap(given)
     if _known(optimizer, OURS) is not None:
@@ -96,7 +96,7 @@ def check_state(optimizer: Optimizer, feature: str) -> None:
 
 
 def require_single_weights(optimizer: Optimizer, feature: str) -> None:
-    """Raise `AttachError` if the optimiser keeps a second set of weights, which no rank would average."""
+    """Raise `AttachError` for a second set of weights, which no rank would average."""
     refuse_wrapper(optimizer, feature)
     if all(callable(getattr(optimizer, name, None)) for name in ("train", "eval")):
         raise AttachError(
@@ -114,8 +114,7 @@ def require_single_weights(optimizer: Optimizer, feature: str) -> None:
 def stepping(optimizer: Optimizer) -> Optimizer:
     """Return the optimiser whose hooks run whenever these parameters are updated.
 
-    It is the innermost one that has all of them: SAM, for example, steps only that. Raises `AttachError` if
-    it runs no hooks.
+    It is the innermost one with all of them: SAM steps only that. Raises `AttachError` if it runs no hooks.
     """
     seen: list[Optimizer] = []
     while True:
@@ -151,7 +150,6 @@ def check_is_scaler(scaler: object) -> None:
 
 
 def is_ours(given: object) -> bool:
-    """Return whether this is Laconic's optimiser, perhaps wrapped by a trainer."""
     while (wrapper := _known(given, WRAPPERS)) is not None:
         given = getattr(given, wrapper.inner)
     return _known(given, OURS) is not None
@@ -216,9 +214,8 @@ def refuse_wrapper(optimizer: Optimizer, feature: str) -> None:
 
 
 def _inner(given: object) -> dict[str, Any]:
-    """Return the object's attributes that are optimisers of the same parameters, by name."""
     fields = dict(vars(given)) if hasattr(given, "__dict__") else {}
-    for name in NAMES:  # of objects with __slots__ or properties
+    for name in NAMES:  # with __slots__ or properties
         if name not in fields and isinstance(given, Optimizer) is False:
             fields[name] = getattr(given, name, None)
     own = _held(given)
@@ -249,7 +246,7 @@ def _held(given: object) -> set[int]:
 
 
 def _check_hooks(optimizer: Optimizer) -> None:
-    """Raise `AttachError` if `step` runs no hooks, without torch's constructor."""
+    """Raise `AttachError` if `step` runs no hooks, as without torch's constructor."""
     if type(optimizer).register_step_pre_hook is not Optimizer.register_step_pre_hook:
         return  # it passes hooks on
     has = "_optimizer_step_pre_hooks" in vars(optimizer)
@@ -264,6 +261,6 @@ def _check_hooks(optimizer: Optimizer) -> None:
 def is_skipped(optimizer: Optimizer) -> bool:
     """Return whether the current step, in whose hook this is called, is skipped for Inf or NaN.
 
-    A GradScaler does not call `step` of most optimisers then, but a fused optimiser skips inside `step`.
+    A GradScaler does not call `step` of most optimisers then, but a fused one skips inside `step`.
     """
     return bool(getattr(optimizer, "found_inf", False))

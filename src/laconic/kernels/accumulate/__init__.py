@@ -1,4 +1,4 @@
-"""Accumulation of gradients in residuals, detection of NaN and Inf, and addition of sparse updates."""
+"""Accumulation of gradients in residuals, and addition of sparse updates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from laconic.kernels.accumulate import reference
 
 
 def all_finite(x: Tensor, segments: Segments) -> bool:
-    """Return whether no entry of these ranges of x float32 (n,) is NaN or infinite."""
+    """Return whether all entries of these ranges of x float32 (n,) are finite."""
     checks.buffer("x", x, segments)
     if (native := dispatch.native(x)) is not None:
         return bool(native.all_finite(x, segments))
@@ -32,10 +32,8 @@ def accumulate_(
 ) -> bool:
     """Compute residual = decay * residual + scale * grad on the segments of float32 (n,), in place.
 
-    An entry whose new value is not finite keeps its old one, and the function returns False.
-
-    Args:
-        keep: Write the old residual to `grad`, for `undo_`.
+    An entry whose new value is not finite keeps its old one; then returns False. `keep`: write the old
+    residual to `grad`, for `undo_`.
 
     >>> r, g = torch.ones(3), torch.tensor([1.0, 2.0, float("inf")])
     >>> accumulate_(r, g, Segments.whole(3), scale=0.5), r.tolist()
@@ -67,7 +65,7 @@ def velocity_(
 
     With g = scale * grad, velocity u (in place) and residual v: heavy ball u = m u + g, fresh = v + u;
     Nesterov u = m (u + g), fresh = v + u + g. `grad` gets the old velocity, for `undo_`; `fresh` may be the
-    residual. An entry whose new u or v is not finite keeps both old ones, and the function returns False.
+    residual. An entry whose new u or v is not finite keeps both old ones; then returns False.
     """
     checks.buffer("velocity", velocity, segments)
     checks.buffer("residual", residual, segments)
@@ -85,9 +83,9 @@ def velocity_(
 
 
 def undo_(memory: Tensor, grad: Tensor, segments: Segments) -> None:
-    """Restore the memory from the old values that `accumulate_` or `velocity_` wrote to `grad`.
+    """Restore the memory from the values that `accumulate_` or `velocity_` wrote to `grad`.
 
-    `grad` is infinite where the new value was not finite: there the memory is unchanged.
+    `grad` is infinite where the memory is unchanged, as the new value was not finite.
 
     >>> r, g = torch.ones(2), torch.tensor([2.0, float("inf")])
     >>> accumulate_(r, g, Segments.whole(2), keep=True), r.tolist(), g.tolist()
@@ -101,9 +99,7 @@ def undo_(memory: Tensor, grad: Tensor, segments: Segments) -> None:
 
 
 def add_sparse_(x: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
-    """Add alpha * y to x float32 (n,), in place, where `y` is not zero.
-
-    For a mostly zero `y`: touches only the cache lines of `x` where `y` has entries.
+    """Add alpha * y, mostly zero, to x float32 (n,), in place.
 
     >>> add_sparse_(torch.ones(4), torch.tensor([0.0, 2.0, 0.0, -1.0]), alpha=0.5)
     tensor([1.0000, 2.0000, 1.0000, 0.5000])

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
-"""Residual and velocity updates in Triton: one pass over memory, one flag for all tensors."""
+"""Residual and velocity updates in Triton: one pass over memory, one flag."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from laconic.kernels.launch import launch as launch_once
 from laconic.kernels.tiles import table, tiles
 
 TILE = 4096
-EXPONENT = tl.constexpr(0x7F800000)  # all ones: infinite or NaN
-WARPS = {True: 8, False: 16}  # whole and last tiles, whose masks take registers
+EXPONENT = tl.constexpr(0x7F800000)
+WARPS = {True: 8, False: 16}  # whole and last tiles; masks take registers
 
 
 @triton.jit
@@ -35,7 +35,6 @@ def _places(
     TILE: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """Return this program's segment, its first element, lanes, and the mask of valid lanes."""
     segment = tl.load(segments + tl.program_id(0))
     first = tl.load(firsts + tl.program_id(0))
     start = tl.load(starts + segment) + first
@@ -189,10 +188,10 @@ def velocity_(
 def launch(
     kernel: Any, segments: Segments, arguments: tuple[Any, ...], constants: tuple[Any, ...] = ()
 ) -> None:
-    """Launch a kernel for all whole tiles of the segments, then for the shorter last tiles.
+    """Launch a kernel for all whole tiles, then for the shorter last tiles.
 
-    The kernel takes `arguments`, then starts, sizes, segments and first elements of its tiles, `constants`,
-    and TILE, ALIGNED and WHOLE.
+    Its parameters: `arguments`; starts, sizes, segments and first elements of tiles; `constants`; TILE,
+    ALIGNED and WHOLE.
     """
     device = arguments[0].device
     with dispatch.device_of(arguments[0]):
@@ -214,5 +213,5 @@ def _launches(segments: Segments, device: torch.device) -> tuple[tuple[Any, ...]
 
 @lru_cache(maxsize=256)
 def momentum_table(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return factors as float32 (s,) on a device. Cached: do not change it."""
+    """Return factors, float32 (s,). Cached: do not change it."""
     return torch.tensor(values, dtype=torch.float32, device=device)

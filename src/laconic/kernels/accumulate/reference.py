@@ -1,4 +1,4 @@
-"""Residual and velocity updates in plain torch, which native kernels equal bit for bit."""
+"""Residual and velocity updates in plain torch; native kernels equal it bit for bit."""
 
 from __future__ import annotations
 
@@ -74,7 +74,6 @@ def _finite(x: Tensor) -> Tensor:
 
 
 def _write(out: Tensor, old: Tensor, new: Tensor, finite: Tensor, clean: Tensor) -> None:
-    """Write `new` where it is finite, else `old`. On a CPU, reading `clean` saves a pass."""
     if clean.is_cpu and bool(clean):
         out.copy_(new)
     else:
@@ -82,7 +81,6 @@ def _write(out: Tensor, old: Tensor, new: Tensor, finite: Tensor, clean: Tensor)
 
 
 def _keep(grad: Tensor, old: Tensor, finite: Tensor, clean: Tensor) -> None:
-    """Write `old` to the gradient, and infinity where the new value is not finite."""
     if clean.is_cpu and bool(clean):
         grad.copy_(old)
     else:
@@ -91,7 +89,6 @@ def _keep(grad: Tensor, old: Tensor, finite: Tensor, clean: Tensor) -> None:
 
 @lru_cache(maxsize=64)
 def _infinity(device: torch.device) -> Tensor:
-    """Return infinity, float32 (). Shared: do not change it."""
     return torch.tensor(math.inf, dtype=torch.float32, device=device)
 
 
@@ -108,7 +105,7 @@ def _factors(momentum: Tensor, segments: Segments, device: torch.device) -> list
 
 @lru_cache(maxsize=4)
 def momentum_table(values: tuple[float, ...], segments: Segments, device: torch.device) -> Tensor:
-    """Return the momentum of each element of the merged runs, float32 (n,). Shared: do not change it."""
+    """Return each element's momentum, float32 (n,). Cached: do not change it."""
     ascending = sorted(zip(segments.starts, segments.sizes, values, strict=True))
     repeats = torch.tensor([size for _, size, _ in ascending], dtype=torch.int64, device="cpu")
     each = torch.tensor([value for _, _, value in ascending], dtype=torch.float32, device="cpu")

@@ -36,7 +36,7 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 def unpack_bits(wire: Tensor, bits: int, n: int) -> Tensor:
     """Unpack `pack_bits` to int32 (n,); codes of 32 bits can be negative.
 
-    Raises `WireError` unless the wire has ceil(n * bits / 8) bytes and zero padding.
+    Raises `WireError` for a wrong length or nonzero padding.
 
     >>> unpack_bits(torch.tensor([33, 3], dtype=torch.uint8), bits=4, n=3).tolist()
     [1, 2, 3]
@@ -66,8 +66,8 @@ def ternary_nbytes(n: int) -> int:
 def pack_ternary(levels: Tensor) -> Tensor:
     """Pack levels -1, 0, 1 int32 (n,) to uint8 (ceil(n / 5),), five base-3 digits per byte.
 
-    Digits 0, 1, 2 mean 0, 1, -1; the first level is the lowest digit. Padding digits are zero. Raises
-    `ValueError` for any other level.
+    Digits 0, 1, 2 mean 0, 1, -1; the first level is the lowest digit, padding is zero. Raises `ValueError`
+    for any other level.
 
     >>> pack_ternary(torch.tensor([1, -1, 0, 0, 1, -1], dtype=torch.int32)).tolist()
     [88, 2]
@@ -85,7 +85,7 @@ def pack_ternary(levels: Tensor) -> Tensor:
 
 
 def unpack_ternary(wire: Tensor, n: int) -> Tensor:
-    """Unpack `pack_ternary` to int32 (n,). Raises `WireError` for bytes that it cannot have made.
+    """Unpack `pack_ternary` to int32 (n,). Raises `WireError` for other bytes.
 
     >>> unpack_ternary(torch.tensor([88, 2], dtype=torch.uint8), n=6).tolist()
     [1, -1, 0, 0, 1, -1]

@@ -1,4 +1,4 @@
-"""Bit packing in plain torch: eight codes of b bits fill b bytes, so all such groups share their shifts."""
+"""Bit packing in plain torch: eight codes of b bits fill b bytes and share their shifts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laconic.core.errors import WireError
 
 
 def overlaps(bits: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (byte, code, shift) that share bits in a group; the byte starts `shift` bits into the code."""
+    """Yield (byte, code, shift) that share bits; the byte starts `shift` bits into the code."""
     for byte in range(bits):
         for code in range(8):
             shift = 8 * byte - bits * code
@@ -47,18 +47,18 @@ def unpack_bits(wire: Tensor, bits: int, n: int) -> Tensor:
     return torch.where(codes >= 1 << 31, codes - (1 << 32), codes).to(torch.int32)
 
 
-# Codes lie one per lane (byte) of an integer. Neighbouring lanes are joined, two at a time, until the codes
-# lie side by side in the low bits. If these fill one byte, the bits above need no mask.
+# Codes lie one per lane. Neighbouring lanes are joined, two at a time, until the codes are adjacent. Codes
+# that fill one byte need no mask.
 LANES = {1: torch.int64, 2: torch.int32, 4: torch.int16}
 
 
 def _even(bits: int, lane: int, x: Tensor) -> int:
-    """Return the mask of the low `bits` of every second lane of an integer of x."""
+    """Return the mask of the low `bits` of every second lane."""
     return sum(((1 << bits) - 1) << at for at in range(0, 8 * x.itemsize, 2 * lane))
 
 
 def pack_bytes(codes: Tensor, bits: int) -> Tensor:
-    """Pack codes uint8 (n,) below 2^bits to uint8 (n * bits / 8,); n is a multiple of 8, and bits <= 8."""
+    """Pack uint8 codes below 2^bits, bits <= 8, to bytes; n is a multiple of 8."""
     if bits == 8:
         return codes
     lane, held = 8, bits

@@ -1,6 +1,6 @@
 """Codes of few bits with a table of values: groups of equal count, or powers of a base.
 
-Wire per tensor: [values float32 | codes, packed as in `bitpack`]; an empty tensor has none. See README.md.
+Wire per tensor: [values float32 | codes, packed as in `bitpack`], empty without elements. See README.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from laconic.kernels.codebook import reference
 from laconic.kernels.codebook.shapes import hierarchy_shape, powers_shape, quantile_shape
 
 Shape = Callable[[int], tuple[int, int]]
-MOST_LEVELS, MOST_BINS, MOST_POWERS = 256, 1 << 16, (1 << 15) - 1  # codes have at most 16 bits
+MOST_LEVELS, MOST_BINS, MOST_POWERS = 256, 1 << 16, (1 << 15) - 1
 
 
 def codebook_nbytes(shape: tuple[int, int], n: int) -> int:
@@ -44,7 +44,7 @@ def hierarchy_encode(x: Tensor, segments: Segments, levels: int) -> Tensor:
 
 
 def hierarchy_add_(wire: Tensor, segments: Segments, out: Tensor, levels: int, alpha: float = 1.0) -> Tensor:
-    """Add alpha * sign * mean of the group to each segment of `out`.
+    """Add alpha * sign * mean of the group to each segment.
 
     Raises `WireError`, before any write, for bytes that no encoder makes.
     """
@@ -72,7 +72,7 @@ def quantile_encode(x: Tensor, segments: Segments, bins: int) -> Tensor:
 
 
 def quantile_add_(wire: Tensor, segments: Segments, out: Tensor, bins: int, alpha: float = 1.0) -> Tensor:
-    """Add alpha * mean of the bin to each segment of `out`. Raises `WireError` as `hierarchy_add_`."""
+    """Add alpha * mean of the bin. Raises `WireError` as `hierarchy_add_`."""
     arguments.whole("bins", bins, 2, MOST_BINS)
     _check(wire, segments, out, lambda n: quantile_shape(n, bins))
     if (native := dispatch.native(wire, out)) is not None:
@@ -84,7 +84,7 @@ def quantile_add_(wire: Tensor, segments: Segments, out: Tensor, bins: int, alph
 
 
 def powers_encode(x: Tensor, segments: Segments, bounds: Tensor) -> Tensor:
-    """Encode sign and level: the number of bounds[l] * s that |x| reaches, s = max |x| of its tensor.
+    """Encode sign and level: the number of bounds[l] * max |x| of its tensor that |x| reaches.
 
     bounds float32 (levels,) ascend from above 0 to at most 1. Level 0 has no sign; a zero is always level 0.
     """
@@ -98,7 +98,7 @@ def powers_encode(x: Tensor, segments: Segments, bounds: Tensor) -> Tensor:
 
 
 def powers_add_(wire: Tensor, segments: Segments, out: Tensor, powers: Tensor, alpha: float = 1.0) -> Tensor:
-    """Add alpha * sign * s * powers[level - 1] to `out`, nothing for level 0; powers float32 (levels,).
+    """Add alpha * sign * max |x| * powers[level - 1], nothing for level 0; powers float32 (levels,).
 
     Raises `WireError` as `hierarchy_add_`.
     """

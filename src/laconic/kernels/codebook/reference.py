@@ -1,6 +1,6 @@
-"""Codebooks in plain torch, tensor by tensor; native kernels equal it byte for byte.
+"""Codebooks in plain torch; native kernels equal it byte for byte.
 
-Means are sums in float64, in any order, rounded to float32.
+Means are float64 sums, in any order, rounded to float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ def pack(book: Tensor, codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(wire: Tensor, shape: tuple[int, int], n: int) -> tuple[Tensor, Tensor]:
-    """Return the values and the codes int64 (n,) of a wire of the right length."""
     numbers, bits = shape
     book, packed = wire[: 4 * numbers].clone().view(torch.float32), wire[4 * numbers :]
     if not bool(torch.isfinite(book).all()):
@@ -43,8 +42,7 @@ def known(codes: Tensor, entries: int) -> Tensor:
 
 
 def means(values: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Return the mean of each nonempty group, float32 (count,); groups (n,)."""
-    if not values.is_cpu:  # GPU additions to few addresses would wait for each other
+    if not values.is_cpu:  # GPU additions to few addresses are serial
         ordered, order = groups.sort(stable=True)
         each = torch.arange(count, dtype=groups.dtype, device=values.device)
         ends = torch.searchsorted(ordered, each, right=True)
@@ -57,7 +55,7 @@ def means(values: Tensor, groups: Tensor, count: int) -> Tensor:
 
 
 def by_rank(values: Tensor, groups: int, descending: bool) -> Tensor:
-    """Return the group of each value, int64 (n,): rank * groups // n, the lower index first among equals."""
+    """Return rank * groups // n of each value; the lower index first among equals."""
     n = values.numel()
     order = torch.argsort(values, descending=descending, stable=True)
     return torch.empty_like(order).index_copy_(
@@ -83,7 +81,7 @@ def hierarchy_decode(wire: Tensor, n: int, levels: int) -> Tensor:
 
 
 def quantile_encode(x: Tensor, bins: int) -> Tensor:
-    """Encode bins of x, ascending; values below zero get their share of the bins, at least one."""
+    """Encode bins, ascending; values below zero get their share of the bins, at least one."""
     n, below = x.numel(), x < 0
     entries, bits = quantile_shape(n, bins)
     negative = int(below.sum())
@@ -103,7 +101,7 @@ def quantile_decode(wire: Tensor, n: int, bins: int) -> Tensor:
 
 
 def powers_encode(x: Tensor, bounds: Tensor) -> Tensor:
-    """Encode levels: comparisons with bounds * max |x|, at least the smallest float32 above zero."""
+    """Encode levels; bounds * max |x| is at least the smallest float32 above zero."""
     n = x.numel()
     numbers, bits = powers_shape(n, bounds.numel())
     size = x.abs()

@@ -1,4 +1,4 @@
-"""Number of values of a tensor's codebook, and bits per code."""
+"""Number of values of a codebook, and bits per code."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def quantile_shape(n: int, bins: int) -> tuple[int, int]:
 
 
 def powers_shape(n: int, levels: int) -> tuple[int, int]:
-    """Return one value, the largest magnitude, and the bits of sign and level; level 0 is zero."""
+    """Return one value, the largest magnitude, and the bits of sign and level."""
     return (1, 1 + levels.bit_length()) if n else (0, 0)

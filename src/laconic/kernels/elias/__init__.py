@@ -16,8 +16,6 @@ from laconic.kernels.elias import reference
 def elias_encode(values: Tensor) -> Tensor:
     """Encode values int32 (k,) >= 1 to uint8 (m,), filling each byte from its highest bit.
 
-    1, 2 and 4 are 0, 100 and 101000:
-
     >>> [format(byte, "08b") for byte in elias_encode(torch.tensor([1, 2, 4], dtype=torch.int32)).tolist()]
     ['01001010', '00000000']
     """

@@ -1,4 +1,4 @@
-"""Elias omega codes in plain torch, which native kernels equal byte for byte."""
+"""Elias omega codes in plain torch; native kernels equal it byte for byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 
 from laconic.core.errors import WireError
 
-GROUPS = 5  # of the longest code, including the final zero: widths 2, 3, 5, 31 and 1
+GROUPS = 5  # of the longest code: widths 2, 3, 5, 31 and the final zero
 
 
 def width_of(values: Tensor) -> Tensor:
@@ -17,7 +17,7 @@ def width_of(values: Tensor) -> Tensor:
 
 
 def codes_of(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return codes int64 (k,), first bit highest, and their lengths, for values int64 (k,) >= 1."""
+    """Return codes int64, first bit highest, and their lengths."""
     bits, lengths = torch.zeros_like(values), torch.ones_like(values)
     for _ in range(GROUPS):
         more, width = values > 1, width_of(values)
@@ -41,12 +41,12 @@ def elias_encode(values: Tensor) -> Tensor:
 
 
 def elias_decode(wire: Tensor, count: int) -> Tensor:
-    """Read the code that would start at each bit, then follow the chain of real ones; int32 (count,)."""
+    """Read the code at each bit, then follow the chain of real ones."""
     total = 8 * wire.numel()
     bits = (
         wire[:, None].to(torch.int64) >> torch.arange(7, -1, -1, device=wire.device, dtype=torch.int64) & 1
     ).flatten()
-    words = pad(bits, (0, 64))  # the next 32 bits from each position
+    words = pad(bits, (0, 64))
     for half in (1, 2, 4, 8, 16):
         words = words << half | pad(words[half:], (0, half))
     start = torch.arange(total + 1, device=wire.device, dtype=torch.int64)

@@ -1,7 +1,7 @@
 """Golomb-Rice and LEB128 codes of the gaps between ascending positions.
 
-Indices int32 (K,) ascend within their segment, from its start; counts int64 (s,) are the indices per segment.
-Both sides know counts and sizes: the wire has neither. See README.md.
+Indices int32 (K,) ascend within their segment, from its start; counts int64 (s,) are per segment. Both sides
+know counts and sizes. See README.md.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from laconic.kernels.entropy.bounds import rice_bound as rice_bound
 from laconic.kernels.entropy.bounds import rice_parameter as rice_parameter
 from laconic.kernels.entropy.tables import Numbers, uploaded
 
-MOST_ENTRIES = 1 << 17  # of a message whose tensors are encoded by one GPU program each
-MOST_NBYTES = 1 << 22  # of messages whose unary parts are read by one GPU program each
+MOST_ENTRIES = 1 << 17  # of a message with one GPU program per tensor
+MOST_NBYTES = 1 << 22  # of messages whose unary parts take one GPU program each
 
 
 def ascending(indices: Tensor, counts: Tensor, segments: Segments) -> bool:
-    """Return whether the indices ascend strictly within their segments, none outside.
+    """Return whether the indices ascend strictly within their segments.
 
     >>> ascending(torch.tensor([0, 2, 1], dtype=torch.int32), torch.tensor([2, 1]), Segments((0, 3), (3, 2)))
     True
@@ -47,19 +47,17 @@ def ascending(indices: Tensor, counts: Tensor, segments: Segments) -> bool:
 
 
 def disorder(indices: Tensor, counts: Numbers, segments: Segments) -> Tensor:
-    """Return bool (), on the device of the indices: whether an index does not ascend within its segment.
+    """Return bool () on the device: whether an index does not ascend within its segment.
 
-    Args:
-        indices: int32 (K,) of N consecutive messages.
-        counts: int64 (N, s) or (s,), from 0 to the size of each segment, K in all.
-        segments: Segments of each message.
+    indices: int32 (K,) of N consecutive messages with these segments. counts: int64 (N, s) or (s,), from 0 to
+    the segment's size, K in all.
     """
     sizes = np.broadcast_to(segments.sizes_tensor.numpy(), counts.shape)
     return reference.disorder(indices, counts, sizes)
 
 
 def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Encode the gaps, uint8 (m,): low bits of all gaps, then their high parts in unary.
+    """Encode the gaps, uint8 (m,): low bits of all, then their high parts in unary.
 
     >>> rice_encode(torch.tensor([0, 5], dtype=torch.int32), torch.tensor([2]), Segments.whole(8)).tolist()
     [0, 9]
@@ -74,7 +72,7 @@ def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 
 
 def rice_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Decode `rice_encode` to indices int32 (K,). Raises `WireError` for bytes that it cannot have made.
+    """Decode `rice_encode` to int32 (K,). Raises `WireError` for other bytes.
 
     >>> rice_decode(torch.tensor([0, 9], dtype=torch.uint8), torch.tensor([2]), Segments.whole(8)).tolist()
     [0, 5]
@@ -90,17 +88,10 @@ def rice_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 def rice_positions(wires: Sequence[Tensor], counts: Numbers, segments: Segments) -> tuple[Tensor, Tensor]:
     """Decode the positions of N messages of `rice_encode` together.
 
-    Args:
-        wires: uint8 (m_i,) per message, not trusted.
-        counts: int64 (N, s), from 0 to the size of the segment.
-        segments: Segments of each message.
-
-    Returns:
-        Positions in the flat buffer, int64 (K + N - 1,), with one meaningless number between messages; and
-        whether a message is damaged, bool (): positions may then be anything.
-
-    Raises:
-        WireError: A message has an impossible length; with its number.
+    wires: uint8 (m_i,) per message, not trusted. counts: int64 (N, s), from 0 to the segment's size. Returns
+    positions in the flat buffer, int64 (K + N - 1,), with a meaningless number between messages; and whether
+    a message is damaged, bool (): positions may then be anything. Raises `WireError`, with the message's
+    number, for an impossible length.
     """
     starts = segments.starts_tensor.numpy()
     return reference.rice_places(wires, counts, segments.sizes_tensor.numpy(), starts - 1)
@@ -109,13 +100,10 @@ def rice_positions(wires: Sequence[Tensor], counts: Numbers, segments: Segments)
 def sparse_encode(
     x: Tensor, segments: Segments, indices: Tensor, counts: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Encode entries of x as a message: counts, Rice-coded positions with their length, and values.
+    """Encode entries of x: counts, Rice-coded positions with their length, and values.
 
-    Returns:
-        Message uint8 (m,), values float32 (K,) and flat positions int64 (K,); None if no kernel does it.
-
-    Raises:
-        ValueError: Indices do not ascend within their segments.
+    Returns message uint8 (m,), values float32 (K,) and flat positions int64 (K,); None without a kernel.
+    Raises `ValueError` if indices do not ascend within their segments.
     """
     if not len(segments) or indices.numel() > MOST_ENTRIES or not dispatch.gpu(x, indices):
         return None
@@ -136,9 +124,8 @@ def sparse_encode(
 def padded_encode(x: Tensor, segments: Segments, chosen: Padded, ks: Tensor) -> tuple[Tensor, ...] | None:
     """Encode entries that the host has not counted, at most ks int64 (s,), with one synchronisation.
 
-    Returns:
-        Message, indices int32 (K,), counts int64 (s,) on the CPU, and values and positions as in
-        `sparse_encode`; None if the candidates exceed the room.
+    Returns message, indices int32 (K,), counts int64 (s,) on the CPU, and values and positions as in
+    `sparse_encode`; None if the candidates exceed the room.
     """
     from laconic.kernels.entropy import gpu
 
@@ -169,15 +156,10 @@ def _padded_most(ks: tuple[int, ...], segments: Segments) -> int:
 
 
 def sparse_add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor | None:
-    """Add alpha * the entries of N messages to `out`, in order; nothing if one is damaged.
+    """Add alpha * the entries of N messages to `out` float32, in order; nothing if one is damaged.
 
-    Args:
-        wires: uint8 (m_i,) per message, at least as long as its header; not trusted.
-        segments: Segments of each message.
-        out: float32, in place.
-
-    Returns:
-        int32 (N,) flags of damaged messages; None, with `out` unchanged, without a kernel.
+    `wires`: uint8 (m_i,), at least as long as their headers; not trusted. Returns int32 (N,) flags of damaged
+    messages; None, with `out` unchanged, without a kernel.
     """
     if not len(segments) or not dispatch.gpu(out, *wires):
         return None
@@ -205,7 +187,7 @@ def delta_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 
 
 def delta_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Decode `delta_encode` to indices int32 (K,). Raises `WireError` for bytes that it cannot have made."""
+    """Decode `delta_encode` to int32 (K,). Raises `WireError` for other bytes."""
     total = check_coded(wire, counts, segments)
     if not total <= wire.numel() <= LONGEST_GAP * total:
         raise WireError(f"{total} gaps take {total} to {LONGEST_GAP * total} bytes, got {wire.numel()}")
@@ -229,7 +211,6 @@ def check_ascending(indices: Tensor, counts: Tensor, segments: Segments) -> None
 
 
 def check_coded(wire: Tensor, counts: Tensor, segments: Segments) -> int:
-    """Check counts and dtypes; return the number of indices, at most the elements of the segments."""
     checks.flat("wire", wire, torch.uint8)
     checks.per_segment("counts", counts, segments)
     checks.counted(counts, segments)

@@ -1,4 +1,4 @@
-"""Maximum lengths of the codes, and the Rice parameter, in integers: equal on both sides. See README.md."""
+"""Maximum lengths of the codes, and the Rice parameter, in integers. See README.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from laconic.kernels.entropy.tables import Numbers
 
-LONGEST_GAP = 5  # LEB128 bytes of a gap below 2^31, at most
+LONGEST_GAP = 5  # LEB128 bytes of a gap below 2^31
 
 
 def rice_parameter(k: int, n: int) -> int:
@@ -22,9 +22,9 @@ def rice_parameter(k: int, n: int) -> int:
 
 
 def rice_parameters(counts: Numbers, sizes: Numbers) -> Numbers:
-    """Return `rice_parameter` of each segment, int64, for counts (..., s).
+    """Return `rice_parameter` of each segment, int64.
 
-    2^r >= b / a if and only if 2^r >= q = ceil(b / a), so r is the bit length of q - 1.
+    2^r >= b / a iff 2^r >= q = ceil(b / a): r is the bit length of q - 1.
     """
     k = np.maximum(counts, 1)
     q = -(-77 * (2 * sizes - k) // (320 * k))
@@ -37,16 +37,16 @@ def low_nbytes(counts: Numbers, r: Numbers) -> Numbers:
 
 
 def unary_most(counts: Numbers, sizes: Numbers, r: Numbers) -> Numbers:
-    """Return the most bytes of a message's unary part: the high parts of a segment sum to (n - k) >> r."""
+    """Return the most bytes of the unary part: a segment's high parts sum to (n - k) >> r."""
     bits = np.where(counts > 0, counts + ((sizes - counts) >> r), 0)
     nbytes: Numbers = (bits.sum(axis=-1) + 7) >> 3
     return nbytes
 
 
 def rice_bound(k: int, n: int) -> int:
-    """Return the most bytes that at most k positions among n can take.
+    """Return the most bytes of at most k positions among n.
 
-    For each parameter r the size grows with the count, so the largest count for each r up to k's is tried.
+    For each parameter r the size grows with the count, so only the largest count is tried.
     """
     most = 0
     for r in range(rice_parameter(k, n), 32):

@@ -1,6 +1,6 @@
 """Sparse messages with Rice-coded positions on a GPU.
 
-A message of s tensors with K entries, k_i in tensor i:
+Layout for s tensors with K entries, k_i in tensor i:
 
     counts k_i   uint32 (s,)
     m            uint32
@@ -30,23 +30,15 @@ SEGMENTS, BITS, ENTRIES = 256, 4096, 1024  # per step of a program
 def encode(
     x: Tensor, segments: Segments, indices: Tensor, counts: Tensor, most: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Encode entries as a message.
+    """Encode entries as a message of at most `most` bytes.
 
-    Args:
-        x: Flat buffer.
-        segments: Ranges of x.
-        indices: int32, segment by segment, perhaps with unused entries at the end.
-        counts: int64 (s,) on the device of x.
-        most: Most bytes of the message.
-
-    Returns:
-        Message uint8, and values float32 and positions int64 of the entries, all with unused room at the end;
-        and facts int64 (2,): bytes of the message's positions, and 1 if indices do not ascend: then the rest
-        is invalid.
+    indices: int32, segment by segment, perhaps with unused ones at the end; counts: int64 (s,) on the device.
+    Returns the message uint8, values float32 and positions int64, each with unused room at the end; and facts
+    int64 (2,): bytes of the positions, and 1 if indices do not ascend: then the rest is invalid.
     """
     device, num, total = x.device, len(segments), indices.numel()
     words = torch.zeros(most // 4 + 2, dtype=torch.int32, device=device)
-    pair = num + num % 2  # aligns the parts to 16 bytes
+    pair = num + num % 2  # 16-byte alignment
     highs, facts, places = torch.empty(pair + 2 + total, dtype=torch.int64, device=device).split_with_sizes(
         [pair, 2, total]
     )
@@ -61,9 +53,9 @@ def encode(
 
 
 def add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor:
-    """Add alpha times N messages to out, in order, unless one is damaged. Return int32 (N,) flags of those.
+    """Add alpha * N messages in order, unless one is damaged; return int32 (N,) flags.
 
-    Each message is at least as long as its header; together they have less than 2^28 bytes.
+    Each is at least as long as its header; together they have less than 2^28 bytes.
     """
     device, num, messages = out.device, len(segments), len(wires)
     base, head = wires[0], 4 * (len(segments) + 1)
@@ -75,7 +67,7 @@ def add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float)
         where[:, i] = wire.data_ptr() - first, length, rooms
         rooms += (length - head) >> 2
     of_messages = uploaded(where.reshape(-1), device)
-    parts = [messages * num * 4, messages + -messages % 4, 2 * rooms]  # aligned to 16 bytes
+    parts = [messages * num * 4, messages + -messages % 4, 2 * rooms]  # 16-byte alignment
     scratch = torch.empty(sum(parts), dtype=torch.int32, device=device)
     rows, flags, ends = scratch.split_with_sizes(parts)
     facts = torch.empty(2 * messages, dtype=torch.int64, device=device)

@@ -1,6 +1,6 @@
-"""Gap codes in plain torch, which native kernels equal byte for byte.
+"""Gap codes in plain torch; native kernels equal it byte for byte.
 
-A table has a column per segment, so the number of operations does not depend on segments and messages.
+A table has a column per segment: the number of operations does not depend on segments or messages.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from laconic.core.layout import Segments
 from laconic.kernels.entropy.bounds import low_nbytes, rice_parameters, unary_most
 from laconic.kernels.entropy.tables import BITS, Numbers, constant, expanded, uploaded
 
-MARK = 0x80  # byte around each unary part: its one, at a known place, separates messages
-LAST = 15  # largest distance from the last one of a unary part, in its last byte, to the mark after it
+MARK = 0x80  # byte around each unary part: its one separates messages
+LAST = 15  # most bits from a unary part's last one to the next mark
 NEVER = 1 << 40
 
 
@@ -33,19 +33,19 @@ def numbers(counts: Tensor, segments: Segments) -> tuple[Numbers, Numbers]:
 
 
 def steps_of(indices: Tensor, firsts: Tensor) -> Tensor:
-    """Return the distance of each index from the one before, int64 (K,); from -1 for those at `firsts`."""
+    """Return each index's distance from the one before, or from -1 at `firsts`."""
     wide = indices.to(torch.int64)
     return wide - wide.roll(1).index_fill_(0, firsts, -1)
 
 
 def gaps_of(indices: Tensor, counts: Tensor) -> Tensor:
-    """Return the elements skipped before each index, int64 (K,); negative where indices do not ascend."""
+    """Return the elements skipped before each index; negative where indices do not ascend."""
     given = counts.numpy()
     return steps_of(indices, uploaded(firsts_of(given[given > 0]), indices.device)) - 1
 
 
 def indices_of(steps: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Return indices int32 (K,) for these steps. Raise `WireError` for one outside its tensor."""
+    """Return indices int32 (K,). Raises `WireError` for one outside its tensor."""
     total = steps.numel()
     if not total:
         return steps.to(torch.int32)
@@ -58,13 +58,12 @@ def indices_of(steps: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 
 
 def relative(steps: Tensor, first: Tensor) -> Tensor:
-    """Return sums of steps int64 (K,) that restart at each segment."""
     sums = torch.cumsum(steps, 0)
     return sums - (sums - steps).index_select(0, first)
 
 
 def refused(values: Tensor, wrong: Tensor, error: str) -> Tensor:
-    """Return the values. Raise `WireError` if `wrong` bool () is set; on a GPU later, and return zeros."""
+    """Return the values. Raise `WireError` if `wrong`; on a GPU later, and return zeros."""
     if wrong.is_cpu:
         if bool(wrong):
             raise WireError(error)
@@ -89,7 +88,7 @@ def disorder(indices: Tensor, counts: Numbers, sizes: Numbers) -> Tensor:
 def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     """Encode the low bits of each segment's gaps, then all high parts q in unary: q zeros and a one.
 
-    Disjoint bits are summed in words of 32 bits, stored in 64 for the overflow.
+    Bits are summed in words of 32, stored in 64 for the overflow.
     """
     total, device = indices.numel(), indices.device
     if not total:
@@ -132,10 +131,9 @@ def rice_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 def rice_places(
     wires: Sequence[Tensor], counts: Numbers, sizes: Numbers, bases: Numbers
 ) -> tuple[Tensor, Tensor]:
-    """Decode the positions of N messages with the same segments; see `laconic.kernels.rice_positions`.
+    """Decode positions as `laconic.kernels.rice_positions`.
 
-    `bases` int64 (s,) are added to the positions of each segment, which count from 1. A `WireError` has the
-    message's number, if there are several.
+    Those of a segment count from 1, plus its `bases`.
     """
     device, messages = wires[0].device, len(wires)
     r = rice_parameters(counts, sizes)
@@ -190,7 +188,7 @@ def rice_places(
 
 
 def rice_tables(lengths: Numbers, counts: Numbers, sizes: Numbers, bases: Numbers) -> tuple[Numbers, Numbers]:
-    """Return a column per segment with positions, int64 (11, t), and the index of each mark in the ends.
+    """Return a column per segment with positions, int64 (11, t), and each mark's index in the ends.
 
     A mark between messages counts as a segment with one position.
     """
@@ -218,7 +216,7 @@ def rice_tables(lengths: Numbers, counts: Numbers, sizes: Numbers, bases: Number
 
 
 def pairs(wires: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return the 64 bits that start at each fourth byte of the joined wires, int64."""
+    """Return the 64 bits from each fourth byte of the joined wires."""
     spare = 12 + -sum(wire.numel() for wire in wires) % 4
     words = torch.cat([*wires, constant((0,) * spare, device)]).view(torch.int32)
     return words.unfold(0, 2, 1).contiguous().view(torch.int64).view(-1)
@@ -237,7 +235,7 @@ def delta_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 
 
 def delta_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Refuse gaps that end with a needless zero byte or have more than five bytes."""
+    """Refuse gaps that end with a needless zero byte or exceed five bytes."""
     total, device = int(counts.sum()), wire.device
     if not total:
         return torch.empty(0, dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""Integer tables of segments, computed on the host and sent to a device in one copy."""
+"""Integer tables of segments, sent to a device in one copy."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ BITS = tuple(1 << bit for bit in range(8))
 
 
 def uploaded(values: Numbers, device: torch.device) -> Tensor:
-    """Copy integers to a device. The host does not wait for queued work."""
+    """Copy integers to a device without waiting for its work."""
     return sent_to(torch.from_numpy(values), device)
 
 
 def expanded(table: Tensor, repeats: Tensor, total: int) -> tuple[Tensor, ...]:
     """Return the rows of table int64 (r, t), column i repeated repeats[i] times.
 
-    Each is int64 (total,); for a single column (1,), to be broadcast.
+    A single column is (1,), to be broadcast.
     """
     if table.shape[1] == 1:
         return table.unbind()
@@ -33,7 +33,7 @@ def expanded(table: Tensor, repeats: Tensor, total: int) -> tuple[Tensor, ...]:
 
 
 def per_index(values: Tensor, counts: Tensor, device: torch.device) -> Tensor:
-    """Return host values (s,), each repeated counts[i] times, on a device. The host does not wait.
+    """Return host values (s,), each repeated counts[i] times, on a device, without waiting.
 
     >>> per_index(torch.tensor([5, 7]), torch.tensor([2, 1]), torch.device("cpu")).tolist()
     [5, 5, 7]
@@ -43,5 +43,5 @@ def per_index(values: Tensor, counts: Tensor, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=64)
 def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return bytes as uint8 (n,) on a device. Cached: do not change it."""
+    """Return bytes on a device. Cached: do not change it."""
     return torch.tensor(values, dtype=torch.uint8, device=device)

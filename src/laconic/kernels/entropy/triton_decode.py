@@ -1,9 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, unused-ignore"
-"""Kernels that decode sparse messages and add them in order.
-
-`ones_kernel` (per message) reads headers and finds the ends of the unary numbers; `places_kernel` (per tensor
-of a message) computes and checks positions; `add_kernel` (per tensor) adds entries.
-"""
+"""Kernels that decode sparse messages and add them in order."""
 
 from __future__ import annotations
 
@@ -12,8 +8,8 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped]
 
 from laconic.kernels.entropy.triton_rice import rice_parameter
 
-COLUMNS = tl.constexpr(4)  # per tensor of a message: count, first entry, Rice parameter, start of low bits
-FACTS = tl.constexpr(2)  # per message: entries, bytes of positions
+COLUMNS = tl.constexpr(4)  # of a message's tensor: count, first entry, Rice parameter, start of low bits
+FACTS = tl.constexpr(2)  # of a message: entries, bytes of positions
 INFINITE = tl.constexpr(0x7F800000)
 
 
@@ -41,7 +37,7 @@ def ones_kernel(
     SEGMENTS: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    """Read the header of a message, and store the positions of the ones of its unary part."""
+    """Read a message's header, and store where its unary part has ones."""
     message = tl.program_id(0)
     wire = base + tl.load(where + message)
     length = tl.load(where + messages + message)
@@ -90,7 +86,7 @@ def ones_kernel(
 
 @triton.jit(do_not_specialize=["num", "messages", "rooms"], do_not_specialize_on_alignment=["base"])
 def places_kernel(base, where, sizes, num, messages, rooms, rows, facts, flags, ends, ENTRIES: tl.constexpr):
-    """Store the indices of a segment of a message; set the message's flag if any is invalid."""
+    """Store the indices of a segment; set the message's flag if any is invalid."""
     message, segment = tl.program_id(0), tl.program_id(1)
     wire = base + tl.load(where + message)
     room = tl.load(where + 2 * messages + message)
@@ -147,7 +143,6 @@ def add_kernel(
     MESSAGES: tl.constexpr,
     ENTRIES: tl.constexpr,
 ):
-    """Add a segment's entries of all messages in order; nothing if a message is invalid."""
     segment = tl.program_id(0)
     out += tl.load(starts + segment)
     each = tl.arange(0, MESSAGES)
@@ -166,4 +161,4 @@ def add_kernel(
             value = word(values + 4 * lane, there).to(tl.float32, bitcast=True)
             old = tl.load(out + index, mask=there, other=0.0)
             tl.store(out + index, old + value * alpha, mask=there)
-        tl.debug_barrier()  # another thread may have the same entry in the next message
+        tl.debug_barrier()  # another thread may have the entry in the next message

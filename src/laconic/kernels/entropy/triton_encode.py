@@ -1,8 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, unused-ignore"
-"""Kernels that encode a sparse message, one program per tensor.
-
-`measure_kernel` finds the length of each tensor's high parts, `write_kernel` writes the message.
-"""
+"""Kernels that encode a sparse message, one program per tensor."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from laconic.kernels.entropy.triton_rice import rice_parameter
 
 @triton.jit
 def set_bits(words, bit, value, mask):
-    """Or value int64, of up to 32 bits, into words int32 from this bit on."""
+    """Or values of up to 32 bits into words int32 from this bit on."""
     shifted = value << (bit & 31)
     upper = (shifted >> 32).to(tl.int32)
     at = words + (bit >> 5)
@@ -24,7 +21,7 @@ def set_bits(words, bit, value, mask):
 
 @triton.jit
 def gaps(indices, first, lane, k):
-    """Return indices and the gaps before them, int64, of a segment's entries; 0 for lanes from k on."""
+    """Return indices and the gaps before them; 0 for lanes from k on."""
     there = lane < k
     index = tl.load(indices + first + lane, mask=there, other=0).to(tl.int64)
     before = tl.load(indices + first + lane - 1, mask=there & (lane > 0), other=-1).to(tl.int64)
@@ -67,7 +64,6 @@ def write_kernel(
     SEGMENTS: tl.constexpr,
     ENTRIES: tl.constexpr,
 ):
-    """Write a segment's part of the message into zeroed words int32, its values and its positions."""
     segment = tl.program_id(0)
     k, n = tl.load(counts + segment), tl.load(sizes + segment)
     r = rice_parameter(k, n)

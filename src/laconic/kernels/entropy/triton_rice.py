@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, unused-ignore"
-"""Rice parameter of a segment in Triton."""
+"""Rice parameter in Triton."""
 
 from __future__ import annotations
 

@@ -13,23 +13,18 @@ from laconic.kernels.error_bound.form import LEAST as LEAST
 from laconic.kernels.error_bound.form import MOST as MOST
 from laconic.kernels.error_bound.form import error_bound_most as error_bound_most
 
-SCRATCH = 3 * 1024 + 64  # bytes per block before sections are moved together; most stay untouched
+SCRATCH = 3 * 1024 + 64  # bytes per block before sections are joined; most stay untouched
 
 
 def error_bound_encode(x: Tensor, eb: float, marks: str = "bins") -> Tensor:
-    """Encode x float32 (n,) to uint8 (m,): every element within eb, zeros exact.
+    """Encode x float32 (n,), contiguous, to uint8 (m,): every element within eb, zeros exact.
 
     Args:
-        x: Contiguous and finite.
         eb: Error bound, from 2^-100 to 2^100.
-        marks: "bins" is shorter; "zeros" also stores exactly where x == 0, for `error_bound_support`.
+        marks: "bins" is shorter; "zeros" also stores where x == 0, for `error_bound_support`.
 
-    Returns:
-        The wire, at most `error_bound_most(n)` bytes.
-
-    Raises:
-        NonFiniteError: x has NaN or Inf.
-        SpecError: eb is out of range.
+    Returns at most `error_bound_most(n)` bytes. Raises `NonFiniteError` for NaN and Inf, `SpecError` for a
+    bound out of range.
 
     >>> x = torch.tensor([0.0, 0.04, -1.0, 3.0])
     >>> error_bound_decode(error_bound_encode(x, eb=0.05), 4)
@@ -59,10 +54,7 @@ def error_bound_decode(wire: Tensor, n: int) -> Tensor:
 
 
 def error_bound_support(wire: Tensor, n: int) -> Tensor:
-    """Return bool (n,): nonzero elements of a wire with marks="zeros".
-
-    Raises `WireError` for other wires.
-    """
+    """Return bool (n,): nonzero elements of a wire with marks="zeros". Raises `WireError` for others."""
     _check(wire, n)
     reference.check_support(wire, n)
     if (native := dispatch.native(wire)) is None:

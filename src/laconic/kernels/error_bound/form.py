@@ -11,15 +11,15 @@ from laconic.core import arguments
 from laconic.core.errors import NonFiniteError, SpecError
 
 BLOCK = 256
-HEAD = 5  # bytes: the bound, then the kind of marks
+HEAD = 5  # bytes: bound and kind of marks
 ZERO, PLAIN, MARKED, TAGGED, RAW = range(5)  # kinds of blocks
-TOP = 32767  # largest bin number; larger values are stored as raw floats
+TOP = 32767  # largest bin number; larger values are raw floats
 LEAST, MOST = 2.0**-100, 2.0**100  # bounds whose bin centres are normal numbers
-NARROW = 1.9921875  # bin width over bound: less than 2, so that rounding never breaks the bound
+NARROW = 1.9921875  # bin width over bound: below 2, as rounding must not break the bound
 
 
 def bound32(eb: float) -> Tensor:
-    """Return the bound of the wire: the largest float32 () <= eb."""
+    """Return the wire's bound: the largest float32 () <= eb."""
     arguments.number("the error bound", eb, least=LEAST, most=MOST, hint="scale the tensor")
     bound = torch.tensor(eb, dtype=torch.float32, device="cpu")
     return (

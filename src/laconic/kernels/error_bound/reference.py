@@ -1,4 +1,4 @@
-"""Error-bounded floats in plain torch, which native kernels equal bit for bit."""
+"""Error-bounded floats in plain torch; native kernels equal it bit for bit."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from laconic.kernels.error_bound.form import (
 )
 
 BYTES = BLOCK // 8
-TAGS = 2 * BYTES // 8  # bytes of flags: mixed mark bytes, then full ones
+TAGS = 2 * BYTES // 8  # flag bytes: mixed marks, then full ones
 
 
 def encode(x: Tensor, bound: Tensor, floor: int) -> Tensor:
-    """Return uint8 (m,): head, headers, tags, marks, low bits, unary bits, raw floats."""
+    """Return head, headers, tags, marks, low bits, unary bits, raw floats."""
     if not bool(torch.isfinite(x).all()):
         raise not_finite()
     n, device = x.numel(), x.device
@@ -75,7 +75,6 @@ def encode(x: Tensor, bound: Tensor, floor: int) -> Tensor:
 
 
 def decode(wire: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return values float32 (n,) and marked elements bool (n,)."""
     floor = check_size(wire, n)
     device, count = wire.device, _sizes(n, wire.device)
     wire_bound = wire[:4].clone().view(torch.float32)[0]
@@ -120,7 +119,7 @@ def decode(wire: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def bins(rows: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """Return unsigned bin numbers int64 (B, BLOCK), and whether each block keeps the bound."""
+    """Return unsigned bin numbers, and whether each block keeps the bound."""
     step, inverse = step_of(bound)
     size = rows.abs()
     q = ((size * inverse).clamp(max=65536.0) + 0.5).long()
@@ -135,7 +134,7 @@ def rice(total: Tensor, count: Tensor) -> Tensor:
 
 
 def check_size(wire: Tensor, n: int) -> int:
-    """Check the length and head of a wire; return what its marks mean: 0 zeros, 1 bins."""
+    """Check length and head; return what marks mean: 0 zeros, 1 bins."""
     if wire.numel() < HEAD + blocks(n):
         raise WireError(f"{n} elements take {HEAD + blocks(n)} bytes or more, got {wire.numel()}")
     bound = float(wire[:4].clone().view(torch.float32))
@@ -161,7 +160,7 @@ def _packed(flags: Tensor) -> Tensor:
 
 
 def _places(each: Tensor, nbytes: Tensor, chosen: Tensor) -> Tensor:
-    """Return the first of each chosen symbol's low bits, int64 (S,); blocks start on whole bytes."""
+    """Return the first bit of each chosen symbol; blocks start on whole bytes."""
     starts = 8 * (torch.cumsum(nbytes, 0) - nbytes)
     rank = torch.cumsum(chosen, 1) - 1
     return (starts[:, None] + rank * each)[chosen]
@@ -179,13 +178,13 @@ def _low_bytes(symbols: Tensor, wide: Tensor, nbytes: Tensor, chosen: Tensor) ->
 
 
 def _low(low: Tensor, wide: Tensor, k: Tensor, c: Tensor, nbytes: Tensor, marks: Tensor) -> Tensor:
-    """Invert `_low_bytes`, int64 (S,). Raise `WireError` for nonzero padding."""
+    """Invert `_low_bytes`. Raises `WireError` for nonzero padding."""
     at = _places(k[:, None], nbytes, marks)
     data = pad(low.long(), (0, 2))
     ends = torch.cumsum(nbytes, 0)[k * c % 8 > 0] - 1
     if bool((data[ends] >> (k * c)[k * c % 8 > 0] % 8 > 0).any()):
         raise WireError("the bits after the low bits of a block must be zero")
-    byte = (at >> 3).clamp(max=low.numel())  # a symbol without low bits may be at the end
+    byte = (at >> 3).clamp(max=low.numel())  # a symbol without low bits may be last
     word = sum(
         (data[(byte + i).clamp(max=data.numel() - 1)] << 8 * i for i in range(3)), torch.zeros_like(at)
     )
@@ -193,7 +192,7 @@ def _low(low: Tensor, wide: Tensor, k: Tensor, c: Tensor, nbytes: Tensor, marks:
 
 
 def _unary_bytes(high: Tensor) -> Tensor:
-    """Encode each number as that many zeros and a one, low bits of a byte first."""
+    """Encode each number as that many zeros and a one."""
     ones = torch.cumsum(high + 1, 0) - 1
     out = torch.zeros(int(ones[-1]) // 8 + 1 if len(ones) else 0, dtype=torch.int64, device=high.device)
     return out.index_add_(0, ones >> 3, 1 << (ones & 7)).byte()
@@ -207,7 +206,7 @@ def _high(unary: Tensor, symbols: int) -> Tensor:
 
 
 def _marks(rest: Tensor, mode: Tensor) -> tuple[Tensor, Tensor]:
-    """Return marks bool (B, BLOCK) of the blocks that have them, and the wire after them."""
+    """Return the marks of the blocks that have them, and the rest of the wire."""
     has_tags, has_marks = mode == TAGGED, (mode == TAGGED) | (mode == MARKED)
     tagged = int(has_tags.sum())
     if rest.numel() < TAGS * tagged:

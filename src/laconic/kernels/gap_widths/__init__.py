@@ -22,7 +22,7 @@ def gap_widths_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Te
     >>> gap_widths_encode(indices, torch.tensor([2]), Segments.whole(8)).tolist()
     [12, 16]
     """
-    if not indices.is_cpu:  # copying K numbers to the host costs less than a launch per segment
+    if not indices.is_cpu:  # copying costs less than a launch per segment
         return sent_to(gap_widths_encode(indices.cpu(), counts, segments), indices.device)
     check_ascending(indices, counts, segments)
     if (native := dispatch.native(indices)) is not None:
@@ -32,7 +32,7 @@ def gap_widths_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Te
 
 
 def gap_widths_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Decode `gap_widths_encode` to indices int32 (K,). Raises `WireError` for bytes it cannot have made.
+    """Decode `gap_widths_encode` to int32 (K,). Raises `WireError` for other bytes.
 
     >>> wire = torch.tensor([12, 16], dtype=torch.uint8)
     >>> gap_widths_decode(wire, torch.tensor([2]), Segments.whole(8)).tolist()

@@ -1,4 +1,4 @@
-"""Gaps of adaptive widths in plain torch, which native kernels equal byte for byte."""
+"""Gaps of adaptive widths in plain torch; native kernels equal it byte for byte."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plan_of(lengths: Tensor) -> tuple[int, ...]:
 
 
 def bits_of(values: Tensor, widths: Tensor) -> Tensor:
-    """Return the bits of values int64 (k,), low first, each in its width, int64 (sum,)."""
+    """Return the bits of values, low first, each in its width."""
     starts = torch.cumsum(widths, 0) - widths
     owner = torch.repeat_interleave(
         torch.arange(values.numel(), device=values.device, dtype=torch.int64), widths
@@ -46,7 +46,6 @@ def values_of(bits: Tensor, widths: Tensor) -> Tensor:
 
 
 def gap_widths_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Encode per segment: the number of widths, the widths, a flag per gap, then the gaps."""
     wires = [torch.empty(0, dtype=torch.uint8, device=indices.device)]
     for gaps in torch.split(gaps_of(indices, counts), counts.tolist()):
         if not gaps.numel():
@@ -67,7 +66,7 @@ def gap_widths_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Te
 
 
 def gap_widths_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Refuse widths that are not the best for the gaps, and gaps in too large a width."""
+    """Refuse widths that are not the best, and gaps in too large a width."""
     gaps = torch.zeros(int(counts.sum()), dtype=torch.int64, device=wire.device)
     for part, n in zip(torch.split(gaps, counts.tolist()), segments.sizes, strict=True):
         if part.numel():
@@ -78,7 +77,6 @@ def gap_widths_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tenso
 
 
 def _decode(wire: Tensor, gaps: Tensor, n: int) -> int:
-    """Fill the gaps of one segment of n elements; return the bytes used."""
     k, used = gaps.numel(), min(wire.numel(), 6)
     head = bitpack.unpack_bits(wire[:used], 1, 8 * used).to(torch.int64)
     flag_bits = int(values_of(head[:HEADER], head.new_full((1,), min(HEADER, head.numel()))))

@@ -1,4 +1,4 @@
-"""Choice of the widths of a tensor's gaps: fewest bits in total, equal on both sides."""
+"""Choice of the widths of a tensor's gaps: fewest bits, equal on both sides."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from operator import itemgetter
 Ending = Mapping[int, tuple[int, tuple[int, ...]]]
 
 MOST = 8  # widths
-HEADER = 2  # bits for the number of widths
-WIDTH = 5  # bits of a width
+HEADER = 2  # bits of their number
+WIDTH = 5  # bits of each
 
 
 def header_bits(flag_bits: int) -> int:
@@ -17,10 +17,10 @@ def header_bits(flag_bits: int) -> int:
 
 
 def best_widths(histogram: Sequence[int]) -> tuple[int, ...]:
-    """Return 1, 2, 4 or 8 ascending widths from the number of gaps of each bit length (at least one gap).
+    """Return 1, 2, 4 or 8 ascending widths from the number of gaps of each bit length, not all 0.
 
-    The least cost of j widths that end in w is the minimum, over v < w, of that of j - 1 widths that end in
-    v, plus w for each gap longer than v and up to w. Ties go to fewer, then smaller widths.
+    The least cost of j widths ending in w is the minimum over v < w of that of j - 1 widths ending in v, plus
+    w per gap of v + 1 to w bits. Ties go to fewer, then smaller widths.
 
     >>> best_widths([50, 0, 40, 0, 0, 0, 0, 3]), best_widths([500, 0, 400, 0, 0, 0, 0, 30])
     ((2, 7), (0, 1, 2, 7))
@@ -44,10 +44,10 @@ def _longer(w: int, ending: Ending, upto: Sequence[int]) -> tuple[int, tuple[int
 
 
 def gap_widths_bound(k: int, n: int) -> int:
-    """Return the most bytes that at most k positions among n can take.
+    """Return the most bytes of at most k positions among n.
 
-    The encoder is never worse than one width for the largest gap, nor than two widths: of gaps with a sum
-    below n, at most (n - 1) / 2^a have more than a bits.
+    The encoder is never worse than one width for the largest gap, nor than two: at most (n - 1) / 2^a gaps
+    have more than a bits.
     """
     k = min(k, n)
     if k == 0:

@@ -11,14 +11,14 @@ from laconic.kernels import checks, dispatch
 from laconic.kernels.levels import reference
 from laconic.kernels.levels.reference import FURTHEST as FURTHEST
 
-SPARE = 16  # elements that a full-width store may write past the end
+SPARE = 16  # elements that a full-width store may overrun
 
 
 def split_levels(levels: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Split levels int32 (N,), segment by segment, into parts for the K nonzero ones.
+    """Split levels int32 (N,), segment by segment, into parts of the K nonzero ones.
 
-    Returns positions within the segment, int32 (K,); counts per segment, int64 (s,); magnitudes, int32 (K,);
-    and signs, 1 is negative, lowest bit first, uint8 (ceil(K / 8),).
+    Returns positions within the segment, int32 (K,); counts int64 (s,); magnitudes, int32 (K,); and signs, 1
+    is negative, lowest bit first, uint8 (ceil(K / 8),).
 
     >>> levels = torch.tensor([0, -3, 0, 2], dtype=torch.int32)
     >>> [part.tolist() for part in split_levels(levels, Segments.consecutive([3, 1]))]
@@ -43,8 +43,8 @@ def join_levels(
 ) -> Tensor:
     """Invert `split_levels`: levels int32 (N,).
 
-    Positions must ascend within segments. Raises `WireError` for a magnitude outside 1..most and for signs of
-    wrong length or padding.
+    Raises `WireError` for a magnitude outside 1..most and for signs of wrong length or padding. Positions
+    must ascend within segments.
     """
     checks.chosen(indices, counts, segments)
     checks.flat("magnitudes", magnitudes, torch.int32)
@@ -71,7 +71,7 @@ def join_levels(
 def places_of(steps: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Return running sums of steps int32 (K,) from -1 in each range, int32 (K,), and totals int64 (s,).
 
-    `counts` int64 (s,) are the lengths of the ranges. Steps are positive; places are at most 2^31 - 1.
+    Ranges have `counts` int64 (s,) elements. Steps are positive; sums are at most 2^31 - 1.
 
     >>> steps = torch.tensor([2, 1, 5], dtype=torch.int32)
     >>> places_of(steps, torch.tensor([2, 1]))
@@ -86,7 +86,7 @@ def places_of(steps: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def steps_of(places: Tensor, counts: Tensor) -> Tensor:
-    """Invert `places_of`, int32 (K,): the distance of each place from the one before, the first from -1."""
+    """Invert `places_of`, int32 (K,)."""
     _check(places, counts)
     if (native := dispatch.native(places)) is None:
         return reference.steps_of(places, counts)

@@ -1,7 +1,7 @@
-"""Products of matrices with thin factors, and orthonormalisation of a thin factor's columns.
+"""Products of matrices with thin factors, and orthonormalisation of their columns.
 
-On the CPU every sum has a fixed order: the bits depend on neither the rest of the buffer, the number of
-threads nor the machine, so ranks agree. For GPUs see `gpu`; for many columns and other devices `batched`.
+CPU sums have a fixed order, whatever the buffer, the threads and the machine: ranks agree. For GPUs see
+`gpu`; for many columns and other devices `batched`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def times(x: Tensor, matrices: Matrices, right: Tensor) -> Tensor:
 
 
 def transposed_times(x: Tensor, matrices: Matrices, left: Tensor) -> Tensor:
-    """Return Q = M^T P of each matrix in flat x float32 (n,): right factors float32 (matrices.right,)."""
+    """Return Q = M^T P: right factors float32 (matrices.right,)."""
     _check(x, matrices, left=left)
     right = x.new_empty(matrices.right)
     if not len(matrices):
@@ -64,7 +64,7 @@ def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> Tensor:
     """Orthonormalise the `rank` columns of each factor, in place: Gram-Schmidt in order, in float64.
 
     `packed` float32: consecutive factors, each `rank` columns of its length. A column that keeps less than
-    2^-20 of its length depends on earlier ones and becomes zero.
+    2^-20 of its length becomes zero, as it depends on earlier ones.
 
     >>> orthonormal_(torch.tensor([3.0, 4.0, 3.0, 4.0, 5.0, 0.0]), rank=3, lengths=(2,)).view(3, 2).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0], [0.800000011920929, -0.6000000238418579]]

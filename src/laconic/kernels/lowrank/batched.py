@@ -1,7 +1,7 @@
-"""Low-rank products on other devices, by torch: adjacent matrices of one shape form a batch.
+"""Low-rank products by torch: adjacent matrices of one shape form a batch.
 
-torch's order of addition may depend on the batch size: bits are equal on ranks with the same devices and
-buckets, and close to those of the CPU otherwise.
+torch's order of addition may depend on the batch size: bits are equal only on ranks with the same devices and
+buckets.
 """
 
 from __future__ import annotations
@@ -19,16 +19,13 @@ from torch import Tensor
 from laconic.kernels.lowrank.matrices import Matrices
 from laconic.kernels.lowrank.reference import SPENT
 
-LARGE = 1 << 22  # elements of a matrix that is not copied into a batch: a separate launch costs less
-PADDED = 1 << 20  # elements up to which factors are always padded, for one batch of all lengths
+LARGE = 1 << 22  # elements: above, a launch costs less than a copy into a batch
+PADDED = 1 << 20  # elements: below, factors of all lengths share a padded batch
 
 
 @dataclass(frozen=True)
 class Run:
-    """Adjacent matrices `first` to `last` - 1 of one shape, with factors from `left` and `right`.
-
-    `distance`: between their starts in the buffer, if constant; else None.
-    """
+    """Adjacent matrices `first` to `last` - 1 of one shape. `distance`: between their starts, if constant."""
 
     first: int
     last: int
@@ -72,9 +69,9 @@ def product_add_(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor, alp
 
 
 def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> None:
-    """Apply Gram-Schmidt in float64, column by column; a column that depends on earlier ones becomes 0.
+    """Apply Gram-Schmidt in float64, column by column; a dependent column becomes 0.
 
-    Factors of different lengths are padded with zeros, which changes no sum.
+    Padding with zeros changes no sum.
     """
     for count, length, source, place in _padding(rank, lengths, packed.device):
         given = packed if source is None else packed.index_select(0, source)
@@ -89,7 +86,7 @@ def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> None:
 
 
 def _orthonormal_(columns: Tensor) -> None:
-    """Orthonormalise columns float64 (b, rank, length); a non-finite entry makes its factor NaN."""
+    """Orthonormalise columns float64 (b, rank, length); a non-finite factor becomes NaN."""
     norms = torch.linalg.vector_norm(columns, dim=-1, keepdim=True)
     least = norms * SPENT**0.5
     for k in range(columns.shape[1]):
@@ -105,10 +102,10 @@ def _orthonormal_(columns: Tensor) -> None:
 def _padding(
     rank: int, lengths: tuple[int, ...], device: torch.device
 ) -> tuple[tuple[int, int, Tensor | None, Tensor], ...]:
-    """Return batches of factors: number, padded length and int64 tables.
+    """Return batches of factors. Cached: do not change them.
 
-    The first table lists a batch's elements in the packed buffer (None: all); the second their places in the
-    padded batch. Cached tensors: do not change them.
+    A batch has number, padded length, elements in the packed buffer (None: all) and places in the padded
+    batch.
     """
     numel = rank * sum(lengths)
     if len(lengths) * rank * max(lengths, default=0) <= max(PADDED, 4 * numel):
@@ -137,7 +134,7 @@ def _padding(
 
 @lru_cache(maxsize=512)
 def runs_of(matrices: Matrices) -> tuple[Run, ...]:
-    """Return runs of adjacent matrices of one shape; large ones join only if evenly spaced."""
+    """Return runs of adjacent matrices of one shape; large ones only if evenly spaced."""
     runs: list[Run] = []
     first = left = right = 0
     while first < len(matrices):
@@ -156,14 +153,13 @@ def runs_of(matrices: Matrices) -> tuple[Run, ...]:
 
 
 def _distance(starts: tuple[int, ...], numel: int) -> int | None:
-    """Return the distance between these starts if it is constant and matrices of `numel` do not overlap."""
     distance = starts[1] - starts[0] if len(starts) > 1 else numel
     even = all(start == starts[0] + i * distance for i, start in enumerate(starts))
     return distance if even and distance >= numel else None
 
 
 def _batches(x: Tensor, matrices: Matrices) -> Iterator[tuple[Run, Tensor]]:
-    """Yield each run and its matrices (b, rows, cols): a view if evenly spaced, else part of one copy."""
+    """Yield each run and its matrices (b, rows, cols): a view or part of one copy."""
     runs = runs_of(matrices)
     scattered = [view for run in runs if run.distance is None for view in _views(x, matrices, run)]
     copied, at = torch.cat(scattered) if scattered else x, 0
@@ -203,8 +199,7 @@ _setting = ""
 def ieee_products(device: torch.device) -> Iterator[None]:
     """Switch TF32 off for products in this block, on a GPU.
 
-    torch has one switch for all threads, so products launched by other threads lose TF32 too. The last block
-    to end restores it.
+    torch's switch is process-wide: other threads lose TF32 too. The last block to end restores it.
     """
     global _inside, _setting
     if device.type != "cuda":
@@ -228,7 +223,7 @@ def ieee_products(device: torch.device) -> Iterator[None]:
 def _tf32() -> str:
     try:
         legacy = torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch 2.9 and later: the new setting contradicts the old one
+    except RuntimeError:  # torch 2.9 and later: contradictory settings
         legacy = "highest"
     if legacy != "highest":
         return legacy

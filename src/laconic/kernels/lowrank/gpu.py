@@ -1,4 +1,4 @@
-"""Low-rank products in Triton: one launch for all matrices of a bucket; factors of up to 4 columns."""
+"""Low-rank products in Triton: one launch per bucket; factors of up to 4 columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grids and tables of the low-rank kernels: the part of a matrix that each program computes."""
+"""Grids and tables of the low-rank kernels."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from laconic.kernels.lowrank.matrices import Matrices
 
-ROWS, COLS = 8, 256  # tile of M Q and of M += P Q^T; a program reads all columns of its rows
+ROWS, COLS = 8, 256  # tile of M Q and of M += P Q^T
 TALL, WIDE = 16, 128
-HEIGHT = 256  # rows of a program of M^T P; a second launch adds these sums
-LENGTH = 1024  # elements of each column per step of Gram-Schmidt
+HEIGHT = 256  # rows of a program of M^T P; a second launch adds its sums
+LENGTH = 1024  # elements of a column per step of Gram-Schmidt
 PART = 1024  # sums that one program adds
 
 Tables = tuple[Tensor, ...]
@@ -21,7 +21,6 @@ Tables = tuple[Tensor, ...]
 
 @lru_cache(maxsize=512)
 def rows(matrices: Matrices, device: torch.device) -> tuple[tuple[int], Tables]:
-    """Return grid and tables of programs that each read `ROWS` rows of a matrix."""
     programs = [(i, top) for i, m in enumerate(matrices.rows) for top in range(0, m, ROWS)]
     starts = (matrices.starts, matrices.rows, matrices.cols, *_places(matrices))
     return (len(programs),), _tables((*starts, *zip(*programs, strict=True)), device)
@@ -29,7 +28,7 @@ def rows(matrices: Matrices, device: torch.device) -> tuple[tuple[int], Tables]:
 
 @lru_cache(maxsize=512)
 def columns(matrices: Matrices, device: torch.device) -> tuple[tuple[int], Tables, int, tuple[int], Tables]:
-    """Return grids and tables of both launches of M^T P, and the number of sums of the first one."""
+    """Return grids and tables of both launches of M^T P, and the first one's number of sums."""
     lefts, rights = _places(matrices)
     programs, places, counts, sizes, at = [], [], [], [], 0
     for i, (_, m, n) in enumerate(matrices):

@@ -13,15 +13,15 @@ from laconic.core import arguments
 from laconic.core.layout import Segments
 
 MOST = 1024
-NARROW = 4  # largest number of columns with Triton kernels
+NARROW = 4  # most columns with Triton kernels
 
 
 @dataclass(frozen=True)
 class Matrices:
     """Matrices M of `rows` x `cols`, row-major from `starts` of a flat buffer, with factors of `rank`.
 
-    One buffer has the left factors P, matrix by matrix, each as `rank` columns of `rows` elements; another
-    the right factors Q, as `rank` columns of `cols` elements.
+    One buffer has the left factors P, each as `rank` columns of `rows` elements; another the right factors Q,
+    as `rank` columns of `cols` elements.
 
     >>> two = Matrices((0, 12), (3, 2), (4, 5), rank=2)
     >>> two.left, two.right
@@ -58,6 +58,6 @@ class Matrices:
         return [x[start : start + m * n].view(m, n) for start, m, n in self]
 
     def factors(self, packed: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
-        """Return views (rank, length) of the factors in a buffer of left or right ones."""
+        """Return views (rank, length) of the factors in a buffer."""
         parts = torch.split(packed, [self.rank * length for length in lengths])
         return [part.view(self.rank, -1) for part in parts]

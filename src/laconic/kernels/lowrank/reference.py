@@ -1,4 +1,4 @@
-"""Low-rank products in plain torch, each sum in the order of the native code."""
+"""Low-rank products in plain torch, with the native code's order of sums."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch.nn.functional import pad
 
 from laconic.kernels.lowrank.matrices import Matrices
 
-LANES = 32  # parallel partial sums of a row
-BLOCK = 256  # rows summed before they are added to the rows above
-SPENT = 2.0**-40  # share of a column's squared length: below it, the column depends on earlier ones
+LANES = 32  # partial sums of a row
+BLOCK = 256  # rows summed at a time
+SPENT = 2.0**-40  # least share of squared length of an independent column
 
 
 def in_lanes(x: Tensor) -> Tensor:
-    """Sum over the last dim: entry j into lane j mod 32, ascending; then halves added to halves."""
+    """Sum over the last dim: entry j into lane j mod 32; then halves added to halves."""
     filled = pad(x, (0, -x.shape[-1] % LANES))
     lanes = filled.view(*x.shape[:-1], filled.shape[-1] // LANES, LANES)
     total = torch.zeros_like(lanes[..., 0, :])

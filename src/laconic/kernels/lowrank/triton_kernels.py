@@ -1,7 +1,7 @@
 # mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
 """Triton kernels of low-rank products and Gram-Schmidt, for factors of up to 4 columns.
 
-Every sum has a fixed order, whatever else is in the bucket: GPUs of one kind give the same bits.
+Sums have a fixed order: GPUs of one kind give the same bits.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def transposed_times_kernel(
     TALL: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Store sums over HEIGHT rows from `tops`, for WIDE columns from `firsts`, at `places`: (RANK, n)."""
+    """Store sums over HEIGHT rows from `tops`, for WIDE columns from `firsts`, at `places`."""
     matrix = tl.load(matrices + tl.program_id(0))
     m = tl.load(rows + matrix)
     n = tl.load(cols + matrix)
@@ -210,7 +210,7 @@ def orthonormal_kernel(
             dots += tl.sum(value * one[None, :], 1)
         squared = tl.sum(tl.where(mine, dots, 0.0), 0)
         least = tl.sum(tl.where(mine, before, 0.0), 0) * SPENT
-        spent = squared <= least  # false for NaN, which must remain
+        spent = squared <= least  # false for NaN
         inverse = tl.where(spent, 0.0, 1.0 / tl.sqrt(tl.where(spent, 1.0, squared)))
         factor = tl.where(column > k, dots * inverse, 0.0)
         tl.debug_barrier()

@@ -24,10 +24,9 @@ def minmax_encode(x: Tensor, segments: Segments, keys: Sequence[int], form: MinM
     """Encode these ranges of x float32 (n,) to one message uint8 (m,).
 
     Wire per tensor: [unit, minimum] float32 per block of `block` elements, then the levels, low bits first,
-    padded to a byte. With L = 2^width - 1, unit = (max - min) / L; elements become y = (x - min) / unit,
-    rounded to nearest (halves up) or, if stochastic, without bias by `dither24` of the tensor's key. Extremes
-    beyond 2^126 are clipped there. Raises `NonFiniteError` for NaN and Inf; finite inputs decode to finite
-    values.
+    padded to a byte. unit = (max - min) / (2^width - 1); y = (x - min) / unit is rounded to nearest (halves
+    up) or, if stochastic, without bias by `dither24` of the tensor's key. Extremes are clipped at 2^126.
+    Raises `NonFiniteError` for NaN and Inf; finite inputs decode to finite values.
 
     >>> minmax_encode(torch.tensor([-1.0, 0.0, 2.0]), Segments.whole(3), [0], MinMaxForm((2,))).tolist()
     [0, 0, 128, 63, 0, 0, 128, 191, 52]
@@ -55,8 +54,8 @@ def minmax_add_(
 ) -> Tensor:
     """Add alpha * (minimum + level * unit) to each segment of `out`, in place.
 
-    Raises `WireError`, before any write, for a wrong length, a negative unit, a unit, minimum or maximum that
-    is not finite, and nonzero padding.
+    Raises `WireError`, before any write, for a wrong length, a negative unit, a non-finite unit, minimum or
+    maximum, and nonzero padding.
     """
     _check_message(wire, segments, out, form)
     if (native := dispatch.native(wire, out)) is None:
@@ -78,7 +77,7 @@ def minmax_add_messages_(
     """Add several messages as `minmax_add_`, in order; one launch on a GPU.
 
     Forms, one per message, share the block. Messages without elements are not read. Raises `WireError` with
-    the number of the damaged message; on the CPU, earlier messages may have been added.
+    the damaged message's number; on the CPU, earlier messages may have been added.
     """
     ranges, kinds = tuple([segments for _, segments in messages]), tuple(forms)
     sizes = sizes_of(ranges, kinds)
@@ -105,7 +104,6 @@ def minmax_add_messages_(
 
 @contextmanager
 def numbered(message: int) -> Iterator[None]:
-    """Set the `message` of a `WireError` to this number."""
     try:
         yield
     except WireError as error:

@@ -1,4 +1,4 @@
-"""Random rounding of all tensors of a grid together, by `dither24` of each tensor's key."""
+"""Random rounding of a grid, by `dither24` of each tensor's key."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from laconic.kernels.minmax.rows import GROUP, Rows
 from laconic.kernels.philox.reference import LOW, LOWER_KEY, MULTIPLIERS, ROUNDS, WEYL
 from laconic.kernels.tiles import table
 
-UPPER, LOWER = GROUP // 2, GROUP  # elements whose upper 16 and lower 8 bits one counter gives
+UPPER, LOWER = GROUP // 2, GROUP  # elements whose upper 16 or lower 8 bits one counter gives
 
 
 def rounded_up(y: Tensor, rows: Rows, keys: Sequence[int]) -> Tensor:
-    """Round values float32 of a grid, from 0 to 255, to levels uint8 at random, without bias."""
+    """Round a grid from 0 to 255 to levels uint8 at random, without bias."""
     levels = y.to(torch.uint8)
     threshold = (y - levels).mul_(2.0**24).to(torch.int32)
     upper = _cut(_words(rows, keys, UPPER, y.device), torch.int16).to(torch.int32).bitwise_and_(0xFFFF)
@@ -35,7 +35,7 @@ def rounded_up(y: Tensor, rows: Rows, keys: Sequence[int]) -> Tensor:
 
 
 def _words(rows: Rows, keys: Sequence[int], each: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Return four words per counter; a counter serves `each` elements, and counts from 0 in each tensor."""
+    """Return four words per counter; each serves `each` elements, from 0 in each tensor."""
     total = rows.numel // each
     place = torch.arange(total, dtype=torch.int64, device=device)
     if len(keys) == 1:
@@ -58,7 +58,7 @@ def _philox(counter: Tensor, schedule: Tensor, owners: Tensor | None = None) -> 
     c2 = c3 = torch.zeros_like(counter)
     for step in schedule:
         k0, k1 = step if owners is None else step.index_select(1, owners)
-        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]  # 64 bits, correct although the sign wraps
+        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]  # the sign wraps, the 64 bits are right
         c0 = (p1 >> 32).bitwise_and_(LOW).bitwise_xor_(c1).bitwise_xor_(k0)
         c2 = (p0 >> 32).bitwise_and_(LOW).bitwise_xor_(c3).bitwise_xor_(k1)
         c1, c3 = p1.bitwise_and_(LOW), p0.bitwise_and_(LOW)
@@ -71,7 +71,6 @@ def _cut(words: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _lower(places: Tensor, rows: Rows, keys: Sequence[int]) -> Tensor:
-    """Return the lower 8 bits, int64, at these places of a CPU grid."""
     owners = rows.owners(places.device)[places // rows.length]
     i = places - rows.length * table(rows.firsts, places.device)[owners]
     schedule = _schedule([key ^ LOWER_KEY for key in keys], places.device)

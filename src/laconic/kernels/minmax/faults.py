@@ -14,7 +14,7 @@ from laconic.core.errors import WireError
 from laconic.kernels.minmax.rows import Rows
 from laconic.kernels.tiles import table
 
-INFINITE = 0x7F800000  # bits of |x| from which x is Inf or NaN
+INFINITE = 0x7F800000  # of |x|: the least of Inf and NaN
 MAGNITUDE = 0x7FFFFFFF
 FAULTS = (  # in order of reporting
     "a unit of {} is negative, or a unit or minimum not finite",
@@ -25,13 +25,13 @@ FAULTS = (  # in order of reporting
 
 @dataclass(frozen=True)
 class Faults:
-    """For each kind of fault: where it occurs, and the tensor of each place."""
+    """Places of each kind of fault, and the tensor of each place."""
 
     kinds: tuple[tuple[Tensor, Tensor], ...]
 
     @classmethod
     def of(cls, heads: Tensor, codes: Tensor, rows: Rows, width: int, numbers: tuple[int, ...]) -> Faults:
-        """Check a grid: heads, as bits of float32 (r, 2), and packed levels of the tensors `numbers`."""
+        """Check a grid: heads, as float32 bits, and levels of the tensors `numbers`."""
         unit, low = heads.unbind(dim=1)
         wrong = (unit < 0) | (unit >= INFINITE) | (low & MAGNITUDE >= INFINITE)
         unit, low = heads.view(torch.float32).unbind(dim=1)
@@ -47,7 +47,7 @@ class Faults:
 
 @lru_cache(maxsize=512)
 def _last_bytes(rows: Rows, width: int, numbers: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return the partly used last bytes of tensors: position, bits used, tensor."""
+    """Return the partly used last bytes: position, bits used, tensor."""
     found, at = [], 0
     for n, gap, number in zip(rows.sizes, rows.gap_nbytes(width), numbers, strict=True):
         at += (n * width + 7) // 8
@@ -62,7 +62,7 @@ def check_faults(
 ) -> Tensor | None:
     """Raise `WireError` for the first fault of messages of `lengths` tensors; see `core.deferred.check`.
 
-    Returns a flag bool () on a GPU, where a fault is not known yet; else None.
+    Returns a flag bool () on a GPU, else None.
     """
     if device.type == "cpu":
         if any(bool(found.any()) for each in faults for found, _ in each.kinds):
@@ -89,7 +89,7 @@ def check_faults(
 
 
 def check_flags(flags: Tensor, numbered: bool) -> None:
-    """Raise `WireError` for the first flag of int32 (messages * kinds,); see `core.deferred.check`."""
+    """Raise `WireError` for the first flag of int32 (messages * kinds,)."""
     kinds = len(FAULTS)
     check(flags, lambda i: fault(i // kinds if numbered else None, i % kinds, "a tensor"))
 

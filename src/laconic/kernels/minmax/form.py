@@ -13,7 +13,7 @@ from laconic.kernels.bitpack import packed_nbytes
 WIDEST = 8  # bits of a level
 LONGEST = 1 << 31  # elements of a block
 GPU_WIDTHS = (2, 4, 8)  # bits with Triton kernels
-GPU_BLOCKS = (32, 4096)  # smallest and largest power of 2 of elements per block with Triton kernels
+GPU_BLOCKS = (32, 4096)  # bounds of elements per block, a power of 2, with Triton kernels
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class MinMaxForm:
 
     @cached_property
     def _hash(self) -> int:
-        """Hash of the integers: equal in every process."""
+        """Hash of the integers alone: equal in every process."""
         return hash((self.widths, self.block))
 
     @property
@@ -61,7 +61,7 @@ def minmax_nbytes(n: int, width: int, block: int) -> int:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of each message; `end`: one past the last element of the buffer that they touch."""
+    """Bytes of each message; `end`: one past the last element that they touch."""
 
     nbytes: tuple[int, ...]
     end: int
@@ -71,7 +71,6 @@ class Sizes:
 
 @lru_cache(maxsize=512)
 def sizes_of(ranges: tuple[Segments, ...], forms: tuple[MinMaxForm, ...]) -> Sizes:
-    """Return the sizes of messages. Raises `ValueError` unless the forms fit."""
     if len(forms) != len(ranges) or len({form.block for form in forms}) > 1:
         raise ValueError(f"{len(ranges)} messages take as many forms, all with one block, got {forms}")
     pairs = zip(ranges, forms, strict=True)

@@ -1,4 +1,4 @@
-"""Min-max on a GPU: one launch for whole tiles of all tensors and messages, one for the rest."""
+"""Min-max on a GPU: one launch for whole tiles of all messages, one for the rest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from laconic.kernels.minmax.gpu_tables import CHUNK, Tables, tables_of
 from laconic.kernels.minmax.reference import not_finite
 from laconic.kernels.minmax.rows import apart
 
-STACK = 8  # messages of the same segments that one launch adds
+STACK = 8  # messages of the same segments per launch
 
 
 def encode(x: Tensor, segments: Segments, keys: Tensor | None, form: MinMaxForm) -> Tensor:
@@ -47,7 +47,7 @@ class Plan:
     """Launches that add some messages.
 
     `stride`: bytes of each of `copies` messages of equal segments. `rounds`: tables, first byte of the first
-    message, and number of messages of equal segments.
+    message, number of messages.
     """
 
     heads: Tables
@@ -56,7 +56,7 @@ class Plan:
     stride: int
     width: int
     block: int
-    faults: int  # flags of faults; one more says whether there is any
+    faults: int  # flags; one more is set with any
 
 
 def add_messages_(
@@ -67,7 +67,6 @@ def add_messages_(
     alpha: float,
     numbered: bool = True,
 ) -> Tensor:
-    """Add alpha * values of all messages to out, in order; write nothing if any is invalid."""
     plan = _plan(ranges, forms, out.device)
     wire = consecutive(wires)
     flags = torch.zeros(plan.faults + 1, dtype=torch.int32, device=out.device)
@@ -111,7 +110,6 @@ def add_messages_(
 
 @lru_cache(maxsize=256)
 def _plan(ranges: tuple[Segments, ...], forms: tuple[MinMaxForm, ...], device: torch.device) -> Plan:
-    """Return the launches for messages of these segments, consecutive in one tensor of bytes."""
     block, width = forms[0].block, next(form.widths[0] for form in forms if form.widths)
     nbytes = [form.message_nbytes(segments) for segments, form in zip(ranges, forms, strict=True)]
     begins = tuple(accumulate(nbytes, initial=0))[:-1]

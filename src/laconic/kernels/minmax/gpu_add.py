@@ -1,4 +1,4 @@
-"""Triton kernels that validate messages and add their values."""
+"""Triton kernels that validate and add messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def validate_kernel(  # type: ignore[no-untyped-def]
     CHUNK: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Check some heads and the last byte of a tensor; set flags of its message, and one for any fault."""
+    """Check some heads and a tensor's last byte; set its message's flags, and one for any."""
     part = table_ptr + tl.program_id(0) * 6
     start, count, last = tl.load(part), tl.load(part + 1), tl.load(part + 2)
     used, message = tl.load(part + 3).to(tl.int32), tl.load(part + 4) + tl.program_id(1)
@@ -60,7 +60,6 @@ def add_kernel(  # type: ignore[no-untyped-def]
     ALIGNED: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Add one tile of COUNT messages, in order, unless any message is invalid."""
     if tl.load(flags_ptr + any_flag) == 0:
         tile = table_ptr + tl.program_id(0) * 6
         start, head, body = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)

@@ -1,4 +1,4 @@
-"""Triton kernel that encodes tiles: extremes of blocks, then heads and levels."""
+"""Triton kernel that encodes tiles."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def encode_kernel(  # type: ignore[no-untyped-def]
     ALIGNED: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Store heads and levels of one tile, and a flag for its tensor if a value is not finite."""
+    """Store heads and levels of a tile, and its tensor's flag if a value is not finite."""
     tile = table_ptr + tl.program_id(0) * 6
     start, head, body = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     first, count, number = tl.load(tile + 3), tl.load(tile + 4).to(tl.int32), tl.load(tile + 5)
@@ -63,7 +63,7 @@ def encode_kernel(  # type: ignore[no-untyped-def]
     at = wire_ptr + head + block * 8
     store32(at, unit.to(tl.int32, bitcast=True), here, WORDS)
     store32(at + 4, low.to(tl.int32, bitcast=True), here, WORDS)
-    divisor = tl.where(unit == 0.0, float("inf"), unit)  # makes the quotient 0
+    divisor = tl.where(unit == 0.0, float("inf"), unit)  # quotient 0
     y = tl.div_rn(x - by_row(low, BLOCK)[:, None], by_row(divisor, BLOCK)[:, None])
     if STOCHASTIC:
         y = tl.minimum(tl.maximum(y, 0.0), most)

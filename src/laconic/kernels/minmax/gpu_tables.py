@@ -1,4 +1,4 @@
-"""Tables of the tiles and heads of messages, one row per program of a launch."""
+"""Tables of the tiles and heads of messages, one row per program."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from torch import Tensor
 from laconic.core.layout import Segments
 from laconic.kernels.minmax.form import minmax_nbytes
 
-TILE, CHUNK = 4096, 256  # elements of a tile; heads per program of `validate_kernel`
+TILE, CHUNK = 4096, 256  # elements of a tile; heads per program
 COLUMNS = 6
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Tables int64 (t, 6) of whole tiles, shorter ones and heads, on a device."""
+    """Tables int64 (t, 6) of whole tiles, shorter ones and heads."""
 
     whole: Tensor
     rest: Tensor
     heads: Tensor
-    aligned: bool  # all starts are multiples of 4 elements
+    aligned: bool  # to 4 elements
     words: bool  # all heads and levels start at multiples of 4 bytes
 
     @cached_property
     def tiles(self) -> tuple[tuple[Tensor, tuple[int], bool], ...]:
-        """Nonempty tables of tiles, each with its grid and whether it needs masks."""
         both = ((self.whole, False), (self.rest, True))
         return tuple((table, (len(table),), masked) for table, masked in both if len(table))
 
@@ -44,7 +43,7 @@ def tables_of(
     by_tensor: bool,
     stride: int = 0,
 ) -> Tables:
-    """Return tables for messages of these segments; a tile's number is that of its tensor or message."""
+    """Return tables for these messages; a tile's number is that of its tensor or message."""
     whole, rest, heads = [], [], []
     for message, (segments, begin) in enumerate(zip(messages, begins, strict=True)):
         at = begin
@@ -69,7 +68,7 @@ def tables_of(
 
 
 def _tiles(start: int, head: int, body: int, n: int, number: int, width: int, block: int) -> Any:
-    """Return a tensor's tiles: starts in buffer, heads and levels; first element, elements, number."""
+    """Return rows: starts in buffer, heads and levels; first element, elements, number."""
     first = np.arange(0, n, TILE, dtype=np.int64)
     columns = (
         start + first,
@@ -83,7 +82,7 @@ def _tiles(start: int, head: int, body: int, n: int, number: int, width: int, bl
 
 
 def _heads(at: int, body: int, end: int, used: int, number: int) -> Any:
-    """Return parts of a tensor's heads: start, count; last byte and its used bits; number, 0."""
+    """Return rows: start, count; last byte and its used bits; number, 0."""
     first = np.arange(at, body, 8 * CHUNK, dtype=np.int64)
     table = np.zeros((len(first), COLUMNS), dtype=np.int64)
     table[:, 0] = first

@@ -1,8 +1,7 @@
 """Tile of the Triton kernels: rows of each thread, their blocks, and words at any byte.
 
 A tile has 4,096 elements in 1,024 rows of four. Row rep * 256 + warp * 32 + lane of Triton's layout is row
-warp * 128 + rep * 32 + lane of the tile: a block of 512 elements is in one warp, which finds its extremes
-without shared memory. Each row draws its random words, so threads exchange none.
+warp * 128 + rep * 32 + lane of the tile: one warp finds a block's extremes without shared memory.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
 ROWS = tl.constexpr(1024)
-INFINITE = tl.constexpr(0x7F800000)  # bits of |x| from which x is Inf or NaN
+INFINITE = tl.constexpr(0x7F800000)  # of |x|: the least of Inf and NaN
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 
 
@@ -34,7 +33,6 @@ def by_block(x, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def by_row(x, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Expand one value per block to one per row."""
     lanes: tl.constexpr = min(BLOCK // 4, 32)
     reps: tl.constexpr = min(max(BLOCK // 128, 1), 4)
     warps: tl.constexpr = max(BLOCK // 512, 1)
@@ -54,7 +52,7 @@ def block_numbers(BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def load32(at, mask, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Load int32 at byte pointers; WORDS: they are multiples of 4 bytes."""
+    """Load int32 at byte pointers; WORDS: multiples of 4 bytes."""
     if WORDS:
         return tl.load(at.to(tl.pointer_type(tl.int32)), mask=mask, other=0)
     found = tl.load(at, mask=mask, other=0).to(tl.int32)

@@ -1,7 +1,6 @@
-"""Min-max quantisation in plain torch, which native kernels equal bit for bit.
+"""Min-max quantisation in plain torch; native kernels equal it bit for bit.
 
-All tensors of one width share a grid (see `rows`). On a GPU the host never waits: a damaged message sets a
-flag there and adds nothing.
+Tensors of one width share a grid (see `rows`). On a GPU a damaged message sets a flag and adds nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from laconic.kernels.minmax.form import MinMaxForm, minmax_nbytes
 from laconic.kernels.minmax.rows import Rows, alike, apart, filled, pieces, rows_of
 from laconic.kernels.tiles import table
 
-FARTHEST = 2.0**126  # extremes are clipped here, so that neither range nor values overflow
+FARTHEST = 2.0**126  # extremes are clipped here: neither range nor values overflow
 
 
 def not_finite(number: int, segments: Segments) -> NonFiniteError:
@@ -54,7 +53,6 @@ def encode(x: Tensor, segments: Segments, keys: Sequence[int], form: MinMaxForm)
 
 
 def _joined(x: Tensor, segments: Segments, rows: Rows) -> Tensor | None:
-    """Return the grid as a view of x, if the tensors fill their rows and are adjacent."""
     runs = segments.joined
     return runs.views(x)[0] if len(runs) == 1 and not any(rows.gaps) else None
 
@@ -62,10 +60,10 @@ def _joined(x: Tensor, segments: Segments, rows: Rows) -> Tensor | None:
 def _encode_grid(
     flat: Tensor, rows: Rows, width: int, keys: Sequence[int] | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return heads and packed levels of a grid, uint8 each, and which rows are not finite."""
+    """Return heads and packed levels of a grid, and which rows are not finite."""
     grid, most = flat.view(-1, rows.length), float((1 << width) - 1)
     partial = rows.partial(flat.device)
-    if partial is not None:  # pad with the last element: no new extreme
+    if partial is not None:  # the last element adds no extreme
         where, last, inside = partial
         ends = grid.index_select(0, where)
         grid.index_copy_(0, where, torch.where(inside, ends, ends.gather(1, last)))
@@ -74,7 +72,7 @@ def _encode_grid(
     low, high = (end.clamp(-FARTHEST, FARTHEST).add_(0.0) for end in (least, greatest))
     unit = (high - low).div_(torch.full((), most, dtype=torch.float32, device=flat.device))
     heads = torch.stack([unit, low], dim=1).view(-1).view(torch.uint8)
-    divisor = unit.masked_fill(unit == 0, torch.inf)  # makes the quotient 0
+    divisor = unit.masked_fill(unit == 0, torch.inf)  # quotient 0
     y = torch.sub(grid, low[:, None]).div_(divisor[:, None])
     if keys is None:
         codes = y.add_(0.5).clamp_(0, most).to(torch.uint8)
@@ -114,7 +112,7 @@ def add_messages_(
 ) -> Tensor:
     """Add several messages in order, after all were found valid.
 
-    The forms differ only in their widths. If `numbered`, the error has the first invalid message's number.
+    Forms differ only in their widths. If `numbered`, errors have the invalid message's number.
     """
     if not messages:
         return out
@@ -141,7 +139,7 @@ def add_messages_(
     values: list[Tensor | None] = [None] * len(sizes)
     for numbers, rows, grid in grids:
         if invalid is not None:
-            grid.masked_fill_(invalid, -0.0)  # adding it changes no number
+            grid.masked_fill_(invalid, -0.0)  # adding it changes nothing
         for i, value in zip(numbers, torch.split(grid.view(-1), rows.spans)[::2], strict=True):
             values[i] = value
     ranges = tuple(segments for _, segments in messages)

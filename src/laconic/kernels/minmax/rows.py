@@ -1,7 +1,7 @@
-"""Grid of the tensors of a message, one row per block, so that one operation serves all.
+"""Grid of a message's tensors, one row per block, for one operation on all.
 
-A tensor starts a new row and takes whole rows, enough to make its elements a multiple of `GROUP`: its levels
-then start at a byte, and its random bits at a Philox counter.
+A tensor takes whole rows, for a multiple of `GROUP` elements: its levels start at a byte, its random bits at
+a Philox counter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from laconic.core.layout import Segments
 from laconic.kernels.tiles import table
 
 GROUP = 16  # elements
-SHORT = 4096  # elements of a block; longer blocks are not padded for short tensors
+SHORT = 4096  # longest block that is padded for short tensors
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Rows:
 
     @cached_property
     def idle_nbytes(self) -> tuple[int, ...]:
-        """Bytes of heads of padding rows of each tensor."""
+        """Bytes of heads of each tensor's padding rows."""
         return tuple(8 * (rows - blocks) for rows, blocks in zip(self.rows, self.blocks, strict=True))
 
     @cached_property
@@ -65,15 +65,11 @@ class Rows:
 
     @cached_property
     def _partial(self) -> tuple[tuple[int, int], ...]:
-        """Last row of each tensor that does not fill it, and its elements there."""
         ends = zip(self.firsts, self.blocks, self.sizes, strict=True)
         return tuple((first + b - 1, n % self.length) for first, b, n in ends if n % self.length)
 
     def partial(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return partly used rows int64 (t,), the last used place (t, 1), and the mask of used places.
-
-        Returns None if there are no such rows.
-        """
+        """Return partly used rows, their last used place, and the mask of used places, or None."""
         if not self._partial:
             return None
         rows, counts = (table(column, device) for column in zip(*self._partial, strict=True))
@@ -96,7 +92,6 @@ def _alternate(first: Iterable[int], second: Iterable[int]) -> list[int]:
 
 @lru_cache(maxsize=512)
 def rows_of(sizes: tuple[int, ...], block: int) -> Rows:
-    """Return rows of tensors of these sizes, all above 0, in blocks of `block` elements."""
     longest = max(sizes)
     if longest <= block:
         ones = (1,) * len(sizes)
@@ -108,7 +103,7 @@ def rows_of(sizes: tuple[int, ...], block: int) -> Rows:
 
 @lru_cache(maxsize=512)
 def alike(sizes: tuple[int, ...], widths: tuple[int, ...], block: int) -> tuple[tuple[int, ...], ...]:
-    """Return groups of tensors that share a grid: one width, and similar length if blocks are long."""
+    """Return groups of tensors that share a grid: one width, and similar length in long blocks."""
     found: dict[tuple[int, int], list[int]] = {}
     for number, (n, width) in enumerate(zip(sizes, widths, strict=True)):
         if n:
@@ -119,7 +114,7 @@ def alike(sizes: tuple[int, ...], widths: tuple[int, ...], block: int) -> tuple[
 
 @lru_cache(maxsize=512)
 def _cuts(segments: Segments) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return lengths that cut a buffer at all ends of segments, and the index of each segment's piece."""
+    """Return lengths that cut a buffer at all ends of segments, and each segment's piece."""
     lengths, picked, at = [], {}, 0
     for start, number in sorted((start, number) for number, start in enumerate(segments.starts)):
         if start < at:
@@ -132,7 +127,6 @@ def _cuts(segments: Segments) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
 
 @lru_cache(maxsize=512)
 def apart(messages: tuple[Segments, ...]) -> bool:
-    """Return whether no element belongs to two of these messages."""
     at = 0
     for start, size in sorted(pair for segments in messages for pair in segments if pair[1]):
         if start < at:
@@ -142,7 +136,7 @@ def apart(messages: tuple[Segments, ...]) -> bool:
 
 
 def pieces(x: Tensor, segments: Segments) -> list[Tensor]:
-    """Return views of the ranges of flat x, created in one call, unlike `Segments.views`."""
+    """Return views of the ranges of flat x in one call, unlike `Segments.views`."""
     cuts = _cuts(segments)
     if cuts is None or len(segments) < 4:
         return segments.views(x)
@@ -154,12 +148,11 @@ def pieces(x: Tensor, segments: Segments) -> list[Tensor]:
 def _gaps(lengths: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor | None, ...]:
     zeros = torch.zeros(max(lengths), dtype=dtype, device="cpu").to(
         device
-    )  # a blocking copy: other streams may use it
+    )  # blocking: other streams may use it
     return tuple(zeros[:n] if n else None for n in lengths)
 
 
 def filled(parts: Sequence[Tensor], gaps: tuple[int, ...]) -> Tensor:
-    """Concatenate the parts, each followed by its number of zeros."""
     if not any(gaps):
         return parts[0] if len(parts) == 1 else torch.cat(list(parts))
     zeros = _gaps(gaps, parts[0].dtype, parts[0].device)

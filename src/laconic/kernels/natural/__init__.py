@@ -73,7 +73,7 @@ def natural_messages_add_(
 ) -> Tensor:
     """Add each message as `natural_add_`, in order; one launch on a GPU.
 
-    Raises `WireError` whose `message` is the number of the damaged message.
+    Raises `WireError` with the damaged message's number.
     """
     for number, wire in enumerate(wires):
         with numbered(number):

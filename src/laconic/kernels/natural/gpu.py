@@ -1,6 +1,6 @@
-"""Natural compression on a GPU: one launch encodes a message, one decodes those of all ranks.
+"""Natural compression on a GPU: one launch encodes a message, one decodes all ranks'.
 
-The lower 8 bits of the dither are drawn only in tiles where the upper 16 do not decide.
+Only tiles where the dither's upper 16 bits do not decide draw the lower 8.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ def encode_kernel(  # type: ignore[no-untyped-def]
     ALIGNED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Store the randomly rounded exponents of a tile, with their signs."""
     tile = tl.program_id(0)
     start = tl.load(table_ptr + tile)
     bytes_at = tl.load(table_ptr + tiles + tile)
@@ -122,7 +121,6 @@ def add_kernel(  # type: ignore[no-untyped-def]
     ALIGNED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Add alpha times a tile of all messages, in order, unless a flag is set."""
     if tl.load(flags_ptr + 2 * messages) == 0:
         tile = tl.program_id(0)
         start = tl.load(table_ptr + tile)
@@ -164,10 +162,10 @@ def add_kernel(  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class Plan:
-    """Tables int64 (6, tiles) of a message: whole tiles, last ones, all.
+    """Tables int64 (6, tiles) of a message.
 
-    Rows: first element in the buffer, byte of its exponent, byte of its sign, tensor, first element in the
-    tensor, elements.
+    Rows: first element in the buffer, byte of its exponent and of its sign, tensor, first element in it,
+    elements.
     """
 
     full: Tensor
@@ -220,7 +218,6 @@ def encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int) -> tup
 
 
 def add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float, bits: int) -> Tensor:
-    """Add alpha times these messages to the segments, in order, once all are valid."""
     if not segments.numel:
         return out
     tables, n = plan(segments, bits, out.device), len(wires)
@@ -229,7 +226,7 @@ def add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float,
         torch.tensor([wire.data_ptr() for wire in wires], dtype=torch.int64, device="cpu"), out.device
     )
     with dispatch.device_of(out):
-        if bits == 9:  # with 8 bits every byte is a code
+        if bits == 9:  # with 8 every byte is a code
             tiles = tables.all.shape[1]
             validate_kernel[(tiles, n)](pointers, flags, tables.all, tiles, n, num_warps=4)
         for table, masked in ((tables.full, False), (tables.last, True)):

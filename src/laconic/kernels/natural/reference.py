@@ -1,7 +1,4 @@
-"""Natural compression in torch integers, which native kernels equal bit for bit.
-
-All tensors of a message are processed together.
-"""
+"""Natural compression in torch integers; native kernels equal it bit for bit."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ BAD_EXPONENT = f"an exponent is at most {LARGEST}, got 255"
 
 
 def rounded(pattern: Tensor, dither: Tensor) -> Tensor:
-    """Round float patterns int32 (n,) to exponents int32 (n,); above 254 where not finite."""
+    """Round float bits to exponents; above 254 where not finite."""
     exponent = pattern >> 23 & 255
     up = dither < (pattern & MANTISSA) << 1
     return exponent.add_(up)
@@ -57,7 +54,7 @@ def natural_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float, bi
     check(flags.to(torch.int32), lambda i: WireError((BAD_EXPONENT, sign.BAD_PADDING)[i]))
     powers = (exponents.to(torch.int32) << 23).bitwise_or_(sign.unpacked(signs, sizes)).view(torch.float32)
     values = powers.mul_(alpha)
-    if not out.is_cpu:  # the flags may be read later
+    if not out.is_cpu:  # flags may be read later
         values.masked_fill_(flags.any(), -0.0)
     return segments.add_(out, values)
 
@@ -68,7 +65,6 @@ def _parts(sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:
 
 @lru_cache(maxsize=16)
 def _codes(device: torch.device) -> Tensor:
-    """Return the values float32 (256,) of the codes of 8 bits."""
     code = torch.arange(256, dtype=torch.int32, device=device)
     exponents = torch.where(code & 127 > 0, (code & 127) + LOWEST, 0)
     return (exponents << 23 | code >> 7 << 31).view(torch.float32)

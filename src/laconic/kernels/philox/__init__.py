@@ -1,4 +1,4 @@
-"""Random bits from a key and a position (Philox4x32-10): no state, any order, any number of threads."""
+"""Random bits from a key and a position (Philox4x32-10), without state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _check(n: int, offset: int) -> None:
 
 
 def philox(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
-    """Return uniform 32-bit words [offset, offset + n) of a 64-bit key's stream, as bits of int32 (n,).
+    """Return 32-bit words [offset, offset + n) of a 64-bit key's stream, as bits of int32 (n,).
 
     >>> philox(0, 2).tolist()
     [1713891541, -513161843]
@@ -33,7 +33,7 @@ def philox(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Ten
 
 
 def uniform(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
-    """Return uniform float32 (n,) in [0, 1): multiples of 2^-24 from the top 24 bits of `philox`."""
+    """Return uniform float32 (n,) in [0, 1): the top 24 bits of `philox`."""
     _check(n, offset)
     out = torch.empty(n, dtype=torch.float32, device=device)
     if (native := dispatch.native(out)) is not None:
@@ -49,8 +49,8 @@ def uniform(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Te
 def dither24(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
     """Return uniform integers int32 (n,) in [0, 2^24): elements [offset, offset + n) of a key's dither.
 
-    A fraction f is rounded up where its element is below trunc(f * 2^24). Kernels draw 16 bits, at half the
-    cost of `uniform`, and the other 8 only where these do not decide: once in 65,536.
+    A fraction f is rounded up where its element is below trunc(f * 2^24). Kernels draw 16 bits, and the other
+    8 only where these do not decide, once in 65,536: half the cost of `uniform`.
 
     >>> dither24(0, 2).tolist()
     [15259035, 6694877]

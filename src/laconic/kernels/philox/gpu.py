@@ -1,7 +1,4 @@
-"""Random bits on a GPU: `uniform` and the dither of many tensors, in one launch each.
-
-A row of four elements computes the counters that it needs, so threads exchange no values.
-"""
+"""Random bits on a GPU: `uniform` and the dither of many tensors, in one launch each."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ def block(key, counter):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def upper16(key, row, column):  # type: ignore[no-untyped-def]
-    """Return the upper 16 bits int32 (r, 4) of the dither of rows int64 (r,) of four; column is (1, 4)."""
+    """Return the dither's upper 16 bits int32 (r, 4) of rows int64 (r,) of four; column is (1, 4)."""
     w0, w1, w2, w3 = block(key, row >> 1)
     odd = (row & 1) > 0
     first, second = tl.where(odd, w2, w0)[:, None], tl.where(odd, w3, w1)[:, None]
@@ -84,7 +81,7 @@ def dither_kernel(out_ptr, keys_ptr, table_ptr, tiles):  # type: ignore[no-untyp
 
 @triton.jit
 def uniform_kernel(out_ptr, key, first, lead, n):  # type: ignore[no-untyped-def]
-    """Store n elements as float32, from counter `first` on, without its first `lead` words."""
+    """Store n elements from counter `first` on, without its first `lead` words."""
     row = tl.program_id(0).to(tl.int64) * 1024 + tl.arange(0, 1024)
     w0, w1, w2, w3 = block(key, row + first)
     column = tl.arange(0, 4)[None, :]

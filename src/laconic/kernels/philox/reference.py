@@ -16,28 +16,28 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 LOWER_KEY = 0xD1B54A32D192ED03  # stream that breaks ties
-CHUNK = 1 << 15  # counters at a time on a CPU: their words fit in its cache
-DEVICE_CHUNK = 1 << 22  # counters at a time on other devices: 300 MB of temporary memory
-SMALL = 1 << 12  # counters of a stream that is generated together with others
+CHUNK = 1 << 15  # counters that fit in a CPU's cache
+DEVICE_CHUNK = 1 << 22  # counters at a time elsewhere: 300 MB
+SMALL = 1 << 12  # counters of a stream that is joined to others
 
-Key = tuple[int, int] | tuple[Tensor, Tensor]  # low and high word, one for all counters or one each
+Key = tuple[int, int] | tuple[Tensor, Tensor]  # low and high word
 Run = tuple[int, int, int]  # key, first counter, number of counters
 
 
 def block(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: Key) -> tuple[Tensor, ...]:
-    """Return four words (int64 tensors below 2^32) for each counter of four such words."""
+    """Return four words (int64 below 2^32) for each counter of four words."""
     return tuple(word & LOW for word in _rounds(*counter, *key))
 
 
 def _rounds(
     c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, k0: int | Tensor, k1: int | Tensor
 ) -> tuple[Tensor, ...]:
-    """Return the words in the low halves of int64 tensors.
+    """Return the words in the low halves of int64.
 
-    The high halves of c1 and c3 hold other bits; one mask after the xor is enough.
+    High halves of c1 and c3 hold other bits; one mask after the xor is enough.
     """
     for _ in range(ROUNDS):
-        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]  # 64 bits, correct although the sign wraps
+        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]  # the sign wraps, the 64 bits are right
         c0 = (p1 >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(LOW)
         c2 = (p0 >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(LOW)
         c1, c3 = p1, p0
@@ -46,7 +46,6 @@ def _rounds(
 
 
 def _fill_(out: Tensor, low: Tensor, high: Tensor, key: Key) -> None:
-    """Write the words of counters, in two words (m,) each, to int32 (m, 4)."""
     zero = torch.zeros_like(low)
     for i, word in enumerate(_rounds(low, high, zero, zero, *key)):
         out[:, i] = word.view(torch.int32)[::2]
@@ -58,7 +57,6 @@ def _ranges(n: int, device: torch.device) -> Iterator[tuple[int, int]]:
 
 
 def blocks(key: int, first: int, count: int, device: torch.device = CPU) -> Tensor:
-    """Return words int32 (4 count,) of a key's counters [first, first + count)."""
     out = torch.empty(count, 4, dtype=torch.int32, device=device)
     halves = (key & LOW, key >> 32 & LOW)
     for begin, end in _ranges(count, device):
@@ -69,7 +67,6 @@ def blocks(key: int, first: int, count: int, device: torch.device = CPU) -> Tens
 
 
 def streams(runs: Sequence[Run], device: torch.device = CPU) -> Tensor:
-    """Return words int32 (4 * counters,) of several runs, one after the other."""
     if all(count <= SMALL for _, _, count in runs):
         return blocks(*runs[0], device) if len(runs) == 1 else _small_streams(runs, device)
     parts, at = [], 0
@@ -106,7 +103,7 @@ def _tables(counts: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tens
 
 
 def without_padding(x: Tensor, sizes: Sequence[int], multiple: int) -> Tensor:
-    """Remove the padding of runs of these sizes, each padded to a multiple."""
+    """Remove the padding of runs, each padded to a multiple."""
     if len(sizes) == 1:
         return x[: sizes[0]]
     if not any(size % multiple for size in sizes):
@@ -130,7 +127,7 @@ def uniform(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Te
 
 
 def dither24(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
-    """Join half a word of the key's stream and a byte of a second stream per element."""
+    """Join half a word of the key's stream and a byte of a second one per element."""
     halves, quarters = offset // 8, offset // 16
     first, second = (offset + n + 7) // 8 - halves, (offset + n + 15) // 16 - quarters
     drawn = streams([(key, halves, first), (key ^ LOWER_KEY, quarters, second)], device)

@@ -20,11 +20,11 @@ LARGEST = Measure()
 
 
 def norms(x: Tensor, segments: Segments, measure: Measure = LARGEST, block: int = 0) -> Tensor:
-    """Return one float32 per block of these ranges of x float32 (n,), tensor by tensor: (B,).
+    """Return one float32 per block of these ranges of x float32 (n,): (B,).
 
-    Blocks have `block` elements, the last of a tensor may be shorter; block 0 is the whole tensor. The norm
-    is 'max' |x|, which `clip` limits to that many standard deviations (at least the root mean square); 'l2';
-    or 'mean' |x|. It is not finite where an element of the block is not.
+    Blocks have `block` elements, a tensor's last perhaps fewer; block 0 is the whole tensor. The norm is
+    'max' |x|, which `clip` limits to that many standard deviations (at least the root mean square); 'l2'; or
+    'mean' |x|. It is not finite where an element is not.
 
     >>> norms(torch.tensor([3.0, -4.0, 2.0]), Segments.whole(3), block=2).tolist()
     [4.0, 2.0]
@@ -51,7 +51,7 @@ def quantise(
     level] of 1 + bit_length(levels) bits; `packing='base3'` (levels=1) packs five per byte. Of s levels,
     level l means l / s of the scale (`grid='uniform'`) or, from 1 on, 2^(l - s) ('powers'). |x| is rounded to
     a neighbouring level without bias, by `dither24` of the tensor's key. Scales are `norms` or given, float32
-    (B,); |x| is clipped to them, and entries below a given floor float32 (B,) become 0.
+    (B,), and clip |x|; entries below a given floor float32 (B,) become 0.
 
     Raises `NonFiniteError` for NaN and Inf; finite inputs decode to finite values.
 
@@ -77,7 +77,7 @@ def quantise(
 def quantise_levels(
     x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure = LARGEST
 ) -> tuple[Tensor, Tensor]:
-    """Return the unpacked content of `quantise`: scales float32 (B,) and signed levels int32 (K,)."""
+    """Return the unpacked `quantise`: scales float32 (B,) and signed levels int32 (K,)."""
     _check(x, segments, form, measure)
     if dispatch.gpu(x):
         from laconic.kernels.quantise import gpu
@@ -109,7 +109,7 @@ def dequantise_messages_add_(
 ) -> Tensor:
     """Add several messages as `dequantise_add_`, in order.
 
-    The `message` of a `WireError` is the damaged message's number; others may have been added.
+    A `WireError` has the damaged message's number; others may have been added.
     """
     checks.buffer("out", out, segments)
     for wire in wires:
@@ -137,7 +137,7 @@ def _of_message(number: int, error: Exception) -> Exception:
 def levels_add_(
     signed: Tensor, scales: Tensor, segments: Segments, out: Tensor, form: Form, alpha: float = 1.0
 ) -> Tensor:
-    """Add alpha * the values of signed levels int32 (K,) with scales float32 (B,) to `out`, in place.
+    """Add alpha * the values of signed levels int32 (K,) with scales float32 (B,), in place.
 
     On the uniform grid |level| may exceed `levels`, as sums do; 'powers' raises `WireError`.
     """

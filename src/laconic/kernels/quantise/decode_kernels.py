@@ -1,4 +1,4 @@
-"""Triton kernels of the decoder: check the messages of all ranks, then add their values."""
+"""Triton kernels of the decoder: check all messages, then add their values."""
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 from __future__ import annotations
@@ -25,11 +25,11 @@ def get_scales_kernel(
     flags_ptr,
     SIZE: tl.constexpr,
 ):
-    """Read the scales of message program_id(1) to float32 (count,), and check them and the padding.
+    """Read and check the scales and the padding of message program_id(1).
 
-    Each message has three flags: 0 scale, 1 code, 2 padding. One more flag is set if any of them is.
+    A message has three flags: 0 scale, 1 code, 2 padding. One more is set if any is.
     """
-    message = tl.program_id(1).to(tl.int64)  # times stride, the product exceeds an i32
+    message = tl.program_id(1).to(tl.int64)  # stride times it exceeds an i32
     wire_ptr += message * stride
     number = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     inside = number < count
@@ -55,8 +55,7 @@ def check_levels_kernel(
     wire_ptr, stride, flags_ptr, segment_ptr, first_ptr, sizes_ptr, body_ptr, end_ptr,
     LEVELS: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """Set flag 1 of message program_id(1) if a level is above LEVELS."""
-    message = tl.program_id(1).to(tl.int64)  # times stride, the product exceeds an i32
+    message = tl.program_id(1).to(tl.int64)  # stride times it exceeds an i32
     segment, first = tl.load(segment_ptr + tl.program_id(0)), tl.load(first_ptr + tl.program_id(0))
     at = element(ROWS)
     body = tl.load(body_ptr + segment) + (first >> 3) * BITS
@@ -69,9 +68,9 @@ def check_levels_kernel(
 
 @triton.jit
 def load_fours(wire_ptr, end, BITS: tl.constexpr, MASKED: tl.constexpr, fours: tl.constexpr):
-    """Load the codes of four elements per word, the first in the lowest bits.
+    """Load four codes per word, the first in the lowest bits: uint32 (fours,), uint64 above 8 bits.
 
-    Words are uint32 (fours,), or uint64 above 8 bits. Bytes from `end` on are zero.
+    Bytes from `end` on are zero.
     """
     SPAN: tl.constexpr = (BITS + 1) // 2
     bit = tl.arange(0, fours) * (4 * BITS)
@@ -100,7 +99,7 @@ def unscaled(
     HIGH: tl.constexpr,
     LOW: tl.constexpr,
 ):
-    """Return the values float32 (fours, 4) of words of codes [sign 1 | level], at scale 1."""
+    """Return the values float32 (fours, 4) of codes [sign 1 | level], at scale 1."""
     column = tl.arange(0, 4)[None, :]
     code = (word[:, None] >> (column * BITS).to(word.dtype)).to(tl.uint32)
     level = code & ((1 << (BITS - 1)) - 1)
@@ -128,7 +127,7 @@ def quotient(size, LEVELS: tl.constexpr, HIGH: tl.constexpr, LOW: tl.constexpr):
 
 @triton.jit
 def block_of(first, left, BLOCK: tl.constexpr):
-    """Return the block of each four elements of the tile at `first`: (FOURS or 1, 1).
+    """Return the block of each four elements: (FOURS or 1, 1).
 
     The tensor has `left` elements from `first` on.
     """
@@ -146,7 +145,6 @@ def dequantise_kernel(
     LEVELS: tl.constexpr, BITS: tl.constexpr, POWERS: tl.constexpr, HIGH: tl.constexpr, LOW: tl.constexpr,
     BLOCK: tl.constexpr, BASE3: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Add alpha * values of each message without flags to out, in order."""
     tile = tl.program_id(0)
     segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
     left = remaining(tl.load(sizes_ptr + segment), first)

@@ -1,4 +1,4 @@
-"""Dither of many tensors together in plain torch: equal to `dither24` of each tensor's key."""
+"""Dither of many tensors in plain torch: `dither24` of each key."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def dither(group: Tensor, keys: Tensor) -> Tensor:
 
 
 def philox(counter: Tensor, k0: Tensor, k1: Tensor) -> tuple[Tensor, ...]:
-    """Return four words, int64 below 2^32, of each counter below 2^62, each with its key."""
+    """Return four words, int64 below 2^32, of each counter below 2^62."""
     c0, c1 = counter & LOW, counter >> 32
     c2, c3 = torch.zeros_like(counter), torch.zeros_like(counter)
     for _ in range(ROUNDS):
-        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]  # 64 bits, correct although the sign wraps
+        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]  # the sign wraps, the 64 bits are right
         c0 = (p1 >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(LOW)
         c2 = (p0 >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(LOW)
         c1, c3 = p1.bitwise_and_(LOW), p0.bitwise_and_(LOW)

@@ -11,7 +11,7 @@ from laconic.kernels.quantise.tile import ROWS, element, load_tile, remaining, s
 
 LOWER = tl.constexpr(LOWER_KEY - (1 << 64))
 INFINITE = tl.constexpr(0x7F800000)
-# values of SCALES: one scale per tensor, measured by the kernel, one per row of eight
+# values of SCALES
 ONE_A_TENSOR, MEASURED, ONE_A_ROW = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -40,7 +40,6 @@ def row_words(key, counter):
 
 @triton.jit
 def rounded_up(threshold, key, first, rows: tl.constexpr):
-    """Return whether the dither of each element is below its threshold of 24 bits."""
     row, col = tl.arange(0, rows), tl.arange(0, 8)[None, :]
     w0, w1, w2, w3 = row_words(key, (first >> 3) + row)
     upper = (chosen(col >> 1, w0, w1, w2, w3) >> ((col & 1) * 16).to(tl.uint32)).to(tl.int32) & 0xFFFF
@@ -58,7 +57,7 @@ def rounded_up(threshold, key, first, rows: tl.constexpr):
 def level_of(
     size, factor, enlarge, key, first, LEVELS: tl.constexpr, POWERS: tl.constexpr, rows: tl.constexpr
 ):
-    """Return levels int32 (rows, 8) of |x|: `reference.level_and_threshold`, rounded."""
+    """Return `reference.level_and_threshold` of |x|, rounded: int32 (rows, 8)."""
     if POWERS:
         y = tl.minimum(size * enlarge * factor, 65536.0)
         bits = y.to(tl.int32, bitcast=True)
@@ -82,7 +81,7 @@ def quantise_kernel(
     BLOCK: tl.constexpr, SCALES: tl.constexpr, UNPACKED: tl.constexpr,
     MASKED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Write the codes of a tile, or its signed levels; and its scales if SCALES is MEASURED."""
+    """Write a tile's codes or signed levels, and its scales if SCALES is MEASURED."""
     tile = tl.program_id(0)
     segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
     left = remaining(tl.load(sizes_ptr + segment), first)

@@ -21,7 +21,7 @@ MOST = {"uniform": 32767, "powers": 127}  # levels: a code has 16 bits; 2^-126 i
 
 @dataclass(frozen=True)
 class Form:
-    """Options that encoder and decoder share. Raises `ValueError` for impossible ones."""
+    """Options of encoder and decoder. Raises `ValueError` for impossible ones."""
 
     levels: int
     block: int = 0
@@ -75,8 +75,8 @@ def _message_nbytes(form: Form, segments: Segments) -> int:
 class Measure:
     """Scale of each block, and the floor below which an element becomes 0.
 
-    A scale is given, or a norm with the limit `clip` of `norms`. `unsigned`: scales and floors are known not
-    to be negative.
+    A scale is given, or a norm, limited by `clip` as in `norms`. `unsigned`: scales and floors are known to
+    be nonnegative.
     """
 
     norm: str = "max"
@@ -98,7 +98,6 @@ class Measure:
         return NORMS.index(self.norm)
 
     def check(self, blocks: int) -> None:
-        """Raise `ValueError` unless given scales and floors are float32 (B,) and not negative."""
         for name, values in (("scales", self.scales), ("floors", self.floors)):
             if values is None:
                 continue

@@ -1,4 +1,4 @@
-"""Quantisers in Triton: one launch per message for whole tiles, one for the tensors' last tiles."""
+"""Quantisers in Triton: one launch for whole tiles, one for last tiles."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from laconic.kernels.quantise.places import device_keys
 from laconic.kernels.quantise.plan import aligned, block_heads, fives, one_buffer, parts_of, plan
 from laconic.kernels.quantise.tile import TILE, spanned
 
-BLOCKS = tuple(1 << i for i in range(5, 13))  # block sizes measured while a tile is quantised
+BLOCKS = tuple(1 << i for i in range(5, 13))  # sizes measured while a tile is quantised
 
 
 def norms(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor:
@@ -113,7 +113,7 @@ def encode(
     x: Tensor, segments: Segments, keys: Sequence[int], form: Form,
     wire: Tensor | None, levels: Tensor | None, scales: Tensor | None, inside: bool,
 ) -> None:  # fmt: skip
-    """Write codes to the wire, or levels; and the scales, if measured `inside` the kernel."""
+    """Write codes to the wire, or levels; and scales if measured `inside` the kernel."""
     for_all = plan(segments, form, x.device)
     at, wide = for_all.at, aligned(for_all, x)
     flags = torch.zeros(len(segments), dtype=torch.int32, device=x.device)
@@ -138,7 +138,6 @@ def _not_finite(segments: Segments, number: int) -> Exception:
 def dequantise_messages_add_(
     wires: Sequence[Tensor], segments: Segments, out: Tensor, form: Form, alpha: float
 ) -> Tensor:
-    """Add alpha * values of each message to out, in order; skip damaged messages."""
     for_all = plan(segments, form, out.device)
     at, wide = for_all.at, aligned(for_all, out)
     for number, wire in enumerate(wires):

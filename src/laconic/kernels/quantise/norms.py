@@ -1,4 +1,4 @@
-"""Norms of all blocks together in plain torch: rows of elements are reduced, then rows of results."""
+"""Norms of all blocks in plain torch: rows of elements are reduced, then of results."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from laconic.kernels.quantise.form import Form, Measure
 from laconic.kernels.quantise.places import chunks, owners, places
 
 LARGEST = torch.finfo(torch.float32).max
-ROW = 128  # elements of a row of a long block
-LONGEST_ROW = 2048  # a block up to this length is one row
+ROW = 128  # elements in a long block
+LONGEST_ROW = 2048  # longest block that is one row
 
-Fold = Callable[[Tensor], Tensor]  # reduces rows (r, w) to (r,)
+Fold = Callable[[Tensor], Tensor]  # rows (r, w) to (r,)
 
 
 def norms(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor:
@@ -34,12 +34,12 @@ def norms(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor
 
 
 def finished(value: Tensor) -> Tensor:
-    """Round each float64 to float32, clamped to its range; NaN if not finite."""
+    """Round float64 to float32, clamped to its range; NaN if not finite."""
     return torch.where(torch.isfinite(value), value.clamp(max=LARGEST), torch.nan).to(torch.float32)
 
 
 def limited(blocks: Runs, largest: Tensor, clip: float) -> Tensor:
-    """Return the largest of each block, limited by `clip`; 0: no limit."""
+    """Return each block's largest, limited by `clip` unless 0."""
     if not clip:
         return largest
     first = blocks.values[blocks.starts]
@@ -51,7 +51,7 @@ def limited(blocks: Runs, largest: Tensor, clip: float) -> Tensor:
 def limited_by(
     first: Tensor, sizes: Tensor, largest: Tensor, total: Tensor, square: Tensor, clip: float
 ) -> Tensor:
-    """Limit the largest to `clip` population standard deviations, or to the root mean square if that is more.
+    """Limit the largest to `clip` population standard deviations, or the root mean square if more.
 
     total, square: float64 sums of x - first and of its square, 0 where all are equal.
     """
@@ -79,8 +79,8 @@ def sum_and_square(rows: Tensor) -> Tensor:
 class Runs:
     """Runs of values (n,), with `starts` and `sizes` int64 (B,).
 
-    lengths: number of runs of each length, known to the host. dense: where the first begins, if runs are
-    adjacent and only the last is shorter. shift (B,): subtracted from a run's values, in float64.
+    lengths: number of runs of each length, on the host. dense: start of the first, if runs are adjacent and
+    only the last is shorter. shift (B,): subtracted from a run's values, in float64.
     """
 
     values: Tensor
@@ -113,7 +113,7 @@ def blocks_of(x: Tensor, segments: Segments, form: Form) -> Runs:
 
 
 def reduced(runs: Runs, first: Fold, then: Fold) -> Tensor:
-    """Fold rows of each run's values with `first`, then the results with `then`, until one is left: (B,)."""
+    """Fold rows of each run's values with `first`, then the results with `then`, to one: (B,)."""
     longest = max(runs.lengths)
     width = longest if longest <= LONGEST_ROW else ROW
     parts = [first(rows) for rows in rows_of(runs, width)]
@@ -132,7 +132,7 @@ def rows_in(sizes: Tensor, width: int) -> Tensor:
 
 
 def rows_of(runs: Runs, width: int) -> Iterator[Tensor]:
-    """Yield rows (r, width) of all runs in chunks; a run's last row is padded with zeros."""
+    """Yield rows (r, width) of all runs in chunks; a run's last row is zero-padded."""
     values, device = runs.values, runs.values.device
     longest, total = max(runs.lengths), sum(times * -(-n // width) for n, times in runs.lengths.items())
     counts = rows_in(runs.sizes, width)

@@ -39,7 +39,7 @@ def packed_sum_kernel(
     wires_ptr, nbytes, ranks, sums_ptr, sums_nbytes, flags_ptr, n, most,
     BITS: tl.constexpr, SPAN: tl.constexpr, SUM_BITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Pack sums over ranks of packed integers in 0..most. Flag r is set if rank r sent others."""
+    """Pack sums over ranks of integers in 0..most. Flag r is set if rank r sent others."""
     first = tl.program_id(0).to(tl.int64) * (ROWS * 8)
     at = element(ROWS)
     total = tl.zeros([ROWS, 8], tl.int32)
@@ -77,8 +77,8 @@ def levels_kernel(
 ):  # fmt: skip
     """Add alpha * values of levels to out.
 
-    Levels are int32 if BITS is 0, else packed codes level + zero in 0..2 zero. FRESH: overwrite out. Only the
-    lowest `used` bits of the last byte of codes may be set.
+    Levels are int32 if BITS is 0, else packed codes level + zero in 0..2 zero; only `used` bits of the last
+    byte may be set. FRESH: overwrite out.
     """
     tile = tl.program_id(0)
     segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
@@ -101,7 +101,7 @@ def levels_kernel(
     else:
         byte, bit = (number * BITS) >> 3, ((number * BITS) & 7).to(tl.int32)
         stop = remaining(end, byte)
-        if BITS <= 14:  # one word holds four codes, from any bit on
+        if BITS <= 14:  # a word holds four codes
             SPAN: tl.constexpr = (4 * BITS + 14) // 8
             if BITS <= 6:  # noqa: SIM108
                 word = tl.zeros([FOURS, 1], tl.uint32)
@@ -141,7 +141,7 @@ def pack_levels(signed: Tensor, zero: int, bits: int) -> Tensor:
 
 
 def packed_sum(wires: Tensor, n: int, most: int, bits: int, sum_bits: int) -> tuple[Tensor, Tensor]:
-    """Return packed sums of wires uint8 (ranks, m) of packed integers, and a flag per rank."""
+    """Return packed sums of wires uint8 (ranks, m), and a flag per rank."""
     ranks, nbytes = wires.shape
     sums = torch.empty((n * sum_bits + 7) // 8, dtype=torch.uint8, device=wires.device)
     flags = torch.zeros(ranks, dtype=torch.int32, device=wires.device)
@@ -158,7 +158,7 @@ def add_levels_(
     signed: Tensor, bits: int, zero: int, scales: Tensor, flags: Tensor | None,
     segments: Segments, out: Tensor, form: Form, alpha: float, fresh: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Add alpha * values of levels int32 (K,) to out, or of packed codes level + zero of `bits` bits.
+    """Add alpha * values of levels int32 (K,), or of packed codes level + zero of `bits` bits.
 
     fresh: overwrite out.
     """

@@ -23,12 +23,12 @@ from laconic.kernels.tiles import tiles
 
 @dataclass(frozen=True)
 class Plan:
-    """Arguments of the launches for some tensors. `tiles`: whole tiles, and tiles that need a mask."""
+    """Arguments of the launches for some tensors. `tiles`: whole ones, and those that need a mask."""
 
     at: Places
     tiles: tuple[tuple[int, bool, Tensor, Tensor], ...]  # count, masked, segment, first
     columns: int
-    aligned: bool  # if x does, each tensor begins at a multiple of 16 bytes
+    aligned: bool  # each tensor begins at a multiple of 16 bytes if x does
     inverse: tuple[float, float]
 
 
@@ -68,7 +68,7 @@ def aligned(for_all: Plan, x: Tensor) -> bool:
 def inverse(levels: int, most: int) -> tuple[float, float]:
     """Return float32 high, low: k * high + k * low is k / levels for k = 0..most, bit for bit.
 
-    low = 0: k * high is enough. Both are 0 if no such factors exist, or for too many k to try.
+    low is 0 if k * high is enough; both are 0 without such factors, or for too many k to try.
     """
     if not 0 < most < 1 << 15:
         return 0.0, 0.0
@@ -87,7 +87,7 @@ def inverse(levels: int, most: int) -> tuple[float, float]:
 
 @lru_cache(maxsize=512)
 def block_heads(segments: Segments, form: Form, device: torch.device) -> Tensor:
-    """Return the place of each block's scale in the wire, int64 (B,). Cached: do not change it."""
+    """Return each block's scale's place in the wire, int64 (B,). Cached: do not change it."""
     at: Places = places(segments, form, device)
     of = owners(at.first_block, at.block_counts, 0, at.blocks)
     inside = torch.arange(at.blocks, dtype=torch.int64, device=device) - at.first_block[of]
@@ -95,7 +95,7 @@ def block_heads(segments: Segments, form: Form, device: torch.device) -> Tensor:
 
 
 def one_buffer(wires: Sequence[Tensor]) -> tuple[Tensor, int]:
-    """Return the first message and the distance in bytes between messages; copy if it is not constant."""
+    """Return the first message and the bytes between messages; copy unless constant."""
     places_ = [wire.data_ptr() for wire in wires]
     apart = places_[1] - places_[0] if len(wires) > 1 else 0
     if all(later - earlier == apart for earlier, later in pairwise(places_)):

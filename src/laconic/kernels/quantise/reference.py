@@ -1,4 +1,4 @@
-"""Quantisers in plain torch, all tensors together; kernels equal it bit for bit given the scales."""
+"""Quantisers in plain torch; kernels equal it bit for bit given the scales."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from laconic.kernels.quantise.norms import norms as norms
 from laconic.kernels.quantise.places import GROUP, chunks, key_words, owners, places
 from laconic.kernels.quantise.units import Units, all_units, per_block
 
-ONE = 65536.0  # unit of y: native code uses fixed-point numbers with 16 fractional bits
-TINY, ENLARGE = 2.0**-60, 2.0**100  # a block below TINY is enlarged, so that 1 / scale is a float
+ONE = 65536.0  # unit of y: native code has 16 fractional bits
+TINY, ENLARGE = 2.0**-60, 2.0**100  # blocks below TINY are enlarged: 1 / scale must be a float
 
 
 def not_finite(number: int, segments: Segments) -> NonFiniteError:
@@ -31,9 +31,7 @@ def not_finite(number: int, segments: Segments) -> NonFiniteError:
 def quantise(x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure) -> Tensor:
     at = places(segments, form, x.device)
     scales = checked_scales(x, segments, form, measure)
-    wire = x.new_empty(
-        at.nbytes + 1, dtype=torch.uint8
-    )  # the last byte receives the codes past a tensor's end
+    wire = x.new_empty(at.nbytes + 1, dtype=torch.uint8)  # the last byte is for codes past a tensor's end
     of = owners(at.first_block, at.block_counts, 0, at.blocks)
     heads = torch.arange(at.blocks, dtype=torch.int64, device=x.device) - at.first_block[of]
     heads = (at.head[of] + 4 * heads)[:, None] + torch.arange(4, dtype=torch.int64, device=x.device)
@@ -71,16 +69,13 @@ def quantise_levels(
 
 
 def checked_scales(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor:
-    """Return the scale of each block, measured or given.
-
-    Raises `NonFiniteError` if a scale or an element is not finite.
-    """
+    """Return each block's scale. Raises `NonFiniteError` for non-finite scales or elements."""
     at = places(segments, form, x.device)
     scales = norms(x, segments, form, measure) if measure.scales is None else measure.scales
     flags = torch.zeros(len(segments), dtype=torch.int32, device=x.device)
     of = owners(at.first_block, at.block_counts, 0, at.blocks)
     flags.index_add_(0, of, (~torch.isfinite(scales)).to(torch.int32))
-    if measure.scales is not None:  # measured scales are not finite where an element is not
+    if measure.scales is not None:  # measured ones are not finite where an element is not
         for units in all_units(segments, form, x.device):
             bad = ~torch.isfinite(units.of_x(x, segments))
             flags.index_add_(0, units.of, bad.any(dim=1).to(torch.int32))
@@ -91,7 +86,7 @@ def checked_scales(x: Tensor, segments: Segments, form: Form, measure: Measure) 
 def rounded(
     x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure, scales: Tensor
 ) -> Iterator[tuple[Units, Tensor, Tensor]]:
-    """Yield units, their elements float32 (c, unit) and signed levels int32 (c, unit)."""
+    """Yield units, their elements and signed levels (c, unit)."""
     words = key_words(keys, segments, x.device)
     factor, enlarge = factors(scales, form)
     for units in all_units(segments, form, x.device):
@@ -114,7 +109,7 @@ def most(form: Form) -> float:
 
 
 def factors(scales: Tensor, form: Form) -> tuple[Tensor, Tensor]:
-    """Return two factors float32 (B,): y = |x| * second * first, with the second a power of two."""
+    """Return two factors (B,): y = |x| * second * first, the second a power of two."""
     top = torch.full_like(scales, most(form))
     small = (scales > 0) & (scales < TINY)
     enlarge = torch.where(small, torch.full_like(scales, ENLARGE), torch.ones_like(scales))
@@ -125,7 +120,7 @@ def factors(scales: Tensor, form: Form) -> tuple[Tensor, Tensor]:
 
 
 def level_and_threshold(y: Tensor, form: Form) -> tuple[Tensor, Tensor]:
-    """Return the level below y, and 2^24 times the probability of the next level: int32."""
+    """Return the level below y, and 2^24 times the next one's probability."""
     if form.powers:
         bits = y.view(torch.int32)
         low = y * 2.0 ** (form.levels - 1)  # below ONE in the cell of level 0
@@ -138,7 +133,7 @@ def level_and_threshold(y: Tensor, form: Form) -> tuple[Tensor, Tensor]:
 
 
 def values(signed: Tensor, scales: Tensor, form: Form) -> Tensor:
-    """Return the values float32 (n,) of signed levels, with one scale per element."""
+    """Return the values of signed levels, with one scale per element."""
     if form.powers:
         bits = (127 + signed.abs() - form.levels) << 23
         size = torch.where(signed != 0, bits.view(torch.float32), 0.0)
@@ -185,7 +180,7 @@ def dequantise_add_(wire: Tensor, segments: Segments, out: Tensor, form: Form, a
 
 
 def unpacked(units: Units, wire: Tensor, form: Form) -> tuple[Tensor, Tensor | None]:
-    """Return signed levels (c * unit,) of these units, and whether any is too large (None: impossible)."""
+    """Return signed levels, and whether any is too large (None: impossible)."""
     at = units.at
     if units.alone:
         begin = 4 * at.blocks + units.begin * at.unit_nbytes
@@ -223,10 +218,10 @@ def add_(
     alpha: float,
     damaged: Tensor | None,
 ) -> Tensor:
-    """Add alpha * values, or nothing if `damaged`, bool (); levels of tensor i begin at `first[i]`."""
+    """Add alpha * values, unless `damaged`; levels of tensor i begin at `first[i]`."""
     at, device = places(segments, form, out.device), out.device
     joined, alone = segments.joined, len(segments) == 1
-    in_order = first is at.first_element  # each tensor's levels follow those before it
+    in_order = first is at.first_element
     for begin, end in chunks(segments.numel, 1, device):
         levels = signed[begin:end]
         if alone:
@@ -241,7 +236,7 @@ def add_(
             scale = scales[block]
         value = values(levels.to(torch.int32), scale, form) * alpha
         if damaged is not None:
-            value = torch.where(damaged, -0.0, value)  # adding -0.0 changes nothing
+            value = torch.where(damaged, -0.0, value)  # adding it changes nothing
         if len(joined) == 1:
             out[joined.starts[0] + begin : joined.starts[0] + end].add_(value)
         else:

@@ -23,7 +23,6 @@ def remaining(end, begin):
 
 @triton.jit
 def load_tile(x_ptr, base, at, left, MASKED: tl.constexpr, ALIGNED: tl.constexpr):
-    """Load elements base + at of x, and zeros from `left` on."""
     if ALIGNED:
         base = (base >> 2) * 4
     if MASKED:
@@ -36,7 +35,7 @@ def store_codes(
     wire_ptr, body, end, code,
     BITS: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr, rows: tl.constexpr,
 ):  # fmt: skip
-    """Store eight codes per row (rows, 8) as BITS bytes per row, from byte `body` up to `end`."""
+    """Store eight codes per row (rows, 8) as BITS bytes, from byte `body` up to `end`."""
     shift = tl.arange(0, 8)[None, :] * BITS
     column = tl.arange(0, COLUMNS)[None, :]
     if BITS <= 4:
@@ -63,7 +62,7 @@ def store_codes(
 
 @triton.jit
 def load_codes(wire_ptr, bit, end, BITS: tl.constexpr, SPAN: tl.constexpr, MASKED: tl.constexpr):
-    """Load codes int32 that begin at bits int32, each in SPAN bytes; bytes from `end` on are zero."""
+    """Load codes that begin at `bit`, each in SPAN bytes; bytes from `end` on are zero."""
     byte, shift = bit >> 3, bit & 7
     if SPAN == 1 and not MASKED:
         return (tl.load(wire_ptr + byte).to(tl.int32) >> shift) & ((1 << BITS) - 1)
@@ -79,5 +78,5 @@ def load_codes(wire_ptr, bit, end, BITS: tl.constexpr, SPAN: tl.constexpr, MASKE
 
 
 def spanned(bits: int) -> int:
-    """Return the number of bytes that a code of `bits` bits may touch."""
+    """Return the number of bytes that a code may touch."""
     return max(1, -(-bits // 8)) if bits in (0, 1, 2, 4, 8, 16) else (bits + 14) // 8

@@ -17,7 +17,7 @@ from laconic.kernels.quantise.places import Places, chunks, owners, places
 class Units:
     """Units [begin, end) of all tensors.
 
-    `of` int64 (c,) is the tensor of each unit, `number` the unit's number in it.
+    `of` int64 (c,) is each unit's tensor, `number` its number there.
     """
 
     at: Places
@@ -38,7 +38,6 @@ class Units:
         return self.position < self.at.sizes[self.of, None]
 
     def of_x(self, x: Tensor, segments: Segments) -> Tensor:
-        """Return the elements float32 (c, unit), zeros past a tensor's end."""
         if self.alone:
             n, begin = segments.sizes[0], self.begin * self.at.unit
             part = x[segments.starts[0] + begin : segments.starts[0] + min(n, self.end * self.at.unit)]
@@ -59,7 +58,7 @@ class Units:
         return (first + per_block(self.position, form)).clamp(max=self.at.blocks - 1)
 
     def bytes_of(self) -> tuple[Tensor, Tensor]:
-        """Return the positions of the codes' bytes in the wire, int64 (c, b), and a mask of real ones."""
+        """Return the positions of the codes' bytes in the wire, and a mask of real ones."""
         columns = torch.arange(self.at.unit_nbytes, dtype=torch.int64, device=self.of.device)
         index = (self.at.body[self.of] + self.number * self.at.unit_nbytes)[:, None] + columns
         return index, index < self.at.body_end[self.of, None]

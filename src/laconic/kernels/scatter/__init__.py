@@ -1,6 +1,6 @@
-"""Reads and writes of chosen entries of a flat buffer; all indices are checked before any write.
+"""Reads and writes of chosen entries of a flat buffer; all indices are checked first.
 
-Indices int32 (K,) count from the start of their segment; counts int64 (s,) are the indices per segment.
+Indices int32 (K,) count from the start of their segment; counts int64 (s,) are per segment.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def scatter_add_(
 def scatter_scale_(
     out: Tensor, where: Tensor, segments: Segments, indices: Tensor, counts: Tensor, factor: float
 ) -> Tensor:
-    """Multiply `out` by factor at each index where `where` is not 0, in place; float32 (n,).
+    """Multiply `out` by factor at each index where `where` float32 (n,) is not 0, in place.
 
-    Raises `WireError`, before any write, for a bad index.
+    Raises `WireError` as `scatter_add_`.
     """
     checks.buffer("out", out, segments)
     checks.buffer("where", where, segments)
@@ -62,7 +62,7 @@ def scatter_scale_(
 
 
 def scatter_zero_(out: Tensor, segments: Segments, indices: Tensor, counts: Tensor) -> Tensor:
-    """Zero `out` at each index, in place. Raises `WireError`, before any write, for a bad index."""
+    """Zero `out` at each index, in place. Raises `WireError` as `scatter_add_`."""
     checks.buffer("out", out, segments)
     checks.chosen(indices, counts, segments)
     if (native := dispatch.native(out, indices)) is not None:

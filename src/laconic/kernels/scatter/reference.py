@@ -25,7 +25,7 @@ def flat_positions(indices: Tensor, counts: Tensor, segments: Segments) -> Tenso
 def positions(indices: Tensor, counts: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
     """Return flat positions int64 (K,), and whether an index is outside its segment, bool ().
 
-    In that case the CPU raises `WireError`. On another device the error may come later, and positions are 0.
+    Then the CPU raises `WireError`; elsewhere the error may come later, and positions are 0.
     """
     if not indices.numel():
         return indices.to(torch.int64), torch.zeros((), dtype=torch.bool, device=indices.device)
@@ -57,7 +57,7 @@ def scatter_add_(
     places, wrong = positions(indices, counts, segments)
     scaled = values * alpha
     if not wrong.is_cpu:
-        scaled.masked_fill_(wrong, -0.0)  # adding it changes no number
+        scaled.masked_fill_(wrong, -0.0)  # adding it changes nothing
     return out.index_add_(0, places, scaled)
 
 

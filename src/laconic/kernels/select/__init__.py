@@ -1,7 +1,7 @@
 """Selection of entries of each segment: the largest, those above a threshold, or random ones.
 
-All return indices int32 (K,), ascending from the start of each segment, and counts int64 (s,) per segment.
-Zeros and NaN are never chosen by value.
+All return indices int32 (K,), ascending from the start of each segment, and counts int64 (s,). Zeros and NaN
+are never chosen by value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from laconic.kernels import checks, dispatch
 from laconic.kernels.select import reference
 from laconic.kernels.select.sample import dgc_sampling, exact_sampling, sample_offsets, sampling
 
-MOST_PADDED = 1 << 17  # entries selected without synchronisation
+MOST_PADDED = 1 << 17  # without synchronisation
 
 
 def _room(ks: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,10 +63,10 @@ def sampled_topk(
 ) -> tuple[Tensor, Tensor]:
     """Select as DGC does: threshold from a sample, lowered until enough pass, then top-k among these.
 
-    The sample is strided from a random start given by the segment's key. The threshold t is the ceil(m *
-    density)-th largest of m sampled |x|. While fewer than lower * k pass, t *= lower, at most `rounds` times;
-    after that the selection is exact. If more than k pass, the k largest are the exact top k, so the release
-    code's upper bound is not needed. Segments of at most ceil(2 / density) elements are always exact.
+    The sample is strided, from a random start by the segment's key. The threshold t is the
+    ceil(m * density)-th largest of m sampled |x|. While fewer than lower * k pass, t *= lower, at most
+    `rounds` times; then the selection is exact, as in segments of at most ceil(2 / density) elements. The k
+    largest that pass are the exact top k: the release code's upper bound is not needed.
     """
     checks.addressable(segments.sizes)
     checks.buffer("x", x, segments)
@@ -98,8 +98,7 @@ def padded_topk(
 ) -> Padded | None:
     """Select as `sampled_topk` and leave the counts on the GPU.
 
-    Returns None without a kernel, and for more entries than `MOST_PADDED`, where synchronisation does not
-    matter.
+    Returns None without a kernel, and for more than `MOST_PADDED` entries.
     """
     if not dispatch.gpu(x) or not segments.numel or ks.numpy().sum() > MOST_PADDED:
         return None
@@ -136,7 +135,7 @@ def above(x: Tensor, segments: Segments, threshold: Tensor) -> tuple[Tensor, Ten
         k = native.above(x, segments, threshold, indices, counts)
         if k <= indices.numel():
             return indices[:k], counts
-        indices = torch.empty(k, dtype=torch.int32, device="cpu")  # second pass with room for all
+        indices = torch.empty(k, dtype=torch.int32, device="cpu")  # room for all
 
 
 def random_indices(sizes: Tensor, ks: Tensor, keys: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,4 @@
-"""Selection in plain torch on a GPU without Triton: all segments together, one wait of the host.
-
-`reference` specifies it.
-"""
+"""Selection as in `reference`, in plain torch on a GPU without Triton: one wait of the host."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ def above(x: Tensor, segments: Segments, threshold: Tensor) -> Chosen:
 
 
 def sampled(x: Tensor, segments: Segments, plan: Sampling, offsets: Tensor | None, lower: float) -> Chosen:
-    """Select by a threshold from a sample of each segment; `offsets` int64 (s,) moves its start."""
+    """Select by a threshold from each segment's sample, which starts at `offsets` int64 (s,)."""
     bits = magnitudes(_packed(x, segments))
     level = _thresholds(bits, segments, plan, offsets)
     values = [level.view(torch.float32)]
@@ -48,7 +45,6 @@ def _packed(x: Tensor, segments: Segments) -> Tensor:
 
 
 def _thresholds(bits: Tensor, segments: Segments, plan: Sampling, offsets: Tensor | None) -> Tensor:
-    """Return the level that each sample gives, as bits int32 (s,)."""
     places, of, at, fixed = sample_tables(segments.sizes, plan, bits.device)
     if not places.numel():
         return fixed
@@ -92,7 +88,7 @@ def _reaching(
 
 
 def _where(mask: Tensor, count: int, values: Tensor) -> Tensor:
-    """Return the `count` values where the mask is set. Boolean indexing would make the host wait."""
+    """Return the `count` values where the mask is set; boolean indexing would make the host wait."""
     places = torch.where(mask, mask.cumsum(0) - 1, count)
     return values.new_empty(count + 1).scatter_(0, places, values)[:count]
 

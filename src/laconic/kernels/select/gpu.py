@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
-"""Selection on a GPU: one pass over x counts entries that reach each level, another writes positions."""
+"""Selection on a GPU: a pass over x counts entries per level, another writes positions."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from laconic.kernels.select.triton_kernels import (
 from laconic.kernels.tiles import table, tiles
 
 TILE = 4096
-STEP = 4096  # entries per step of a segment's program
+STEP = 4096  # entries per step of a program
 BLOCK = 1024  # tiles per step of `pick_kernel`
-SPARE = 4096  # room for candidates, in addition to likely ones
+SPARE = 4096  # room for unlikely candidates
 Chosen = tuple[Tensor, Tensor]
 
 
@@ -51,7 +51,7 @@ def above(x: Tensor, segments: Segments, threshold: Tensor) -> Chosen:
 def padded(
     x: Tensor, segments: Segments, sampling: Sampling, keys: Tensor | None, lower: float, room: int = 0
 ) -> Padded:
-    """Select without a wait. Keys int64 (s,) on the device decide where samples start; None: at 0."""
+    """Select without a wait. Keys int64 (s,) decide where samples start; None: at 0."""
     num = sampling.rounds + 2
     plan = _fixed(segments, x.device, num, sampling.needs, sampling.ks)
     levels = torch.empty((len(segments), num), dtype=torch.int32, device=x.device)
@@ -75,7 +75,7 @@ def _counted(select: Callable[[int], Padded]) -> Chosen:
 
 
 def _reaching(x: Tensor, plan: Plan, levels: Tensor, room: int) -> Padded:
-    """Select the ks largest entries above the first of the levels int32 (s, l) that `needs` entries reach."""
+    """Select the ks largest above the first level of int32 (s, l) that `needs` entries reach."""
     device, s, tiles_of = x.device, plan.num, plan.num_tiles
     totals = torch.zeros((2, s), dtype=torch.int64, device=device)
     out = torch.empty(min(plan.most, room), dtype=torch.int32, device=device)
@@ -100,7 +100,7 @@ def _reaching(x: Tensor, plan: Plan, levels: Tensor, room: int) -> Padded:
 
 @dataclass(frozen=True)
 class Plan:
-    """Tables of the segments on a device, and launches for whole tiles and last ones."""
+    """Tables of the segments, and launches for whole tiles and last ones."""
 
     num: int
     num_tiles: int

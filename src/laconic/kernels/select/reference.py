@@ -1,9 +1,7 @@
-"""Selection by the bits of |x|, which native and GPU kernels equal.
+"""Selection by the bits of |x|; native and GPU kernels equal it.
 
-For floats that are not NaN, the bits of |x| as integers have the order of |x|: exact, including denormals, in
-any rounding or flush mode. NaN becomes 0, and 0 is never chosen.
-
-On a CPU, numpy sorts and partitions several times as fast as torch.
+As integers these have the order of |x|, even of denormals in any flush mode. NaN becomes 0, and 0 is never
+chosen. On a CPU, numpy sorts and partitions several times as fast as torch.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ def sampled_topk(
     entries = _collect(bits, sizes, levels[likely])
     floors, found = _pick(entries, levels[: likely + 1], needs)
     short = (found < needs) & (floors > 1)
-    if short.any():  # lower the levels of these; the others stay
+    if short.any():  # lower their levels; the others stay
         levels = [np.where(short, level, floors) for level in levels]
         entries = _collect(bits, sizes, levels[-1])
         floors, found = _pick(entries, levels, needs)
@@ -58,7 +56,7 @@ def above(x: Tensor, segments: Segments, threshold: Tensor) -> Chosen:
 
 @dataclass(frozen=True)
 class Entries:
-    """Entries that reach a level: ascending positions in the packed segments, bits, counts by segment."""
+    """Entries that reach a level: ascending packed positions, bits, counts by segment."""
 
     positions: Ints
     bits: Ints
@@ -66,14 +64,13 @@ class Entries:
 
 
 def _bits(x: Tensor, segments: Segments) -> Ints:
-    """Return the bits of |x| of the packed segments, int32 (n,); NaN bits stay."""
+    """Return the bits of |x| of the packed segments; NaN bits stay."""
     views = segments.joined.views(x)
     packed = views[0] if len(views) == 1 else torch.cat(views) if views else x[:0]
     return (packed.view(torch.int32) & MAGNITUDE).numpy()
 
 
 def _thresholds(bits: Ints, segments: Segments, plan: Sampling, offsets: Tensor | None) -> Ints:
-    """Return the level that each sample gives, as bits int32 (s,)."""
     tables = sample_tables(segments.sizes, plan, torch.device("cpu"))
     places, of, at, fixed = (each.numpy() for each in tables)
     if not len(places):
@@ -89,7 +86,7 @@ def _thresholds(bits: Ints, segments: Segments, plan: Sampling, offsets: Tensor 
 
 
 def _levels(level: Ints, lower: float, rounds: int) -> list[Ints]:
-    """Return the levels t, t lower, ..., t lower^rounds, and 1, each int32 (s,)."""
+    """Return the levels t, t lower, ..., t lower^rounds, and 1."""
     values = [level.view(np.float32)]
     for _ in range(rounds):
         values.append(values[-1] * np.float32(lower))
@@ -99,7 +96,6 @@ def _levels(level: Ints, lower: float, rounds: int) -> list[Ints]:
 
 
 def _collect(bits: Ints, sizes: Ints, floors: Ints) -> Entries:
-    """Return the entries that reach the floor of their segment, int32 (s,)."""
     reach = bits >= (floors[0] if len(sizes) == 1 else np.repeat(floors, sizes))
     positions = np.flatnonzero(reach)
     found = bits[positions]
@@ -110,7 +106,7 @@ def _collect(bits: Ints, sizes: Ints, floors: Ints) -> Entries:
 
 
 def _pick(entries: Entries, levels: list[Ints], needs: Ints) -> tuple[Ints, Ints]:
-    """Return each segment's first level that enough entries reach, else the last; and how many reach it."""
+    """Return each segment's first level that enough entries reach, else the last; and how many do."""
     floors, found = levels[-1].copy(), entries.counts.copy()
     left = np.ones(len(needs), dtype=np.bool_)
     for level in levels[:-1]:
@@ -152,7 +148,7 @@ def _largest(entries: Entries, floors: Ints, found: Ints, segments: Segments, ks
 
 
 def _tensor(values: Ints, dtype: torch.dtype) -> Tensor:
-    """Convert to a tensor. `from_numpy` would give a single value stride 0."""
+    """Convert to a tensor; `from_numpy` would give a single value stride 0."""
     made = torch.empty(len(values), dtype=dtype, device="cpu")
     made.numpy()[:] = values
     return made
@@ -162,14 +158,14 @@ FEISTEL_ROUNDS = 12
 
 
 def _mixed(word: Tensor) -> Tensor:
-    """Return the finaliser of MurmurHash3 on 32-bit words held in int64."""
+    """Return the finaliser of MurmurHash3 on 32-bit words."""
     word = ((word ^ (word >> 16)) * 0x85EBCA6B) & philox.LOW
     word = ((word ^ (word >> 13)) * 0xC2B2AE35) & philox.LOW
     return word ^ (word >> 16)
 
 
 def permuted(position: Tensor, key: int, n: int) -> Tensor:
-    """Permute int64 positions of [0, n) by a key: a Feistel network, repeated until below n."""
+    """Permute int64 positions of [0, n): a Feistel network, repeated until below n."""
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     round_keys = philox.words(key, FEISTEL_ROUNDS).tolist()

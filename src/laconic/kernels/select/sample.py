@@ -1,6 +1,6 @@
 """Samples that estimate thresholds, for the exact top-k and for DGC's.
 
-DGC: Lin et al. 2018, arXiv:1712.01887; the geometry follows its release code.
+DGC: Lin et al. 2018, arXiv:1712.01887; geometry of its release code.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SMALL = 1024  # shorter segments are not sampled
 class Sampling:
     """Samples of s segments, and how entries are selected by a threshold.
 
-    The threshold t of a segment is the `ranks`-th largest of its `samples`, `strides` apart. Selected are the
-    `ks` largest entries above the first of t, t lower, ..., t lower^rounds that at least `needs` reach, or
-    else of all nonzero ones. Rank 0 stands for all entries, -1 for none.
+    A segment's threshold t is the `ranks`-th largest of its `samples`, `strides` apart. Selected are the `ks`
+    largest entries above the first of t, t lower, ..., t lower^rounds that at least `needs` reach, or else of
+    all nonzero ones. Rank 0 stands for all entries, -1 for none.
     """
 
     strides: tuple[int, ...]
@@ -40,15 +40,15 @@ class Sampling:
 
 
 def geometry(n: int, density: float, ratio: float) -> tuple[int, int, int]:
-    """Return stride, number of samples m and the threshold's rank in the sample; stride 0: select exactly.
+    """Return stride, number of samples m and the threshold's rank among them; stride 0: select exactly.
 
-    There are at least ceil(ratio * n) and ceil(2 / density) samples, so that two are expected above the
-    threshold. The stride is one more than a multiple of 8, so that no power-of-two layout aliases with it.
+    There are at least ceil(ratio * n) and ceil(2 / density) samples: two are expected above the threshold.
+    The stride is one more than a multiple of 8: no power-of-two layout aliases with it.
 
     >>> geometry(25_000_000, 0.001, 0.01)
     (97, 257731, 258)
     """
-    need = math.ceil(min(2 / density, n))  # 2 / density is infinite near density 0
+    need = math.ceil(min(2 / density, n))  # 2 / density may be infinite
     if n <= need:
         return 0, 0, 0
     wanted = max(math.ceil(n * ratio), need)
@@ -61,7 +61,6 @@ def geometry(n: int, density: float, ratio: float) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=256)
 def sampling(sizes: tuple[int, ...], density: float, ratio: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return strides, samples and ranks of `geometry` for each size, int64 (s,)."""
     rows = [geometry(n, density, ratio) for n in sizes]
     columns = list(zip(*rows, strict=True)) if rows else [(), (), ()]
     strides, samples, ranks = (torch.tensor(column, dtype=torch.int64, device="cpu") for column in columns)
@@ -72,7 +71,7 @@ def sampling(sizes: tuple[int, ...], density: float, ratio: float) -> tuple[Tens
 def dgc_sampling(
     sizes: tuple[int, ...], ks: tuple[int, ...], density: float, ratio: float, lower: float, rounds: int
 ) -> Sampling:
-    """Return the samples of DGC's selection: the threshold is lowered while fewer than lower * k reach it."""
+    """Return the samples of DGC's selection, for at least lower * k entries."""
     rows = []
     for n, k in zip(sizes, ks, strict=True):
         stride, samples, rank = geometry(n, density, ratio)
@@ -104,7 +103,7 @@ def _sampling(rows: list[tuple[int, int, int, int, int]], rounds: int) -> Sampli
 
 
 def sample_offsets(plan: Sampling, keys: Tensor) -> Tensor:
-    """Return where each segment's sample starts, int64 (s,), below its stride, from its key int64 (s,).
+    """Return the start of each segment's sample, int64 (s,), below its stride, from its key int64 (s,).
 
     >>> sample_offsets(dgc_sampling((10_000,), (100,), 0.01, 0.01, 0.8, 10), torch.tensor([7]))
     tensor([46])
@@ -115,7 +114,6 @@ def sample_offsets(plan: Sampling, keys: Tensor) -> Tensor:
 
 
 def _first_words(keys: Words) -> Words:
-    """Return the first word of each key's Philox stream, uint64 (s,) below 2^32."""
     low, half = np.uint64(LOW), np.uint64(32)
     k0, k1 = keys & low, keys >> half
     c0 = c1 = c2 = c3 = np.zeros_like(keys)
@@ -127,7 +125,7 @@ def _first_words(keys: Words) -> Words:
 
 
 def levels_of(threshold: Tensor) -> Tensor:
-    """Return thresholds float32 (s,) as bits int32 (s,), at least 1: zeros are never selected."""
+    """Return thresholds as bits int32 (s,), at least 1: zeros are never selected."""
     return magnitudes(threshold).clamp_(min=1)
 
 
@@ -135,7 +133,7 @@ def levels_of(threshold: Tensor) -> Tensor:
 def sample_tables(
     sizes: tuple[int, ...], plan: Sampling, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return tables of samples: positions, segments, each threshold's place among sorted samples, levels.
+    """Return positions, segments, each threshold's place among sorted samples, and levels.
 
     Levels int32 (s,) are those of segments without a sample, 0 for others.
     """

@@ -1,4 +1,4 @@
-"""Sign bits and a mean magnitude per block, written and read in one pass over memory."""
+"""Sign bits and a mean magnitude per block, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def sign_nbytes(n: int, block: int) -> int:
 
 
 def sign_encode(x: Tensor, segments: Segments, block: int = 0, keys: Sequence[int] | None = None) -> Tensor:
-    """Encode the segments, one after the other, each [mean |x| float32 (blocks,) | sign bits, full bytes].
+    """Encode each segment as [mean |x| float32 (blocks,) | sign bits, full bytes].
 
-    Sums are in float64: native means are equal on every target, and the reference is within 1 ulp. With a key
-    per segment, the sign of entry i where x is 0 is bit i of the key's `philox`; without, it is the sign of
-    that zero. Raises `NonFiniteError` for NaN or Inf.
+    Sums are in float64: native means are equal on every target, the reference's within 1 ulp. With a key per
+    segment, the sign of a zero at entry i is bit i of the key's `philox`; without, its own. Raises
+    `NonFiniteError` for NaN or Inf.
 
     >>> sign_encode(torch.tensor([1.0, -3.0]), Segments.whole(2)).tolist()  # 2.0, then 0b10
     [0, 0, 0, 64, 2]
@@ -58,7 +58,7 @@ def sign_encode(x: Tensor, segments: Segments, block: int = 0, keys: Sequence[in
 
 
 def sign_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0, block: int = 0) -> Tensor:
-    """Add alpha * mean to `out`, subtract where the sign bit is set, on the segments, in place.
+    """Add alpha * mean, negated where the sign bit is set, to the segments, in place.
 
     Raises `WireError`, before any write, for negative or non-finite means, nonzero padding and wrong lengths.
     """
@@ -86,7 +86,7 @@ def sign_messages_add_(
 ) -> Tensor:
     """Add each message as `sign_add_`, in order; one launch on a GPU.
 
-    Raises `WireError` whose `message` is the number of the damaged message.
+    Raises `WireError` with the damaged message's number.
     """
     for number, wire in enumerate(wires):
         with numbered(number):
@@ -115,7 +115,7 @@ def numbered(number: int) -> AbstractContextManager[None]:
 def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
     """Return sign bits uint8 (sum of ceil(n_i / 8),) and mean magnitudes float32 (s,), separately.
 
-    A mean is NaN or Inf where its segment has NaN or Inf, and 0 for an empty segment.
+    A mean is NaN or Inf if its segment has NaN or Inf, and 0 for an empty segment.
 
     >>> signs(torch.tensor([1.0, -3.0, -1.0]), Segments((0, 2), (2, 1)))
     (tensor([2, 1], dtype=torch.uint8), tensor([2., 1.]))

@@ -1,6 +1,6 @@
-"""Signs and mean magnitudes on a GPU: one launch encodes a message, one decodes those of all ranks.
+"""Signs and mean magnitudes on a GPU: one launch encodes a message, one decodes all ranks'.
 
-If a block is a whole tensor, another launch adds the sums of its tiles.
+If a block is a whole tensor, another launch adds its tiles' sums.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def encode(
     apart: bool = False,
     opposite: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Return the message, or with `apart` [means | signs]; and whether a mean is not finite, int32 (1,).
+    """Return the message, or with `apart` [means | signs]; and whether a mean is not finite.
 
     With `opposite` 255 the coins are the complement of those with 0.
     """
@@ -60,9 +60,9 @@ def encode(
 def add_(
     wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float, block: int, *, apart: bool = False
 ) -> Tensor:
-    """Add alpha times these messages to the segments, in order, once all are valid.
+    """Add alpha times these messages, in order, once all are valid.
 
-    With `apart` they are [values | signs], and any value is valid.
+    With `apart` they are [values | signs], with any values.
     """
     if not segments.numel:
         return out

@@ -1,6 +1,6 @@
 """Tables of a message's tiles: their places in the buffer and in the wire.
 
-Blocks are powers of two from 64 to 4,096 elements, so each lies in one tile; or each tensor is one block.
+Blocks are powers of two from 64 to 4,096 elements, each in one tile; or whole tensors.
 """
 
 from __future__ import annotations
@@ -23,11 +23,9 @@ class Plan:
     """Tables of a message, int64, with a column for each tile or tensor.
 
     Attributes:
-        full, last, all: Whole tiles, last tiles of tensors, and both. Rows: first element in the buffer,
-            byte of its signs, byte of its first mean, tensor, first element in the tensor, elements, number
-            of the tile.
+        full, last, all: Whole tiles, last tiles of tensors, and both. Rows: first element in the buffer, byte
+            of its signs, byte of its first mean, tensor, first element in it, elements, number of the tile.
         tensors: First tile, tiles, elements, byte of the mean.
-        nbytes: Bytes of the message.
         aligned: Whether all tensors start at a multiple of 4 elements.
     """
 
@@ -41,7 +39,7 @@ class Plan:
 
 @lru_cache(maxsize=128)
 def plan(segments: Segments, block: int, apart: bool, device: torch.device) -> Plan:
-    """Return the tables of a message, or of [means of all tensors | signs of all tensors]."""
+    """Return the tables of a message, or of [all means | all signs]."""
     sizes, starts = np.array(segments.sizes, np.int64), np.array(segments.starts, np.int64)
     tiles, signs = -(-sizes // TILE), (sizes + 7) // 8
     if apart:

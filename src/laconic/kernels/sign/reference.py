@@ -1,7 +1,4 @@
-"""Signs and mean magnitudes in plain torch; native signs are equal, means within 1 ulp.
-
-All tensors of a message are processed together.
-"""
+"""Signs and mean magnitudes in plain torch; native signs are equal, means within 1 ulp."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from laconic.core.layout import Segments
 from laconic.kernels.philox.reference import streams, without_padding
 from laconic.kernels.tiles import table
 
-PIECE = 4096  # elements summed in one go
+PIECE = 4096  # elements summed at once
 GATHER = 0x0102040810204080  # times eight bytes of 0 or 1: bit j of the top byte is byte j
 BAD_MEAN = "a mean magnitude is negative or not finite"
 BAD_PADDING = "the bits after the last sign of a tensor must be zero"
@@ -31,7 +28,7 @@ class Blocks:
 
     counts: tuple[int, ...]
     last: tuple[int, ...]
-    length: int  # of all but the last
+    length: int  # except the last
 
     def lengths(self, device: torch.device) -> Tensor:
         if self.length == 0:
@@ -47,16 +44,16 @@ class Blocks:
 
 @lru_cache(maxsize=512)
 def blocks_of(sizes: tuple[int, ...], block: int) -> Blocks:
-    """Return blocks of `block` elements for tensors of these sizes; 0: one block per tensor."""
+    """Return blocks of `block` elements; 0: one per tensor."""
     counts = tuple(-(-n // block) if block else min(n, 1) for n in sizes)
     last = tuple(n - (count - 1) * block if count else 0 for n, count in zip(sizes, counts, strict=True))
     return Blocks(counts, last, block)
 
 
 def sums(x: Tensor, lengths: Tensor, longest: int, pieces: int) -> Tensor:
-    """Return float64 sums of |x| over blocks of these lengths, the longest with `longest` elements.
+    """Return float64 sums of |x| over blocks of these lengths, at most `longest`.
 
-    `pieces`: number of pieces of `PIECE` elements, or fewer at the end of a block, in all blocks.
+    `pieces`: number of pieces of up to `PIECE` elements in all blocks.
     """
     magnitudes = x.abs().to(torch.float64)
     if longest <= PIECE:
@@ -70,7 +67,6 @@ def sums(x: Tensor, lengths: Tensor, longest: int, pieces: int) -> Tensor:
 
 
 def means(x: Tensor, sizes: tuple[int, ...], block: int) -> Tensor:
-    """Return mean magnitudes float32 (blocks,) of consecutive tensors of these sizes."""
     if not x.numel():
         return torch.empty(0, dtype=torch.float32, device=x.device)
     blocks = blocks_of(sizes, block)
@@ -85,7 +81,7 @@ def means(x: Tensor, sizes: tuple[int, ...], block: int) -> Tensor:
 
 
 def pack(flags: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Pack flags bool (sum of n,) to uint8 (sum of ceil(n / 8),); each tensor starts a new byte."""
+    """Pack flags bool to uint8; each tensor starts a new byte."""
     if len(sizes) == 1:
         padded = pad(flags, (0, -flags.numel() % 8)) if flags.numel() % 8 else flags
     elif any(n % 8 for n in sizes):
@@ -102,7 +98,7 @@ def pack(flags: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def unpacked(bits: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return sign masks int32 (sum of n,): -2^31 where a bit is set, else 0."""
+    """Return sign masks int32: -2^31 where a bit is set, else 0."""
     masks = _masks(bits.device).index_select(0, bits.to(torch.int32)).view(-1)
     return without_padding(masks, sizes, 8)
 
@@ -111,11 +107,10 @@ def unpacked(bits: Tensor, sizes: Sequence[int]) -> Tensor:
 def _masks(device: torch.device) -> Tensor:
     byte = torch.arange(256, dtype=torch.int32, device="cpu")[:, None]
     masks = byte >> torch.arange(8, dtype=torch.int32, device="cpu") << 31
-    return masks.to(device)  # a blocking copy: other streams may use it
+    return masks.to(device)  # blocking: other streams may use it
 
 
 def flipped(masks: Tensor, values: Tensor) -> Tensor:
-    """Return values float32 (n,), negated where their mask is set."""
     return (values.view(torch.int32) ^ masks).view(torch.float32)
 
 
@@ -128,7 +123,7 @@ def padded_wrongly(bits: Tensor, sizes: Sequence[int]) -> Tensor:
 
 @lru_cache(maxsize=512)
 def _ends(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the positions of the last bytes that are not full, and the number of their bits."""
+    """Return the positions of partly used last bytes, and their numbers of bits."""
     at, places = 0, []
     for n in sizes:
         at += (n + 7) // 8
@@ -138,7 +133,7 @@ def _ends(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def tossed(bits: Tensor, x: Tensor, sizes: Sequence[int], keys: Sequence[int]) -> Tensor:
-    """Replace the sign bits of zeros of x (n,) by bits of the keys' streams: uint8 (m,)."""
+    """Replace the sign bits of zeros of x by bits of the keys' streams."""
     zero = x == 0
     if x.is_cpu and not zero.any():
         return bits
@@ -149,7 +144,6 @@ def tossed(bits: Tensor, x: Tensor, sizes: Sequence[int], keys: Sequence[int]) -
 
 
 def interleaved(first: Tensor, second: Tensor, firsts: Sequence[int], seconds: Sequence[int]) -> Tensor:
-    """Alternate runs of two tensors, of the sizes `firsts` and `seconds`."""
     if len(firsts) == 1:
         return torch.cat([first, second])
     pairs = zip(torch.split(first, list(firsts)), torch.split(second, list(seconds)), strict=True)
@@ -198,11 +192,11 @@ def sign_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float, block
 
 
 def _add_signed_(out: Tensor, segments: Segments, values: Tensor, bits: Tensor, bad: Tensor) -> Tensor:
-    """Add values float32 (n,) with their signs, unless `bad` or nonzero padding."""
+    """Add values with their signs, unless `bad` or nonzero padding."""
     flags = torch.stack([bad, padded_wrongly(bits, segments.sizes)])
     check(flags.to(torch.int32), lambda i: WireError((BAD_MEAN, BAD_PADDING)[i]))
     signed = flipped(unpacked(bits, segments.sizes), values)
-    if not out.is_cpu:  # the flags may be read later
+    if not out.is_cpu:  # flags may be read later
         signed = signed.masked_fill_(flags.any(), -0.0)
     return segments.add_(out, signed)
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
-"""Triton kernels that encode, validate and add messages of signs and mean magnitudes.
+"""Triton kernels of signs and mean magnitudes.
 
 A tile is 512 rows of 8 elements: one byte of signs each. See `plan` for the tables.
 """
@@ -36,7 +36,7 @@ def _not_finite(word):
 
 @triton.jit
 def _coins(key, first):
-    """Return coins of 4,096 elements from `first`, a multiple of 128: int32 (512,), a byte each."""
+    """Return coins of 4,096 elements from `first`, a multiple of 128: a byte per int32 (512,)."""
     counter = (first >> 7) + tl.arange(0, 32)
     low, high = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
     w0, w1, w2, w3 = tl.philox(key, low, high, low * 0, low * 0)
@@ -60,7 +60,7 @@ def encode_kernel(
     ALIGNED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Store the signs of a tile and the means of its blocks, or for BLOCK 0 the sum of the tile."""
+    """Store a tile's signs and its blocks' means, or for BLOCK 0 its sum."""
     tile = tl.program_id(0)
     start = _column(table_ptr, 0, tiles, tile)
     bits_at = _column(table_ptr, 1, tiles, tile)
@@ -105,7 +105,6 @@ def encode_kernel(
 
 @triton.jit
 def mean_kernel(wire_ptr, flag_ptr, partial_ptr, table_ptr, tensors):
-    """Store a tensor's mean from the sums of its tiles."""
     tensor = tl.program_id(0)
     slot = _column(table_ptr, 0, tensors, tensor)
     slots = _column(table_ptr, 1, tensors, tensor)
@@ -132,7 +131,7 @@ def validate_kernel(
     MEANS: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """Set flags of messages: bad mean, nonzero padding; and one if any is set."""
+    """Set flags of messages: bad mean, nonzero padding; and one for any."""
     message = tl.program_id(1)
     tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
     inside = tile < tiles
@@ -169,7 +168,6 @@ def add_kernel(
     ALIGNED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Add alpha times a tile of all messages, in order, unless a flag is set."""
     if tl.load(flags_ptr + 2 * messages) == 0:
         tile = tl.program_id(0)
         start = _column(table_ptr, 0, tiles, tile)

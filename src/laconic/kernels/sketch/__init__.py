@@ -1,6 +1,6 @@
 """Min-max sketch: a small integer per element in fewer table cells; queries never exceed it.
 
-Plain torch on any device; there is no native code. See README.md.
+Plain torch on any device. See README.md.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from laconic.core.turn import mix
 from laconic.kernels.philox import philox
 
-ROW = 0x4D696E4D6178  # seed of the keys of all rows
+ROW = 0x4D696E4D6178  # seed of all rows' keys
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def sketch_insert(bins: Tensor, groups: Tensor, shape: SketchShape) -> Tensor:
 
 
 def sketch_query(table: Tensor, groups: Tensor, shape: SketchShape) -> Tensor:
-    """Return the bin of each element, int64 (n,): never above the inserted one, and often equal.
+    """Return the bin of each element, int64 (n,): never above the inserted one, often equal.
 
     >>> shape = SketchShape(groups=1, rows=2, columns=3, width=8)
     >>> bins, groups = torch.tensor([7, 2, 5, 0, 6]), torch.zeros(5, dtype=torch.int64)
@@ -57,6 +57,5 @@ def sketch_query(table: Tensor, groups: Tensor, shape: SketchShape) -> Tensor:
 
 
 def _cells(groups: Tensor, row: int, shape: SketchShape) -> Tensor:
-    """Return each element's cell in a row, as a position in the tables, int64 (n,)."""
     words = philox(mix(ROW, row), groups.numel(), device=groups.device).to(torch.int64) & 0xFFFFFFFF
     return (groups * shape.rows + row) * shape.columns + (words * shape.columns >> 32)

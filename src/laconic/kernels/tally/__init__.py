@@ -1,4 +1,4 @@
-"""Packed levels of many ranks: their packed sums, and the values of these."""
+"""Packed levels of many ranks: their packed sums and the sums' values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from laconic.kernels.bitpack import pack_bits, packed_nbytes
 from laconic.kernels.quantise.form import Form
 from laconic.kernels.tally import reference
 
-MOST = (1 << 30) - 1  # largest integer and sum
+MOST = (1 << 30) - 1  # integer and sum
 
 
 def packed_sum(wires: Tensor, n: int, most: int) -> Tensor:
@@ -70,8 +70,8 @@ def packed_levels_add_(
     """Add alpha * (code - ranks * levels) / levels * scale to the segments of `out`, in place.
 
     `wire` uint8 has K packed codes in 0..2 * ranks * levels: sums over ranks of signed levels, or the levels
-    of one rank. `scales` float32 (B,) has one per block. The grid of `form` is uniform. Raises `WireError`
-    for other codes; `out` is then undefined.
+    of one rank. `scales` float32 (B,). The grid of `form` is uniform. Raises `WireError` for other codes;
+    `out` is then undefined.
     """
     bits = _checked(wire, scales, segments, out, form, ranks)
     if dispatch.gpu(wire, scales, out) and _has_kernel(form, bits):
@@ -92,7 +92,7 @@ def packed_levels_(
     alpha: float = 1.0,
     ranks: int = 1,
 ) -> Tensor:
-    """Write the values that `packed_levels_add_` adds, over the old content of these segments."""
+    """Write the values that `packed_levels_add_` adds."""
     bits = _checked(wire, scales, segments, out, form, ranks)
     if dispatch.gpu(wire, scales, out) and _has_kernel(form, bits):
         return _on_gpu_(wire, bits, scales, segments, out, form, alpha, ranks, fresh=True)
@@ -100,7 +100,6 @@ def packed_levels_(
 
 
 def _checked(wire: Tensor, scales: Tensor, segments: Segments, out: Tensor, form: Form, ranks: int) -> int:
-    """Return the bits of a code. Raises `WireError` for wrong numbers of bytes or scales."""
     bits = _bits(2 * form.levels, ranks)[1]
     checks.flat("wire", wire, torch.uint8)
     checks.flat("scales", scales)

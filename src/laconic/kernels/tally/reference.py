@@ -1,4 +1,4 @@
-"""Sums of packed levels in plain torch: unpack all, add, pack."""
+"""Sums of packed levels in plain torch."""
 
 from __future__ import annotations
 

@@ -28,7 +28,6 @@ def majority(votes: Tensor, ties: Tensor) -> Tensor:
 
 
 def _counted(votes: Tensor, lanes: Tensor) -> Tensor:
-    """Return votes per bit, uint8 (8 m,), of at most `MOST` voters."""
     each = lanes.index_select(0, votes.reshape(-1).to(torch.int32)).view(votes.shape)
     return each.sum(dim=0).view(torch.uint8)
 

@@ -1,7 +1,7 @@
 """Products of signs, one bit each: x (m, n) times weights (o, n) as n - 2 popcount(x xor w).
 
-The sign of x >= 0, hence of -0.0, is 1; that of NaN is -1. Weights are packed once, inputs in each call.
-Results are exact: bit for bit those of a float32 product of 1 and -1. See README.md.
+The sign of x >= 0, hence of -0.0, is 1; that of NaN is -1. Results equal a float32 product of 1 and -1 bit
+for bit. See README.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def without_popcount() -> Iterator[None]:
 def xnor_pack(x: Tensor) -> Tensor:
     """Pack signs of float32 x (r, n) to uint8 (r, ceil(n / 8)).
 
-    Bit j of byte i is set where x[:, 8 i + j] >= 0; padding bits are 0.
+    Bit j of byte i is set where x[:, 8 i + j] >= 0; padding is 0.
 
     >>> xnor_pack(torch.tensor([[1.0, -2.0, 0.0], [-1.0, -1.0, 3.0]])).tolist()
     [[5], [4]]
@@ -49,7 +49,7 @@ def xnor_pack(x: Tensor) -> Tensor:
 
 
 def xnor_unpack(bits: Tensor, n: int) -> Tensor:
-    """Unpack `xnor_pack` to signs 1 and -1, float32 (r, n).
+    """Unpack `xnor_pack` to 1 and -1, float32 (r, n).
 
     >>> xnor_unpack(torch.tensor([[5]], dtype=torch.uint8), 3).tolist()
     [[1.0, -1.0, 1.0]]
@@ -61,7 +61,7 @@ def xnor_unpack(bits: Tensor, n: int) -> Tensor:
 def xnor_matmul(x: Tensor, bits: Tensor) -> Tensor:
     """Return the product of the signs of float32 x (m, n) with packed signs (o, n): float32 (m, o).
 
-    `bits`: uint8 (o, ceil(n / 8)) of `xnor_pack`; bits after the last count for nothing. n is at most 2^22.
+    `bits`: uint8 (o, ceil(n / 8)) of `xnor_pack`, whose padding is ignored. n is at most 2^22.
 
     >>> xnor_matmul(torch.tensor([[0.5, -3.0, 1.0]]), torch.tensor([[0b101], [0b010]], dtype=torch.uint8))
     tensor([[ 3., -3.]])
@@ -84,7 +84,7 @@ def xnor_conv2d(
     """Convolve the signs of float32 x (b, c, h, w), padded with zeros: float32 (b, o, oh, ow).
 
     `bits`: uint8 (o, kh, kw, ceil(c / 8)), the weights' signs (o, kh, kw, c) packed along the channels. A
-    padded entry counts as 0, neither as 1 nor as -1. A result has at most 2^22 products.
+    padded entry counts as 0. A result has at most 2^22 products.
 
     >>> bits = torch.tensor([[[[1], [1], [1]]]], dtype=torch.uint8)  # three ones in a row
     >>> xnor_conv2d(torch.tensor([[[[1.0, 2.0, -3.0, -4.0]]]]), bits, padding=(0, 1)).tolist()

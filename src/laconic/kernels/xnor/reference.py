@@ -1,4 +1,4 @@
-"""Products of signs in plain torch, which native kernels equal bit for bit."""
+"""Products of signs in plain torch; native kernels equal it bit for bit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ def matmul(x: Tensor, bits: Tensor) -> Tensor:
 
 
 def conv2d(x: Tensor, bits: Tensor, shape: ConvShape) -> Tensor:
-    """Convolve the signs of x (images, c, h, w) with those of bits (o, kh, kw, ceil(c / 8))."""
     weight = unpack(bits.reshape(-1, bits.shape[3]), shape.channels)
     weight = weight.view(shape.outputs, shape.taps_y, shape.taps_x, shape.channels).permute(0, 3, 1, 2)
     return F.conv2d(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LONGEST = 1 << 22  # entries per product: every count and result is an exact float32
+LONGEST = 1 << 22  # entries per product: results are exact float32
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class ConvShape:
-    """Convolution of `images` of (channels, height, width) to `outputs` channels, see `conv2d` of torch."""
+    """Convolution of `images` of (channels, height, width) to `outputs` channels."""
 
     images: int
     channels: int
