@@ -1,4 +1,4 @@
-"""Attaching a method to a DistributedDataParallel, and the parameters that it exchanges."""
+"""Attaching a method to a DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from laconic.exchange.steps_needed import log_steps_needed
 from laconic.optim.unwrapping import stepping, unwrap_all
 
 _slots: WeakKeyDictionary[DistributedDataParallel, Slot] = WeakKeyDictionary()
-# weak references, since a slot holds its optimiser
+# values are weak: a slot holds its optimiser
 _compressed: WeakKeyDictionary[Optimizer, weakref.ref[Slot]] = WeakKeyDictionary()
 
 
@@ -42,7 +42,7 @@ def attach(
     seed: int = 0,
 ) -> Handle:
     optimizers, scaler = unwrap_all(optimizer, scaler)
-    with contextlib.ExitStack() as opened:  # closed in reverse order if anything raises
+    with contextlib.ExitStack() as opened:  # closed in reverse order on errors
         group = TorchComm.own(model.process_group)
         opened.callback(group.close)
         comm = Metered(group)
@@ -79,7 +79,7 @@ def attach(
         for each in optimizers:
             _compressed[stepping(each)] = weakref.ref(slot)
         slot.buckets = handle.buckets
-        opened.pop_all()  # from here on the handle closes them
+        opened.pop_all()  # the handle closes them
 
     def close() -> None:
         joint_calls.close()
@@ -91,7 +91,6 @@ def attach(
 
 
 def detach(slot: Slot, handle: Handle, close: Callable[[], None], checks: StepChecks) -> None:
-    """Detach from the optimiser of a freed model, so that it can be compressed with a new model."""
     if slot.buckets is handle.buckets:
         slot.empty()
         handle.detach()
@@ -100,7 +99,7 @@ def detach(slot: Slot, handle: Handle, close: Callable[[], None], checks: StepCh
 
 
 def check_free(model: DistributedDataParallel, optimizers: Sequence[Optimizer]) -> None:
-    if getattr(model, "_use_python_reducer", False):  # private to DDP
+    if getattr(model, "_use_python_reducer", False):
         raise AttachError(
             "torch._dynamo.config.optimize_ddp is 'python_reducer', so compiled backward passes trace the"
             " exchange of each gradient, but a thread's messages cannot be traced: set it to 'ddp_optimizer'"
@@ -117,7 +116,6 @@ def check_free(model: DistributedDataParallel, optimizers: Sequence[Optimizer]) 
 
 
 def new_slot(model: DistributedDataParallel) -> Slot:
-    """Register the hook for the model's lifetime. Raises `AttachError` if the model has a different one."""
     slot = Slot(model.process_group)
     try:
         model.register_comm_hook(slot, hook)
@@ -131,10 +129,7 @@ def new_slot(model: DistributedDataParallel) -> Slot:
 
 
 def parameter_names(model: DistributedDataParallel) -> dict[Tensor, str]:
-    """Return each parameter that DDP exchanges, with its name in the plain model.
-
-    These were trained when the DDP was built; parameters frozen since stay in its buckets.
-    """
+    """Return each exchanged parameter with its name; those frozen after DDP was built stay in its buckets."""
     module, ignored = model.module, set(getattr(model, "parameters_to_ignore", ()))
     every = {each: name for name, each in module.named_parameters() if name not in ignored}
     held = {each for each in every if each.requires_grad}
@@ -151,7 +146,6 @@ def _count(model: DistributedDataParallel) -> int:
 
 
 def trained(module: torch.nn.Module) -> dict[Tensor, str]:
-    """Return each trained parameter with its name, without the prefix of compiled wrappers."""
     return {
         parameter: name.replace("_orig_mod.", "")
         for name, parameter in module.named_parameters()

@@ -1,11 +1,11 @@
 """Communication hook of DistributedDataParallel: its buckets are jobs for the communication thread.
 
-    loss.backward() -> hook(bucket): queues a job and returns a Future; backward continues
+    loss.backward() -> hook(bucket): queues a job and returns a Future
                     -> the communication thread: Attached.mean_(bucket), over a separate process group
                     -> optimizer.step()
 
-DDP regroups its buckets after the first step, so layouts are built by parameter name. Buckets of all dtypes
-are exchanged in float32; complex buckets are pairs of reals, as DDP passes them.
+DDP regroups its buckets after the first step, so layouts are built by parameter name. All dtypes are
+exchanged in float32.
 """
 
 # no `from __future__ import annotations`: DDP reads the types of its hook
@@ -15,7 +15,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, where types see it
+from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket has no type
 from torch.autograd import Variable
 
 from laconic.comm.communication_thread import Answer, CommunicationThread
@@ -35,10 +35,7 @@ UNSTEPPED = "two exchanged backward passes without optimizer.step() between them
 
 
 class Buckets:
-    """Queue of a model's buckets for one communication thread.
-
-    `keep_means`: whether to keep the means of parameters that no rank used.
-    """
+    """Queue of a model's buckets. `keep_means`: keep the means of parameters that no rank used."""
 
     def __init__(
         self,
@@ -49,14 +46,14 @@ class Buckets:
         *,
         keep_means: bool,
     ) -> None:
-        self.per_step = 0  # buckets of the current step so far
+        self.per_step = 0
         self.exchange = exchange
         self._watch = GradientWatch(exchange.momentum.release)
-        self.means: dict[str, Mean] = {}  # of the current step, by tensor name, if kept
+        self.means: dict[str, Mean] = {}
         self._keep_means = keep_means
         self.unused_parameters = UnusedParameters(names) if keep_means else None
         self._optimisers = optimisers
-        self._float_means: dict[str, Mean] = {}  # of the current step, for parameters in 16 bits
+        self._float_means: dict[str, Mean] = {}  # for parameters in 16 bits
         self._thread = CommunicationThread(f"laconic rank {exchange.comm.rank}")
         self._names = {id(parameter): name for parameter, name in names.items()}
         self._scaler = scaler
@@ -64,7 +61,7 @@ class Buckets:
         self._compresses = compresses(exchange.method)
         self._zeroed: LostGradientCheck | None = None
         self._layouts: dict[tuple[int, ...], Layout] = {}
-        self._unnoted: list[Callable[[], None]] = []  # for buckets whose means are written at the end
+        self._unnoted: list[Callable[[], None]] = []  # writes of means at the end
 
     @property
     def failure(self) -> BaseException | None:
@@ -76,7 +73,7 @@ class Buckets:
         if first and self._zeroed is not None and self._zeroed.take_unstepped():
             self.exchange.momentum.release(UNSTEPPED, "accumulate under model.no_sync()")
         if last and self._zeroed is not None:
-            self._zeroed.pending = True  # not earlier: gradients of this pass were still being added
+            self._zeroed.pending = True  # not earlier: this pass was still adding gradients
         layout = None if buffer.is_sparse else self._layout_of(bucket, buffer)
         if self.unused_parameters is not None and layout is not None:
             self.unused_parameters.clear_stale_(buffer, layout)
@@ -98,7 +95,7 @@ class Buckets:
                 self._unnoted.clear()
             return mean
 
-        # on a CPU means are written at the end of the step; until then buckets hold corrected gradients
+        # on a CPU means are written at the end of the step
         answer = self._thread.submit(job, buffer.device, hold=buffer.is_cpu and not last)
         # raised here: DDP would raise a C++ error about a cast to a tensor
         if last and in_backward():
@@ -106,7 +103,6 @@ class Buckets:
         return answer
 
     def wait(self, answer: Answer) -> None:
-        """Wait for a bucket's mean. Raises the error of this exchange or an earlier one."""
         self._thread.wait(answer)
 
     def _finish_backward(self, last: Answer) -> None:
@@ -117,13 +113,11 @@ class Buckets:
             Variable._execution_engine.queue_callback(note)
 
     def watch(self, parameters: Iterable[Tensor]) -> None:
-        """Warn if exchanged gradients of these parameters are dropped without a step."""
         if self.exchange.holds_back:
             trained = [each for each in parameters if each.requires_grad]
             self._zeroed = LostGradientCheck(trained, repr(self.exchange.method))
 
     def keep_all_means(self, always: bool) -> None:
-        """Keep the means of each step if `always`, else only if parameters can be unused."""
         self._keep_means = always or self.unused_parameters is not None
 
     def discard(self) -> None:
@@ -137,10 +131,9 @@ class Buckets:
             raise PeerError(f"rank {self.exchange.comm.rank}: the exchange has failed: {self.failure}")
 
     def before_step(self, optimiser: OptimiserView, step: int) -> None:
-        """Prepare the gradients of this optimiser for the current step.
+        """Prepare this optimiser's gradients.
 
-        A parameter that no rank has used gets the mean of the residuals, and masters the mean before
-        rounding. Warns about gradients that changed since the exchange.
+        Unused parameters get the mean of the residuals, masters the mean before rounding.
         """
         assert isinstance(optimiser, OptimiserHooks)
         if self.unused_parameters is not None:
@@ -158,7 +151,6 @@ class Buckets:
             self._zeroed.pending = False
 
     def end(self, last: Callable[[], object] | None = None) -> None:
-        """End the thread after the queued buckets, without waiting; it calls `last` at its end."""
         self._unwatch()
         self._thread.end(last)
 
@@ -188,7 +180,7 @@ class Buckets:
 
     def _mean_(self, buffer: Tensor, layout: Layout | None, scale: float) -> Tensor:
         if layout is None:
-            if buffer.is_cuda:  # it is autograd's, and may be freed while this stream reads it
+            if buffer.is_cuda:  # autograd may free it while this stream reads it
                 for part in (buffer._indices(), buffer._values()):
                     part.record_stream(torch.cuda.current_stream(buffer.device))
             return self.exchange.sparse_mean(buffer)
@@ -211,7 +203,7 @@ class Buckets:
         return buffer
 
     def _note(self, buffer: Tensor, flat: Tensor, layout: Layout, scale: float, step: int) -> None:
-        """Store the means of a bucket: float32 in `flat`, DDP's dtype in `buffer`."""
+        """Store a bucket's means: float32 in `flat`, DDP's dtype in `buffer`."""
         owned = self.exchange.momentum.names(step)
         self._watch.note(flat, layout, owned, scale, self._scaler is None and self._compresses)
         for entry in layout if self._keep_means else ():
@@ -220,9 +212,9 @@ class Buckets:
 
 
 class Slot:
-    """The queue of one DDP's buckets, if it is compressed. DDP accepts one hook, and so one slot, for life.
+    """Queue of one DDP's buckets, if it is compressed. DDP accepts one hook, and so one slot, for life.
 
-    A copy is empty and uses the default group, as DDP's own copies do: a copied model is a plain DDP.
+    A copy is empty and uses the default group: a copied model is a plain DDP.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -234,14 +226,13 @@ class Slot:
         return Slot, ()
 
     def empty(self) -> None:
-        """Restore the plain all-reduce."""
         self.buckets = None
 
     def mean(self, buffer: Tensor) -> Answer:
         """Return a Future of DDP's own mean.
 
-        A thread of ours waits for it: a callback of the work's future would run in a thread of gloo's,
-        which may ask for the GIL after Python has ended.
+        Our own thread waits for it: a callback of the work's future runs in gloo's thread, which may ask for
+        the GIL after Python has ended.
         """
         buffer.div_(dist.get_world_size(self.group))
         work = dist.all_reduce(buffer, group=self.group, async_op=True)
@@ -257,7 +248,6 @@ class Slot:
 
 
 def hook(slot: Slot, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Return a Future of the bucket's mean over ranks. It is DDP's communication hook."""
     if slot.buckets is None:
         return slot.mean(bucket.buffer())
     if bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing():
@@ -271,7 +261,7 @@ def hook(slot: Slot, bucket: GradBucket) -> torch.futures.Future[Tensor]:
 
 
 def compresses(method: Method) -> bool:
-    """Return whether a method does more than sum gradients, so that it needs the scaler."""
+    """Return whether a method does more than sum, and so needs the scaler."""
     return any(
         not isinstance(route.reducer, Sum) or route.rule is not None or route.feedback.keeps_unsent
         for route in method.routes
@@ -279,5 +269,5 @@ def compresses(method: Method) -> bool:
 
 
 def in_backward() -> bool:
-    """Return whether this thread runs autograd: false in a Replicator's step and without inputs in Join."""
+    """Return whether autograd runs: not in a Replicator's step, nor without inputs in Join."""
     return torch._C._current_graph_task_id() >= 0

@@ -1,4 +1,4 @@
-"""`laconic.compress` for models under DistributedDataParallel and `fully_shard`."""
+"""`laconic.compress` for DistributedDataParallel and `fully_shard`."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def compress(
 ) -> Handle | ShardedHandle:
     """Exchange this model's gradients by the method `spec`; the rest of the script does not change.
 
-    All ranks of the model's group must call it. The exchange lasts as long as the model, or until `remove()`.
-    A copy of the model, by deepcopy, pickle or `torch.save`, is not compressed.
+    All ranks of the model's group must call it. It lasts as long as the model, or until `remove()`. Copies of
+    the model are not compressed.
 
     Example:
-        One new line in a script that `torchrun` starts on each rank:
+        One new line in a script for `torchrun`:
 
             dist.init_process_group("gloo")
             model = DistributedDataParallel(Net())
@@ -81,14 +81,13 @@ def compress(
 
     Args:
         model: A `DistributedDataParallel`, or a module that wraps one, as `torch.compile` and Fabric do; or a
-            model under `fully_shard`, for methods such as "cgx(bits=4)", which compress all its gradients. If
-            shards have replicas (HSDP), the method runs between replicas.
-        optimizer: The optimiser, or a list of several with disjoint parameters. Other parameters in it, such
-            as a loss's, are not exchanged. Wrappers of Accelerate, Fabric, Lightning and torchft are
-            unwrapped.
+            model under `fully_shard`, for methods such as "cgx(bits=4)". If its shards have replicas (HSDP),
+            the method runs between replicas.
+        optimizer: The optimiser, or several with disjoint parameters. Parameters outside the model, such as a
+            loss's, are not exchanged. Wrappers of Accelerate, Fabric, Lightning and torchft are unwrapped.
         spec: A string such as "dgc(density=0.001)", or an object from `laconic.parse`; equal on all ranks.
-        scaler: The GradScaler in use, so that memory is stored unscaled; not with `fully_shard`. None: the
-            scaler of a wrapped optimiser, if any.
+        scaler: The GradScaler in use, since memory is unscaled; not with `fully_shard`. None: that of a
+            wrapped optimiser, if any.
         seed: Seed of sampling and stochastic rounding; equal on all ranks.
         parameters: A codec such as "minmax(bits=8)" for the all-gather of parameters under `fully_shard`;
             shards stay exact. Equal on all ranks. None: no compression.
@@ -97,9 +96,9 @@ def compress(
         The handle of this rank: statistics, state, and `remove()`.
 
     Raises:
-        AttachError: On every rank, with nothing attached: the model is of an unsupported kind or has a custom
-            hook or reduce-scatter, the optimiser is compressed already or does not suit the method, the
-            method cannot be sharded, or the ranks disagree.
+        AttachError: On every rank, with nothing attached: the model is unsupported or has a custom hook or
+            reduce-scatter, the optimiser is compressed already or does not suit the method, the method cannot
+            be sharded, or the ranks disagree.
         SpecError: The spec or the seed is invalid.
     """
     replicated = inside(model)
@@ -139,7 +138,7 @@ def way_out(model: Any) -> str:
 
 
 def inside(model: Any) -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel that this is or contains, or None. Several raise `AttachError`."""
+    """Return the DistributedDataParallel in this model, or None."""
     if isinstance(model, DistributedDataParallel):
         if any(kind.__module__.split(".")[0] == "torchft" for kind in type(model).__mro__):
             raise AttachError(
@@ -159,6 +158,6 @@ def inside(model: Any) -> DistributedDataParallel | None:
 
 
 def is_sharded(model: Any) -> bool:
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported if nothing is sharded
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # None if nothing is sharded
     parts = model.modules() if isinstance(model, nn.Module) else ()
     return any(isinstance(part, getattr(fsdp, "FSDPModule", ())) for part in parts)

@@ -1,7 +1,7 @@
 """Checks for gradients that are changed or dropped between the exchange and the step.
 
-Under local momentum `p.grad` holds sent velocity, so clipping it would clip momentum; and a GradScaler that
-was not passed to `compress` changes the scale of residuals.
+Clipping `p.grad` would clip local momentum; a GradScaler unknown to `compress` changes the scale of
+residuals.
 """
 
 from __future__ import annotations
@@ -19,42 +19,37 @@ from laconic.core.layout import Entry, Layout
 from laconic.core.warning import warn
 
 TOLERANCE = 0.02  # relative, above the rounding error of bfloat16
-LOOKS = 16  # tensors that are checked only for a scaler, which is in use from the first step on
-LEAST_POWER = 7  # a scaler divides by 2^7 or more; scripts that accumulate gradients by less
+LOOKS = 16  # tensors checked only for a scaler
+LEAST_POWER = 7  # scalers divide by 2^7 or more; gradient accumulation, by less
 
 
 @dataclass(frozen=True)
 class Noted:
-    """Sum of magnitudes of one mean after the exchange; `velocity`: whether it contains momentum."""
-
     magnitude: Tensor
     scale: float
     velocity: bool
 
 
 class GradientWatch:
-    """Comparison of a mean per bucket after the exchange and before the step; warns once.
+    """Comparison of one mean per bucket after the exchange and before the step; warns once.
 
-    A GPU's magnitudes are read in the next exchange, all in one copy, without an extra wait. `release`:
-    leaves momentum to the optimiser, if velocities were changed; with a reason, an alternative to suggest,
-    and the share of the velocity that is kept.
+    A GPU's magnitudes are read in the next exchange, in one copy. `release`: leaves momentum to the
+    optimiser.
     """
 
     def __init__(self, release: Callable[[str, str | None, float], None]) -> None:
         self._release = release
         self._seen: dict[str, Noted] = {}
-        self._unread: list[
-            tuple[str, Noted, Tensor, float]
-        ] = []  # on a GPU: the expected and the found magnitude, and the scale
-        self._read: list[tuple[str, bool, float, float]] = []  # name, velocity, expected and found magnitude
+        self._unread: list[tuple[str, Noted, Tensor, float]] = []
+        self._read: list[tuple[str, bool, float, float]] = []
         self._known: dict[tuple[int, frozenset[str] | None], tuple[Layout, Entry | None]] = {}
         self._looks = LOOKS
         self._warned = False
 
     def note(self, mean: Tensor, layout: Layout, owned: Iterable[str], scale: float, remembers: bool) -> None:
-        """Store the magnitude of the smallest `owned` tensor of this bucket, from the flat `mean`.
+        """Store the magnitude of the smallest `owned` tensor of this bucket.
 
-        If the method `remembers`, the first steps also check other tensors, for a scaler.
+        If the method `remembers`, the first steps also check others, for a scaler.
         """
         if self._warned:
             return
@@ -81,7 +76,7 @@ class GradientWatch:
         return tuple(self._seen)
 
     def compare(self, name: str, grad: Tensor, scale: float) -> None:
-        """Warn if the gradient changed since the exchange. `scale`: divisor of the gradient in the step."""
+        """Warn if the gradient, divided by `scale`, changed since the exchange."""
         for earlier in self._read:
             self._judge(*earlier)
         self._read.clear()
@@ -106,7 +101,7 @@ class GradientWatch:
         if self._warned or not expected:
             return
         self._looks -= not velocity
-        kept = min(1.0, found / expected)  # a velocity before clipping would be applied in later steps
+        kept = min(1.0, found / expected)  # else later steps would apply a velocity before clipping
         if (power := _power_of_two(expected, found)) >= LEAST_POWER:
             reason = (
                 f"the gradient of {name} was divided by {2**power} between backward() and step(), as by a"
@@ -134,11 +129,8 @@ class GradientWatch:
 class LostGradientCheck:
     """Warning about gradients that were exchanged, then dropped by zero_grad() without a step.
 
-    Their unsent share is sent with later gradients: a GAN's discriminator would learn from its generator's
-    loss. The check runs before the next gradient is added: only then do dropped gradients differ from
-    accumulated ones.
-
-    `pending`: whether exchanged gradients wait for a step. `warned`: whether it has warned.
+    Their unsent share is sent later, as from a GAN's generator to its discriminator. The check precedes the
+    next gradient: only then do dropped gradients differ from accumulated ones.
     """
 
     def __init__(self, parameters: Iterable[Tensor], method: str) -> None:
@@ -160,7 +152,6 @@ class LostGradientCheck:
         ]
 
     def take_unstepped(self) -> bool:
-        """Return whether, since the last call, a pass has begun while exchanged gradients were waiting."""
         found, self._unstepped = self._unstepped, False
         return found
 
@@ -183,14 +174,13 @@ class LostGradientCheck:
 
 
 def magnitude(x: Tensor) -> Tensor:
-    """Return the sum of magnitudes of x, float32 (); complex x counts as pairs of reals."""
     reals = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
     total: Tensor = torch.linalg.vector_norm(reals, 1, dtype=torch.promote_types(reals.dtype, torch.float32))
     return total.to(torch.float32)
 
 
 def _power_of_two(before: float, after: float) -> int:
-    """Return the k > 0 with before = 2^k after, as for the scale of a GradScaler; else 0.
+    """Return the k > 0 with before = 2^k after, else 0.
 
     >>> _power_of_two(512.0, 2.0), _power_of_two(512.0, 3.0), _power_of_two(1.0, 1.0), _power_of_two(1.0, 0.0)
     (8, 0, 0, 0)

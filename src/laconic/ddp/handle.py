@@ -1,4 +1,4 @@
-"""Handle that `compress` returns: one method working on one model."""
+"""Handle that `compress` returns."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from laconic.exchange.stats import Stats
 class Handle(Joinable):
     """A compressed model on one rank: statistics, state and removal. `laconic.compress` returns it.
 
-    It may be passed to torch's `Join` after its model, `with Join([model, handle])`, and must be if the
-    method exchanges inside `optimizer.step()`: a rank without further inputs then takes these steps too.
+    It may follow its model in torch's `Join`, `with Join([model, handle])`, and must if the method exchanges
+    inside `optimizer.step()`: a rank without further inputs then takes these steps too.
     """
 
-    saved_by_each: ClassVar[bool] = False  # rank 0 may gather all memory, unlike for sharded models
+    saved_by_each: ClassVar[bool] = False  # rank 0 may gather all memory
 
     def __init__(
         self,
@@ -87,7 +87,6 @@ class Handle(Joinable):
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """Settings that must be equal on all ranks."""
         return {
             "the spec": repr(self.method),
             "the seed": str(self.exchange.seed),
@@ -96,7 +95,7 @@ class Handle(Joinable):
         }
 
     def stats(self) -> Stats:
-        """Return bytes and seconds of this rank since the start; see `laconic.exchange.stats.Stats`."""
+        """Return this rank's bytes and seconds since the start; see `laconic.exchange.stats.Stats`."""
         return self.exchange.stats(self.buckets.per_step)
 
     @overload
@@ -109,12 +108,12 @@ class Handle(Joinable):
         """Return this rank's memory, for this rank to save between steps. The rank is in every key.
 
         Args:
-            gather: Whether rank 0 gets the memory of all ranks, for a checkpoint that only rank 0 writes; the
-                other ranks get an empty list. Call it on all ranks, or only on rank 0 if the method has no
-                memory. Accelerate's `register_for_checkpointing` always gathers.
+            gather: Whether rank 0 gets the memory of all ranks, and the others an empty list. Call it on all
+                ranks, or only on rank 0 if the method has no memory. Accelerate's
+                `register_for_checkpointing` always gathers.
 
         Returns:
-            Plain numbers, strings and tensors, which load under `torch.load(weights_only=True)`.
+            Numbers, strings and tensors, which load under `torch.load(weights_only=True)`.
 
         Raises:
             PeerError: On every rank: with `gather`, a rank continued without this call.
@@ -150,16 +149,15 @@ class Handle(Joinable):
     def discard(self) -> None:
         """Clear all residuals, so that no earlier gradient affects a later step. Call it on every rank.
 
-        Use it when you occasionally skip a step by zero_grad() instead of step(), as the unsent share of its
-        gradients is sent with later ones. It also clears momentum that is applied before the exchange. For
-        backward passes whose gradients are never used, such as that of a GAN's generator, use
-        `model.no_sync()` instead.
+        Use it after zero_grad() without step(), as unsent gradients are sent later. It also clears momentum
+        applied before the exchange. For gradients that are never used, as of a GAN's generator, use
+        `model.no_sync()`.
         """
         self.exchange.discard()
         self.buckets.discard()
 
     def synchronize(self) -> None:
-        """Make replicas equal if the method lets them differ between its rounds. Call it on all ranks."""
+        """Make replicas equal if the method lets them differ. Call it on all ranks."""
         if not self.exchange.rules.keep_equal:
             self.call_jointly("finish()")
         self.exchange.rules.finish()
@@ -179,7 +177,7 @@ class Handle(Joinable):
             self.abandon()
 
     def abandon(self) -> None:
-        """Detach on this rank alone: the others may have no handle."""
+        """Detach this rank alone: others may have no handle."""
         self.detach()
         self.buckets.close()
         detach, self._detach = self._detach, ()
@@ -188,18 +186,17 @@ class Handle(Joinable):
 
     def detach(self) -> None:
         self._optimisers.remove()
-        self.exchange.observers.clear()  # no cycle is left: the thread's last job frees the exchange
+        self.exchange.observers.clear()  # no cycles: the thread's last job frees the exchange
         self.exchange.checks.clear()
 
     def when_removed(self, *callbacks: Callable[[], None]) -> None:
-        """Call `callbacks` once, in this order, at the end of `remove`, before those of earlier calls."""
+        """Call `callbacks` once at the end of `remove`, before earlier ones."""
         self._detach = (*callbacks, *self._detach)
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         return self.join_hook_of(self)
 
     def join_hook_of(self, joinable: Joinable) -> JoinHook:
-        """Return the hook for a joinable that replaces the handle in `Join`."""
         if self._uneven is None:
             return JoinHook()
         self._uneven.begin(joinable)

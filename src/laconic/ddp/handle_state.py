@@ -1,4 +1,4 @@
-"""State of a handle: memory of its exchange and rules, and means that wait for the optimiser."""
+"""State of a handle: memory of its exchange, and means that wait for the optimiser."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ from laconic.exchange.state import (
     without,
 )
 
-WAITING = "left/"  # keys of means that wait for the optimiser
+WAITING = "left/"
 
 
 class HandleState:
-    """Saves and loads this rank's memory."""
-
     def __init__(self, exchange: Attached, buckets: Buckets) -> None:
         self._exchange, self._buckets = exchange, buckets
 
@@ -36,7 +34,7 @@ class HandleState:
         return RankState(**identity, step=self._exchange.step, tensors=label(tensors, identity["rank"]))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load this rank's state, or its part of gathered ones. Raises `StateError`, with nothing changed."""
+        """Load this rank's part. Raises `StateError`, with nothing changed."""
         comm = self._exchange.comm
         check_has(state, ())
         state = own_part(state, comm.rank, comm.size)

@@ -1,7 +1,7 @@
 """Hooks around an optimiser's `step`, and a view of its parameter groups.
 
-Before `step` the method's rules update their tensors, which are then hidden from the optimiser. Parameter
-groups are never rewritten, so schedulers work as usual.
+Before `step` the method's rules update their tensors and hide them. Groups are never rewritten, so schedulers
+work.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from laconic.optim.unwrapping import after_steps, before_steps, is_skipped, step
 
 
 class OptimiserHooks:
-    """Hooks on one optimiser. `names`: of the model's parameters. `others`: the model's other optimisers."""
-
     def __init__(
         self,
         optimiser: Optimizer,
@@ -41,11 +39,11 @@ class OptimiserHooks:
         self.optimiser = stepping(optimiser)
         self._outer = optimiser
         self._hand_over, self._keep = HandOver(self.optimiser), False
-        self.masters: Masters | None = None  # during the last step
+        self.masters: Masters | None = None
         self._names = names
         self._parameters = {name: parameter for parameter, name in names.items()}
         self._hidden: list[tuple[Tensor, Tensor]] = []
-        self._places: dict[str, tuple[dict[str, Any], int]] = {}  # group and position of each tensor
+        self._places: dict[str, tuple[dict[str, Any], int]] = {}
         self._configs = tuple(rules)
         self._checked = [id(group) for group in self.optimiser.param_groups]
         trained, elsewhere = held_by(optimiser), {p for other in others for p in held_by(other)}
@@ -67,7 +65,6 @@ class OptimiserHooks:
         self._hooks: tuple[RemovableHandle, ...] = ()
 
     def install(self, act: Callable[[OptimiserHooks], Iterable[str]]) -> None:
-        """Register the hooks. `act` is called before each step and returns the tensors to hide from it."""
         self._hooks = (
             before_steps(self.optimiser, partial(self._before, act)),
             after_steps(self.optimiser, self._after),
@@ -75,12 +72,11 @@ class OptimiserHooks:
 
     @property
     def scale(self) -> float:
-        """Divisor of the gradients inside this step: a GradScaler leaves the division to a fused step."""
+        """Divisor of gradients in this step: a GradScaler leaves it to a fused step."""
         scale = getattr(self.optimiser, "grad_scale", None)
         return 1.0 if scale is None else float(scale)
 
     def parameter(self, name: str) -> Tensor:
-        """Return the parameter of this name; inside a step, its float32 master if it has one."""
         parameter = self._parameters[name]
         return parameter if self.masters is None else self.masters.now(parameter)
 
@@ -96,11 +92,10 @@ class OptimiserHooks:
 
     @property
     def divides(self) -> bool:
-        """Whether the optimiser itself divides gradients by a GradScaler's scale."""
         return getattr(self.optimiser, "grad_scale", None) is not None
 
     def _group(self, name: str) -> dict[str, Any] | None:
-        """Return the group that holds this tensor now; scripts change groups in place."""
+        """Return the group that holds this tensor now: scripts change groups in place."""
         held, groups = self.parameter(name), self.optimiser.param_groups
         if name in self._places:
             group, at = self._places[name]
@@ -116,7 +111,6 @@ class OptimiserHooks:
         return None
 
     def _check_settings(self) -> None:
-        """Raise `AttachError` if a group that was added later does not suit the rules."""
         groups = self.optimiser.param_groups
         if self._configs and [id(each) for each in groups] != self._checked:
             for rule in self._configs:
@@ -135,13 +129,13 @@ class OptimiserHooks:
         self._hand_over.set_buffer(self.parameter(name), value)
 
     def why_in_optimizer(self, name: str) -> str | None:
-        """Return why this tensor's momentum stays in the optimiser: "" without momentum, None if local."""
+        """Return why momentum stays in the optimiser: "" without momentum, None if local."""
         if self._outer is not self.optimiser:
             return f"{type(self._outer).__name__} wraps an optimiser"
         return why_in_optimizer(self.optimiser, self.settings(name), self._parameters[name])
 
     def hand_over(self, names: Collection[str], decay: dict[str, Tensor], *, keep: bool) -> Collection[str]:
-        """Replace the gradients of these tensors in this step, so that it adds no momentum to them."""
+        """Replace these gradients in this step, so that it adds no momentum."""
         tensors = {name: (self.parameter(name), self.settings(name)) for name in names}
         tensors = {name: each for name, each in tensors.items() if each[0].grad is not None}
         changed, stepped = self._hand_over.prepare(tensors, decay, self.scale)
@@ -172,7 +166,7 @@ class OptimiserHooks:
         return args, kwargs
 
     def refine(self, name: str, mean: Tensor) -> None:
-        """Set a master's gradient to the float32 mean if the 16-bit gradient is that mean, rounded."""
+        """Give a master the float32 mean in place of its rounded one."""
         parameter, master = self._parameters[name], self.parameter(name)
         if master is parameter or master.grad is None:
             return
@@ -193,10 +187,7 @@ class OptimiserHooks:
 
 
 class Optimisers:
-    """Optimisers of one model; a tensor has the settings of the optimiser that holds it.
-
-    `names`: of the model's parameters. `rules`: those of the method.
-    """
+    """Optimisers of one model."""
 
     def __init__(
         self, optimizer: Optimizer | Sequence[Optimizer], names: Mapping[Tensor, str], rules: Sequence[Rule]
@@ -208,13 +199,12 @@ class Optimisers:
         )
 
     def of(self, name: str) -> OptimiserHooks:
-        """Return the hooks on the optimiser that holds this tensor; on the first one if none does."""
         if len(self.hooks) == 1:
             return self.hooks[0]
         return next((each for each in self.hooks if each.holds(name)), self.hooks[0])
 
     def views(self, layout: Layout) -> Iterator[tuple[OptimiserHooks, Layout]]:
-        """Yield each optimiser with its tensors, and those that no optimiser holds yet."""
+        """Yield each optimiser with its tensors and those of no optimiser."""
         free = {name for name in layout.names if not any(each.holds(name) for each in self.hooks)}
         for hooks in self.hooks:
             yield hooks, layout.named([name for name in layout.names if name in free or hooks.holds(name)])
@@ -228,7 +218,6 @@ class Optimisers:
             each.remove()
 
     def lone(self) -> OptimiserHooks | None:
-        """Return the hooks of the only optimiser if it reads the gradients of the parameters, else None."""
         return None if len(self.hooks) > 1 or self.have_masters() else self.hooks[0]
 
     def have_masters(self) -> bool:
@@ -250,11 +239,9 @@ class Optimisers:
         return self.of(name).momentum_buffer(name)
 
     def continues_momentum(self, name: str) -> bool:
-        """Return whether its optimiser can continue a momentum that was gathered elsewhere."""
         return isinstance(self.of(name).optimiser, SGD) and not self.have_masters()
 
     def set_momentum_buffer(self, name: str, value: Tensor) -> None:
-        """Set the momentum buffer of this tensor to flat `value` (n,)."""
         self.of(name).set_momentum_buffer(name, value)
 
     def why_in_optimizer(self, name: str) -> str | None:

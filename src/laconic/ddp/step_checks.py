@@ -1,7 +1,6 @@
 """Checks at each step of a compressed model: all stepped parameters are exchanged, and steps happen.
 
-A parameter that is unfrozen or added after DistributedDataParallel was built has only this rank's gradient,
-and replicas would silently diverge.
+Parameters unfrozen or added after DistributedDataParallel was built would make replicas diverge.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from laconic.optim.unwrapping import after_steps, before_steps, is_skipped, step
 
 
 class StepChecks:
-    """Hooks on a model's optimisers. `exchanged`: the parameters that have the group's mean gradient."""
-
     def __init__(
         self,
         model: DistributedDataParallel,

@@ -1,9 +1,8 @@
 """Steps of a rank without further inputs, for methods that exchange in `optimizer.step()`.
 
-`torch.distributed.algorithms.Join` continues only DDP's collectives without inputs, so the handle joins too:
-it takes each step of the other ranks, with the mean from DDP's hook, or with a zero gradient if gradients
-stay local. At the end every rank copies the last one that had inputs, as schedules and clipping continued
-only there.
+`torch.distributed.algorithms.Join` continues only DDP's collectives, so the handle takes each step of the
+other ranks too, with the mean from DDP's hook, or a zero gradient if gradients stay local. At the end every
+rank copies the last one with inputs, as schedules and clipping continued only there.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from laconic.exchange.rule import OptimiserView
 
 
 class JoinedModel:
-    """Settings of a DDP in `Join`; the DDP is referenced weakly."""
-
     def __init__(self, model: DistributedDataParallel) -> None:
         self._model = weakref.ref(model)
         self.group: dist.ProcessGroup = model.process_group
@@ -34,14 +31,12 @@ class JoinedModel:
 
     @property
     def config(self) -> Any:
-        """Settings of the model's last `Join`, even if it has ended; None without one."""
-        config = getattr(self._model(), "_join_config", None)  # private to DDP
+        """Settings of the model's last `Join`, even if it has ended."""
+        config = getattr(self._model(), "_join_config", None)
         return config if config and config.enable else None
 
 
 class UnevenInputs(JoinHook):
-    """Hooks of one handle for torch's `Join`."""
-
     def __init__(
         self,
         model: JoinedModel,
@@ -53,10 +48,10 @@ class UnevenInputs(JoinHook):
         self._exchange = buckets.exchange
         self._method = repr(buckets.exchange.method)
         self._optimisers = optimisers
-        self._joinable: Joinable | None = None  # the handle, or its replacement in Join
-        self._taken = -1  # steps of the optimiser
+        self._joinable: Joinable | None = None  # the handle, or its replacement
+        self._taken = -1
         self._stepping = False
-        self._together: tuple[Any, Any] = (None, None)  # the configs of handle and model in the same Join
+        self._together: tuple[Any, Any] = (None, None)  # configs of handle and model in one Join
 
     def begin(self, joinable: Joinable) -> None:
         if self._model.leaves_out:
@@ -69,7 +64,6 @@ class UnevenInputs(JoinHook):
         self._buckets.keep_all_means(True)
 
     def before_step(self, optimiser: OptimiserView, step: int) -> None:
-        """Raise `AttachError` if the model is inside a `Join` that lacks the handle."""
         self._check()
         self._taken = step
 
@@ -87,7 +81,6 @@ class UnevenInputs(JoinHook):
             )
 
     def main_hook(self) -> None:
-        """Take the same step as the other ranks, if DDP exchanged finite gradients."""
         exchange = self._exchange
         if exchange.step - 1 == self._taken or exchange.skip_reason is not None:
             return
@@ -106,7 +99,7 @@ class UnevenInputs(JoinHook):
                 parameter.grad = grad
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Copy the last rank that had inputs; of several, the one with the largest number."""
+        """Copy the last rank with inputs; of several, the largest."""
         self._buckets.keep_all_means(False)
         rules, comm = self._exchange.rules, self._exchange.comm
         for rule in rules:

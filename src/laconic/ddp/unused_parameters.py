@@ -1,7 +1,7 @@
 """Parameters without a gradient on any rank in a backward pass (find_unused_parameters).
 
-DDP exchanges their residuals, but does not write the mean to their gradients. With one optimiser the mean
-becomes their gradient at the end of backward. With several, as for a GAN, it is kept until theirs steps.
+DDP does not write their residuals' mean to their gradients. One optimiser gets it at the end of backward; of
+several, as for a GAN, theirs gets it when it steps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from laconic.ddp.optimiser import OptimiserHooks
 
 @dataclass(frozen=True)
 class Mean:
-    """Flat mean of a tensor in DDP's bucket, times the scaler's scale."""
+    """Flat mean of a tensor, times the scaler's scale."""
 
     view: Tensor
     scale: float
@@ -36,20 +36,18 @@ class Mean:
 
 
 class Trainer(Protocol):
-    """Hooks of an optimiser, as far as used here."""
+    """Hooks of an optimiser."""
 
     def trains(self, name: str) -> bool:
         """Return whether it steps this parameter."""
 
 
 class UnusedParameters:
-    """Means of a model's unused parameters until an optimiser steps."""
-
     def __init__(self, names: Mapping[Tensor, str]) -> None:
         self._parameters = {name: parameter for parameter, name in names.items()}
         self._means: dict[str, Tensor] = {}  # unscaled
-        self._made: set[str] = set()  # parameters with a gradient of this pass on this rank
-        self._given: set[str] = set()  # parameters that got a mean in this step: equal on all ranks
+        self._made: set[str] = set()  # with a gradient of this pass on this rank
+        self._given: set[str] = set()  # got a mean in this step: equal on all ranks
         self._watched = {name for name, each in self._parameters.items() if each.requires_grad}
         self._hooks: list[RemovableHandle] = [
             self._parameters[name].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -59,7 +57,7 @@ class UnusedParameters:
         ]
 
     def clear_stale_(self, buffer: Tensor, layout: Layout) -> None:
-        """Zero stale gradients in a bucket: DDP copies the old gradient of an unused tensor into it."""
+        """Zero stale gradients: DDP copies the old gradient of an unused tensor into its bucket."""
         for entry in layout:
             name, old = entry.name, self._parameters[entry.name].grad
             if name not in self._watched or name in self._made or name in self._given:
@@ -68,15 +66,12 @@ class UnusedParameters:
                 buffer[entry.offset : entry.offset + entry.numel].zero_()
 
     def note(self, means: Mapping[str, Mean], lone: Trainer | None) -> None:
-        """Keep the means that DDP did not write to gradients in a pass.
-
-        `lone`: the only optimiser, if it reads the gradients of the parameters.
-        """
+        """Keep the means that DDP did not write. `lone`: the only optimiser, if it reads `parameter.grad`."""
         unsure = [name for name in means if name not in self._made]  # other ranks may have used these
         self._made.clear()
         for name in unsure:
             parameter, mean = self._parameters[name], means[name]
-            if name in self._given:  # this mean contains that of an earlier pass
+            if name in self._given:  # contains the mean of an earlier pass
                 if parameter.grad is not None or bool(mean.view.any()):
                     parameter.grad = mean.as_gradient_of(parameter, scaled=True)
             elif not bool(mean.view.any()) or _is_gradient_of(parameter, mean):
@@ -90,7 +85,6 @@ class UnusedParameters:
                 self._means[name] = left.add_(self._means[name]) if name in self._means else left
 
     def give(self, hooks: OptimiserHooks, scale: float) -> None:
-        """Add the kept means to the gradients of this optimiser's parameters, just before its step."""
         self._given.clear()
         for name in [*filter(hooks.trains, self._means)]:
             held, left = hooks.parameter(name), self._means.pop(name)

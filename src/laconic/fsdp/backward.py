@@ -1,8 +1,7 @@
-"""Exchanges of sharded gradients that overlap the backward pass, on a communication thread.
+"""Exchanges of sharded gradients that overlap the backward pass.
 
-On a CPU, FSDP2 waits for a reduce-scatter on autograd's thread, and then only makes views of the output,
-which may be filled at any time before backward returns. At most two modules are in flight. On a GPU FSDP2
-overlaps by streams, and a job runs immediately.
+On a CPU, FSDP2 waits for a reduce-scatter on autograd's thread, then only makes views of the output, which
+may be filled until backward returns. On a GPU a job runs immediately, on FSDP2's stream.
 """
 
 from __future__ import annotations
@@ -18,21 +17,16 @@ from torch.autograd import Variable
 
 from laconic.comm.communication_thread import Answer, CommunicationThread
 
-MAX_IN_FLIGHT = 2  # as FSDP2 itself holds on its stream
+MAX_IN_FLIGHT = 2  # as FSDP2 itself holds
 
 
 class OverlappedExchanges:
-    """Queue that fills the outputs of one model's exchanges in the order of the calls."""
-
     def __init__(self, name: str) -> None:
         self._thread = CommunicationThread(name)
         self._under_way: deque[Answer] = deque()
 
     def fill(self, output: Tensor, job: Callable[[], object], group: Any) -> None:
-        """Run `job`, which fills the output: before backward returns if FSDP2's group allows it, else now.
-
-        A job's exception is raised here or at the end of backward.
-        """
+        """Run `job`, which fills the output: before backward returns if FSDP2's group allows it, else now."""
         if output.device.type != "cpu":
             job()
             return
@@ -63,7 +57,7 @@ class OverlappedExchanges:
 def may_wait(output: Tensor, group: Any) -> bool:
     """Return whether FSDP2 only makes views of this output in the current backward pass.
 
-    It reads the output immediately to cast, divide, accumulate or offload it, or to call hooks.
+    It reads it immediately to cast, divide, accumulate or offload it, or to call hooks.
     """
     return (
         torch._C._current_graph_task_id() >= 0

@@ -19,21 +19,19 @@ from torch.utils.hooks import RemovableHandle
 class BackwardPass:
     """Current backward pass of a model, which begins at the gradient of its output.
 
-    Reentrant activation checkpointing runs nested passes, which autograd numbers separately: they belong to
-    the outer pass. To detect that, `watch` must see the model's forward pass.
+    Reentrant activation checkpointing runs nested passes with other autograd numbers; `watch` detects them.
     """
 
     def __init__(self) -> None:
         self._end: Callable[[], object] | None = None  # only during a pass: no cycle keeps the model
-        self._task = -1  # autograd's number of the outermost pass
-        self._open = False  # whether that pass is running
+        self._task = -1
+        self._open = False
 
     def watch(self, model: nn.Module) -> RemovableHandle:
-        """Register a forward hook that marks the model's output."""
         return model.register_forward_hook(self._mark)
 
     def enter(self, end: Callable[[], object]) -> bool:
-        """Register an exchange of this pass, and `end` to call at its end. Return whether it is the first."""
+        """Register an exchange, and `end` to call after the pass. Return whether it is the first."""
         task: int = torch._C._current_graph_task_id()
         if task < 0:  # outside of a pass each exchange is a pass without an end
             return True
@@ -42,7 +40,7 @@ class BackwardPass:
         first, self._end = self._end is None, end
         return first
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]  # forward hooks of a compiled model stay out of its graph
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # keeps hooks out of compiled graphs
     def _mark(self, model: nn.Module, args: Any, output: Any) -> None:
         if torch._C._current_graph_task_id() < 0:  # the open pass has raised
             self._task, self._open, self._end = -1, False, None
@@ -60,7 +58,7 @@ class BackwardPass:
         Variable._execution_engine.queue_callback(partial(self._close_last, task))
 
     def _close_last(self, task: int) -> None:
-        """Close the pass after the callbacks of FSDP2: one of them reduces the remaining gradients."""
+        """Close the pass after FSDP2's callbacks, which reduce the remaining gradients."""
         Variable._execution_engine.queue_callback(partial(self._close, task))
 
     def _close(self, task: int) -> None:

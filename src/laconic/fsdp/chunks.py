@@ -10,11 +10,11 @@ from laconic.comm.partition import Partition, piece
 from laconic.core.errors import AttachError
 from laconic.core.layout import Entry, Layout
 
-Trained = tuple[bool, ...]  # requires_grad of a module's parameters
+Trained = tuple[bool, ...]  # requires_grad of parameters
 
 
 def trained_suffix(trained: Trained) -> str:
-    """Return the suffix of a memory's name that lists trained parameters; "" if all are trained.
+    """Return the suffix of a memory's name: the trained parameters, or "" for all.
 
     >>> trained_suffix((True, False, True)), trained_suffix((True, True))
     ('[0.2]', '')
@@ -23,7 +23,7 @@ def trained_suffix(trained: Trained) -> str:
 
 
 def factor(op: Any, size: int) -> float:
-    """Return op's result divided by the mean. Raises `AttachError` unless `op` is a mean or a sum."""
+    """Return op's result divided by the mean."""
     if op == dist.ReduceOp.AVG:
         return 1.0
     if op == dist.ReduceOp.SUM:

@@ -2,8 +2,8 @@
 
 All ranks decode every shard, including their own, so that all compute with the same weights. The optimiser's
 shards stay exact, as in QSDP (Markov, Vladu, Guo, Alistarh 2023, arXiv:2302.02390) and in ZeRO++'s qwZ (Wang
-et al. 2023, arXiv:2306.10209): a reconstruction, without QSDP's learned levels. The gathers before the
-forward and the backward pass have the same bits.
+et al. 2023, arXiv:2306.10209): a reconstruction, without QSDP's learned levels. Both gathers of a step have
+the same bits.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ class CodedAllGather:
     """All-gather of one module, as `torch.distributed.fsdp` calls it. It replaces `before`.
 
     Wire: the encoded shard, to each other rank; an empty message for a non-finite shard, which is NaN on
-    every rank. Modules with parameters of several dtypes, or of integers, are sent unencoded. Gathers in the
-    smaller group of an integer `reshard_after_forward`, meant for one machine, stay FSDP's own and are not
-    counted.
+    every rank. Parameters of several dtypes, or of integers, are sent unencoded. Gathers in the smaller group
+    of an integer `reshard_after_forward` stay FSDP's own, uncounted.
     """
 
     def __init__(self, codec: Codec, shards: Shards, module: str, before: Any) -> None:
@@ -48,7 +47,7 @@ class CodedAllGather:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        """Write every rank's decoded input (m,) to output (size * m,) in rank order. They may overlap."""
+        """Write every rank's decoded input (m,) to output (size * m,). They may overlap."""
         began = time.perf_counter()
         shards, comm = self._shards, self._shards.comm
         if dist.get_world_size(group) != comm.size:
@@ -82,10 +81,7 @@ class CodedAllGather:
 
 
 def codec_of(spec: Any) -> Codec | None:
-    """Return the codec of a `parameters=` spec, or None.
-
-    Raises `SpecError` if it is not a codec, `AttachError` if it is sparse.
-    """
+    """Return the codec of a `parameters=` spec. Raises `SpecError`, or `AttachError` if it is sparse."""
     found = parse(spec) if isinstance(spec, str) else spec
     if found is None or (isinstance(found, Codec) and not isinstance(found, Sparse)):
         return found

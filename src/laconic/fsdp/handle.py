@@ -1,9 +1,8 @@
 """Sharded data parallel: `fully_shard` with a compressed reduce-scatter, or all-reduce of replicas.
 
-A rank of FSDP2 needs only the mean gradient of its shard: the first half of `scatter_reduce`. FSDP2 passes
-flat chunks of several tensors without names, so a method's choice of tensors does not apply. Residuals have 8
-bits. If shards have replicas (HSDP), the reduce-scatter stays FSDP2's own, and the method runs between
-replicas.
+A rank needs only its shard of the mean: the first half of `scatter_reduce`. FSDP2 passes flat chunks without
+names, so a method's choice of tensors does not apply. Residuals have 8 bits. If shards have replicas (HSDP),
+the method runs only between replicas.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ def compress_sharded(
     seed: int = 0,
     parameters: Any = None,
 ) -> ShardedHandle:
-    """Reduce the gradients of a model under `fully_shard` by the method `spec`, as `laconic.compress`."""
     sharing, holding = groups_of(model)
     groups: list[TorchComm] = []
 
@@ -123,7 +121,7 @@ class ShardedHandle:
                 safe_gain(reducer.codec, Layout.of([("all parameters", (self._layout.numel,))]))
         else:
             self._gradients = Replicas(self.method, model, gradients, within)
-        self._made = self._gradients.made  # gradient collectives until the last step
+        self._made = self._gradients.made
         self._saves = SaveWatch(gradients.comm.counter(), gradients.comm.size, "Save one file a rank")
         self._parameters = parameters
         self._gathers: dict[str, Any] = {}
@@ -139,12 +137,10 @@ class ShardedHandle:
 
     @property
     def saved_by_each(self) -> bool:
-        """Whether each rank saves its own state: it has a memory, as large as its shard of the model."""
         return self._gradients.keeps
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """Settings that must be equal on all ranks."""
         return {
             "the spec": repr(self.method),
             "the seed": str(self._shards.seed),
@@ -161,7 +157,7 @@ class ShardedHandle:
             if self._parameters is not None:
                 for name, module in sharded_modules(model):
                     gather = CodedAllGather(self._parameters, self._within, name, self._gathers[name])
-                    module.set_custom_all_gather(gather)  # type: ignore[arg-type]  # torch's interface is private
+                    module.set_custom_all_gather(gather)  # type: ignore[arg-type]
             self.when_removed(after_steps(self._optimizer, self._stepped).remove)
         except BaseException:
             self.remove()
@@ -178,7 +174,7 @@ class ShardedHandle:
         return Stats.of(meter, seconds, steps=self._shards.step, dense=dense)
 
     def state_dict(self, *, gather: bool = False) -> dict[str, Any]:
-        """Return the step, from which stochastic rounding draws its bits, and this rank's memory, if any.
+        """Return the step, which seeds rounding, and this rank's memory, if any.
 
         Each rank must save its own memory: `gather` and Accelerate's `register_for_checkpointing` raise
         `StateError`.
@@ -204,8 +200,8 @@ class ShardedHandle:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state from `state_dict`.
 
-        Raises `StateError`, with nothing changed, if the model, method, seed or parameters= differs, and with
-        a memory if the rank or size differs or the memory is missing.
+        Raises `StateError`, with nothing changed, if the model, method, seed or parameters= differs, or with
+        a memory if the rank or size differs.
         """
         own = self._state()
         own = {key: value for key, value in own.items() if key not in self._gradients.counts}
@@ -220,7 +216,7 @@ class ShardedHandle:
         self._made = self._gradients.made
 
     def discard(self) -> None:
-        """Clear the residuals, as `Handle.discard`. Call it on every rank, between steps."""
+        """Clear the residuals. Call it on every rank, between steps."""
         self._gradients.discard()
 
     def remove(self) -> None:
@@ -236,12 +232,11 @@ class ShardedHandle:
             callback()
 
     def when_removed(self, *callbacks: Callable[[], object]) -> None:
-        """Call `callbacks` once, in this order, at the end of `remove`, before those of earlier calls."""
         self._detach = [*callbacks, *self._detach]
 
     def _stepped(self, *_: Any) -> None:
         made, self._made = self._made, self._gradients.made
-        if made == self._made:  # an optimiser step by torch's state-dict functions
+        if made == self._made:  # torch's state-dict functions also step
             return
         self._saves.check(self._shards.step)
         self._within.step = self._shards.step = self._shards.step + 1

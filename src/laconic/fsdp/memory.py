@@ -2,8 +2,8 @@
 
     x_t = decay * e_t + g_t        sent_t = C(x_t)        e_{t+1} = Q(x_t - sent_t)
 
-In float32 e would be as large as the model on every rank; it is stored in 8 bits, as in LoCo (Xie et al.
-2024, arXiv:2407.04480). A reconstruction, without LoCo's moving average of errors and its resets.
+In float32 e would be as large as the model on every rank. 8 bits as in LoCo (Xie et al. 2024,
+arXiv:2407.04480): a reconstruction, without its moving average and resets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from laconic.comm.messages import Sent
 from laconic.core.errors import StateError
 
 STORE = MinMax(bits=8)  # Q
-MAX_SUMS = 10_000  # of tensor sizes; above it the elements count as ambiguous
+MAX_SUMS = 10_000  # above it the elements count as ambiguous
 
 
 class ShardMemory:
@@ -30,18 +30,16 @@ class ShardMemory:
     def __init__(self, decay: float) -> None:
         self.decay = decay
         self._wires: dict[str, Tensor] = {}
-        self._old: dict[str, Tensor | None] = {}  # residuals replaced in this backward pass
+        self._old: dict[str, Tensor | None] = {}
 
     def begin(self) -> None:
         """Start a backward pass: the previous one is final, even without `settle`."""
         self._old.clear()
 
     def settle(self) -> None:
-        """Free the residuals from before this backward pass, which is now final."""
         self._old.clear()
 
     def put_back(self) -> None:
-        """Restore the residuals from before this backward pass: the step is skipped."""
         for name, wire in self._old.items():
             if wire is None:
                 del self._wires[name]
@@ -50,7 +48,6 @@ class ShardMemory:
         self._old.clear()
 
     def add_to_(self, x: Tensor, name: str) -> None:
-        """Add decay * the module's residual, if it has one of n elements, to x (n,)."""
         if (wire := self._wires.get(key(name, x.numel()))) is not None:
             STORE.decode_add_(wire, x, alpha=self.decay)
 
@@ -84,7 +81,7 @@ class ShardMemory:
 
 
 def key(module: str, n: int) -> str:
-    """Return the name of a module's reduce-scatter of n elements, which omits parameters without a gradient.
+    """Return the name of a module's reduce-scatter of n elements: it omits parameters without a gradient.
 
     >>> key("layers.0", 1024)
     'layers.0/1024'
@@ -100,7 +97,7 @@ def identifies_tensors(n: int, sizes: Iterable[int]) -> bool:
     """
     found = [*sizes]
     left_out = sum(found) - n
-    ways = {0: 1}  # number of ways to omit this many elements
+    ways = {0: 1}
     for size in found:
         for total, count in [*ways.items()]:
             if total + size <= left_out:

@@ -1,4 +1,4 @@
-"""Modules with parameters and groups of ranks of a model under `fully_shard`."""
+"""Modules with parameters, and groups of ranks, of a model under `fully_shard`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from laconic.core.errors import AttachError
 
 
 def sharded_modules(model: nn.Module) -> list[tuple[str, FSDPModule]]:
-    """Return the modules under `fully_shard` with parameters, by name.
-
-    Of modules that share a reduce-scatter, after `fully_shard([a, b])`, it is the first.
-    """
+    """Return the modules with parameters, by name; of `fully_shard([a, b])` the first."""
     modules = ((name, part) for name, part in model.named_modules() if isinstance(part, FSDPModule))
     firsts: dict[int, tuple[str, FSDPModule]] = {}
     for name, part in modules:
@@ -34,7 +31,6 @@ def gather_of(module: FSDPModule) -> Any:
 
 
 def param_group_of(module: FSDPModule) -> Any:
-    """Return FSDP2's private param group of a module, None without parameters."""
     return module._get_fsdp_state()._fsdp_param_group
 
 
@@ -43,11 +39,7 @@ def trained_of(group: Any) -> tuple[bool, ...]:
 
 
 def default_collective(module: str, found: Any, ours: type[Any], what: str) -> Any:
-    """Return FSDP's own collective of a module, given the one in use and our class.
-
-    Raises `AttachError` for a custom one.
-    """
-    if isinstance(found, ours):  # left by a handle that was freed without remove()
+    if isinstance(found, ours):  # of a handle freed without remove()
         return found.before
     if not type(found).__module__.startswith("torch."):
         raise AttachError(
@@ -58,10 +50,7 @@ def default_collective(module: str, found: Any, ours: type[Any], what: str) -> A
 
 
 def groups_of(model: nn.Module) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
-    """Return the group that shares the parameters, and the group that replicates a shard or None.
-
-    Raises `AttachError` if these differ between parameters, or another wrapper shards them too.
-    """
+    """Return the group that shares the parameters, and the group that replicates a shard or None."""
     found: dict[tuple[Any, ...], tuple[dist.ProcessGroup, dist.ProcessGroup | None]] = {}
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
@@ -83,7 +72,6 @@ def groups_of(model: nn.Module) -> tuple[dist.ProcessGroup, dist.ProcessGroup | 
 
 
 def refuse_complex(model: nn.Module) -> None:
-    """Raise `AttachError` for complex parameters: chunks are reduced as real numbers."""
     name = next((name for name, each in model.named_parameters() if each.is_complex()), None)
     if name is not None:
         raise AttachError(

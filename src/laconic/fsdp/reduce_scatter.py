@@ -1,8 +1,7 @@
 """Compressed reduce-scatter of FSDP2: each rank's shard of the mean gradient.
 
-FSDP2 calls it once per module, with flat chunks without names, so a codec sees a chunk as one tensor. On a
-GPU all checks are flags that the host reads in one copy; only then does autograd's thread wait for the GPU,
-unless the codec or pattern waits too.
+FSDP2 passes flat chunks of a module: a codec sees one tensor. On a GPU the host reads all checks in one copy,
+and only then waits, unless the codec does.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from laconic.reducers.scatter_reduce import ScatterReduce
 
 
 class Shards:
-    """State of a model's collectives: the group of ranks, the seed, the step, statistics."""
+    """State of a model's collectives."""
 
     def __init__(self, comm: Metered, seed: int) -> None:
         arguments.whole("seed", seed)
@@ -47,11 +46,11 @@ class Shards:
 
 
 class MeanOverflow(Exception):
-    """Overflow of a mean on a GPU of this rank."""
+    """Mean that overflows on this rank's GPU."""
 
 
 class Scatter:
-    """Reduce-scatters of one model. Raises `AttachError` for a custom one."""
+    """Reduce-scatters of one model."""
 
     def __init__(
         self, reducer: ScatterReduce, model: nn.Module, shards: Shards, memory: ShardMemory | None = None
@@ -61,8 +60,8 @@ class Scatter:
         self.shards = shards
         self.dense_bytes = self.made = 0  # number of reduce-scatters
         self.beside: OverlappedExchanges | None = None
-        self.skipped = False  # whether the current backward pass is skipped, on all ranks
-        self._overflows = False  # whether a mean overflowed on this rank, not yet known to the others
+        self.skipped = False  # equal on all ranks
+        self._overflows = False  # the others do not know it yet
         self._pass = BackwardPass()
         self._detach: list[Callable[[], None]] = []
         self._verdict = Verdict(shards.comm.comm)
@@ -77,7 +76,7 @@ class Scatter:
         self._detach.append(self._pass.watch(model).remove)
         for name, module in sharded_modules(model):
             scatter = ScatterMean(self, name, self._before[name], param_group_of(module))
-            module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # an interface that is private
+            module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]
 
     def detach(self, model: nn.Module) -> None:
         for name, module in sharded_modules(model):
@@ -95,7 +94,6 @@ class Scatter:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Saved counters: none except the step."""
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -110,7 +108,6 @@ class Scatter:
             self.memory.load_state_dict({})
 
     def begins(self, group: Any) -> bool:
-        """Add a module's param group, and return whether it is the first of this backward pass."""
         if first := self._pass.enter(self._end):
             self._verdict.begin()
         if group is not None:
@@ -123,7 +120,7 @@ class Scatter:
             self.memory.begin()
 
     def note(self, output: Tensor) -> None:
-        """Check that this mean fits its dtype; on a GPU with memory `mean` has checked it."""
+        """Check that this mean fits its dtype; on a GPU `mean` has."""
         if output.is_cpu and not self._overflows:
             self._overflows = not bool(output.isfinite().all())
 
@@ -133,8 +130,6 @@ class Scatter:
             self.memory.put_back()
 
     def _end(self) -> None:
-        """Agree with all ranks whether to skip this backward pass, after all its modules."""
-
         def agree() -> None:
             if not self.skipped and self._verdict.is_skipped(self._overflows):
                 self.skip()
@@ -144,19 +139,19 @@ class Scatter:
         if self._verdict.device.type == "cpu":
             assert self.beside is not None
             self.beside.finish(agree)
-        elif self.memory is not None:  # without memory, do not wait for the GPU
+        elif self.memory is not None:
             agree()
         if self.skipped:
             self._verdict.set_nan()
-        self._verdict.begin()  # free the references to modules
+        self._verdict.begin()
 
     def mean(
         self, x: Tensor, partition: Partition, module: str, call: int = 0, remembers: bool = True
     ) -> Tensor | None:
         """Return this rank's chunk of the mean of flat x, float32; None if x is not finite on some rank.
 
-        May overwrite x. `call`: the number of earlier calls in this step; each rounds by its own keys.
-        `remembers`: whether x has a residual.
+        May overwrite x. `call`: number of earlier calls in this step, which seeds rounding. `remembers`:
+        whether x has a residual.
         """
         began = time.perf_counter()
         shards, comm = self.shards, self.shards.comm
@@ -186,9 +181,9 @@ class Scatter:
         return mean
 
     def _is_finite(self, x: Tensor, partition: Partition) -> bool:
-        """Return whether x is finite. On a GPU a deferred flag of all ranks raises `NonFiniteSum` instead.
+        """Return whether x is finite.
 
-        There x is made finite, and its sent values are not used.
+        On a GPU x is made finite instead, and a deferred flag of all ranks raises `NonFiniteSum`.
         """
         if x.is_cpu:
             return kernels.all_finite(x, partition.bucket.segments)
@@ -199,16 +194,14 @@ class Scatter:
 
 
 class ScatterMean:
-    """Reduce-scatter of one module, as `torch.distributed.fsdp` calls it. It replaces `before`."""
-
     def __init__(self, scatter: Scatter, module: str, before: object = None, group: Any = None) -> None:
         self.before = before
         self._group = group
         self._scatter = scatter
         self._module, self._name = module, f"shards of {module}"
-        self._partitions: dict[int, Partition] = {}  # by number of elements with a gradient
-        self._sets: dict[tuple[int, Trained], bool] = {}  # whether the number identifies the set
-        self._step, self._call = -1, 0  # of the last call; each micro-batch of a step is one call
+        self._partitions: dict[int, Partition] = {}
+        self._sets: dict[tuple[int, Trained], bool] = {}
+        self._step, self._call = -1, 0  # each micro-batch of a step is one call
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)

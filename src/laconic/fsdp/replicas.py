@@ -4,11 +4,9 @@
              -> Attached.mean_, between the ranks that hold this shard, in place of the all-reduce
              -> the sharded gradient
 
-Each module's shard is a bucket, and the padded shard of each of its parameters a tensor of it. So a method
-chooses tensors by their shapes, and has float32 memory only for this shard.
-
-fully_shard has a hook after its all-reduce, which it skips for a model without replicas. So an attached
-method removes the replicas from its description of the mesh.
+Each module's shard is a bucket, and the padded shard of each parameter a tensor. fully_shard skips the hook
+after its all-reduce for a model without replicas, so an attached method removes them from its description of
+the mesh.
 """
 
 from __future__ import annotations
@@ -34,10 +32,7 @@ from laconic.fsdp.waiting import WaitingGradients
 
 
 class Replicas:
-    """Exchange of one model's shards with the ranks that hold the same shards.
-
-    Raises `AttachError` for a method that needs the optimiser, or a module with an all-reduce hook.
-    """
+    """Exchange of one model's shards with the ranks that hold the same shards."""
 
     _verdict: Verdict | None = None
 
@@ -53,7 +48,7 @@ class Replicas:
         self._verdict = Verdict(within.comm.comm)
         self._pass = BackwardPass()
         self._waiting = WaitingGradients()
-        self._keeps = False  # whether there was a memory at the last look
+        self._keeps = False
         self._detach: list[Callable[[], None]] = []
         self._beside: OverlappedExchanges | None = None
 
@@ -84,14 +79,12 @@ class Replicas:
 
     @property
     def keeps(self) -> bool:
-        """Whether each rank has its own memory, which is copied at most once."""
         if not self._keeps and self.exchange.remembers:
             self._keeps = bool(self.exchange.state_dict())
         return self._keeps
 
     @property
     def counts(self) -> dict[str, int]:
-        """Saved counter: the number of exchanges, one per backward pass, equal on all ranks."""
         return {"exchanges": self.exchange.step}
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -106,7 +99,6 @@ class Replicas:
         self.exchange.discard()
 
     def check(self, reduced: Tensor, module: str, group: Any) -> None:
-        """Raise `AttachError` if this flat shard lacks some of the module's gradients, or has others."""
         layout = self._layouts[module]
         if trained_of(group) != self._trained[module]:
             raise AttachError(
@@ -121,7 +113,6 @@ class Replicas:
             )
 
     def mean_(self, reduced: Tensor, name: str, module: FSDPModule) -> None:
-        """Replace a module's flat shard (n,) of the machine's mean gradient by the mean of all machines."""
         group = param_group_of(module)
         if self._pass.enter(self._end):
             self._waiting.begin()
@@ -135,7 +126,7 @@ class Replicas:
             self._exchange_(reduced.to(torch.float32), reduced, name, group)
 
     def _exchange_(self, flat: Tensor, mean: Tensor, name: str, group: Any) -> None:
-        """Write the mean over machines of float32 `flat` (n,) to `mean`, which may be `flat` itself."""
+        """Write the mean of `flat` (n,) to `mean`, which may be `flat` itself."""
         layout, first = self._layouts[name], self._waiting.none_exchanged
         self._waiting.exchanged(name)
         wait = flat.is_cpu and flat is mean and may_wait(mean, group)
@@ -174,13 +165,13 @@ class Replicas:
         if verdict is not None:
             if exchange.skip_reason is not None:
                 verdict.set_nan()
-            verdict.begin()  # free the references to modules
+            verdict.begin()
 
 
 class ReplicaMean:
-    """All-reduce hook of a module for `fully_shard`. It replaces `before`.
+    """All-reduce hook of a module. It replaces `before`.
 
-    After `set_requires_all_reduce(False)` shards accumulate until machines exchange them, as in fully_shard.
+    After `set_requires_all_reduce(False)` shards accumulate until machines exchange them.
     """
 
     def __init__(self, replicas: Replicas, name: str, before: Any, module: FSDPModule) -> None:
@@ -202,7 +193,6 @@ class ReplicaMean:
 
 
 def layout_of(model: nn.Module, module: FSDPModule) -> Layout:
-    """Return the layout of this rank's shard: the padded shard of each trained parameter, in order."""
     names = {id(part): name for name, part in model.named_modules()}
     shapes = []
     for parameter in param_group_of(module).fsdp_params:
@@ -216,7 +206,7 @@ def layout_of(model: nn.Module, module: FSDPModule) -> Layout:
 
 def own_mesh(name: str, module: FSDPModule) -> Any:
     group = param_group_of(module)
-    if isinstance(group._all_reduce_hook, ReplicaMean):  # left by a handle that was freed without remove()
+    if isinstance(group._all_reduce_hook, ReplicaMean):  # of a handle freed without remove()
         return group._all_reduce_hook.before
     where = name or "the model"
     if group._all_reduce_hook is not None:
@@ -235,7 +225,7 @@ def own_mesh(name: str, module: FSDPModule) -> Any:
 def describe(group: Any, info: Any) -> None:
     """Set FSDP2's description of a module's mesh, also that after a forward pass if both are equal.
 
-    If the two differ, FSDP2 keeps a copy of each parameter for the latter.
+    If they differ, FSDP2 keeps a copy of each parameter for the latter.
     """
     if group.post_forward_mesh_info == group.mesh_info:
         group.post_forward_mesh_info = info

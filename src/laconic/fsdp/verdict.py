@@ -1,7 +1,6 @@
 """Agreement of all ranks whether a backward pass is skipped.
 
-A non-finite gradient appears only in the shards that contain it. Without agreement the other ranks would
-store residuals of that pass, or step.
+A non-finite gradient appears only in the shards that contain it; other ranks would store residuals, or step.
 """
 
 from __future__ import annotations
@@ -15,11 +14,9 @@ from laconic.comm.comm import Comm
 
 
 class Verdict:
-    """Modules of one backward pass and the ranks that share their parameters."""
-
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
-        self._groups: dict[int, Any] = {}  # FSDP2's param groups
+        self._groups: dict[int, Any] = {}
 
     def begin(self) -> None:
         self._groups.clear()
@@ -39,7 +36,7 @@ class Verdict:
         return bool(self._comm.all_reduce(flag, "max"))
 
     def set_nan(self) -> None:
-        """Set the gradients of these modules to NaN, so that this rank skips the step too."""
+        """Set these gradients to NaN, so that this rank skips the step too."""
         for group in self._groups.values():
             for parameter in group.fsdp_params:
                 grad = parameter.sharded_param.grad

@@ -1,10 +1,9 @@
 """Gradients that wait for the end of the backward pass, since their module may have more of them.
 
-FSDP2 reduces the gradient of a module once for every call in the forward pass, and adds them up; an exchange
-takes each tensor once in a step. So gradients of a module with further calls add up here, FSDP2 gets zeros,
-and the mean of the sum is added at the end of the pass. Once one gradient waits, all later ones do, so the
-order of exchanges is that of the first gradients, even if another rank has counted other calls, as after an
-evaluation on one machine alone.
+FSDP2 reduces a module's gradient once per call and adds them up; an exchange takes each tensor once per step.
+So further gradients add up here, FSDP2 gets zeros, and the mean is added at the end. Once one gradient waits,
+all later ones do, so that the order of exchanges is equal even if ranks count different calls, as after an
+evaluation on one machine.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from laconic.fsdp.models import param_group_of
 
 @dataclass(frozen=True)
 class Waiting:
-    """Sum of one module's gradients, float32 (n,), and its mean in FSDP2's dtype."""
+    """Sum of one module's gradients, float32 (n,), and its mean."""
 
     module: str
     group: Any
@@ -43,12 +42,10 @@ class Waiting:
 
 
 class WaitingGradients:
-    """Waiting gradients of the current backward pass, in the order of their first parts."""
-
     def __init__(self) -> None:
         self._sums: dict[str, Waiting] = {}
         self._exchanged: set[str] = set()
-        self._repeated: set[str] = set()  # modules that had several gradients in a pass
+        self._repeated: set[str] = set()  # several gradients in a pass
 
     def begin(self) -> None:
         self._sums.clear()
@@ -62,7 +59,6 @@ class WaitingGradients:
         self._exchanged.add(name)
 
     def waits(self, name: str, module: FSDPModule) -> bool:
-        """Return whether a gradient of this module has to wait. Raises `AttachError` if it is too late."""
         if name in self._exchanged:
             raise AttachError(
                 f"{name or 'the model'} has two gradients in one backward pass, and the first is exchanged"
@@ -71,10 +67,7 @@ class WaitingGradients:
         return bool(self._sums) or name in self._repeated or has_more_calls(module)
 
     def add(self, reduced: Tensor, name: str, group: Any) -> None:
-        """Add up this flat gradient (n,), and leave zeros.
-
-        Raises `AttachError` if a hook on a parameter would see the zeros.
-        """
+        """Add up this flat gradient (n,), and leave zeros. Raises `AttachError` if a hook would see them."""
         for parameter in group.fsdp_params:
             if getattr(parameter.sharded_param, "_post_accumulate_grad_hooks", None):
                 raise AttachError(
@@ -96,16 +89,15 @@ class WaitingGradients:
         taken = [*self._sums.values()]
         self._sums.clear()
         for each in taken:
-            if each.flat.is_cuda:  # made on a stream of FSDP2
+            if each.flat.is_cuda:  # FSDP2 allocates on another stream
                 each.flat.record_stream(torch.cuda.current_stream(each.flat.device))
         return taken
 
 
 def has_more_calls(module: FSDPModule) -> bool:
-    """Return whether the forward pass may have called this module again, for another gradient.
+    """Return whether the forward pass may have called this module again.
 
-    FSDP2 records each call and forgets one before each gradient, except where the script chooses what to
-    prefetch.
+    FSDP2 records each call and forgets one before each gradient, unless the script chooses what to prefetch.
     """
     chosen = getattr(module._get_fsdp_state(), "_states_to_backward_prefetch", ())
     return len(param_group_of(module)._post_forward_indices) > bool(chosen)

@@ -1,4 +1,4 @@
-"""Averaging: replicas in sync exchange gradients at each step, by any method of `compress`."""
+"""Averaging: replicas in sync exchange gradients at each step."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from laconic.strategies.strategy import Update
 
 
 class Averaging(GradientController):
-    """Controller that applies the same mean gradient on all replicas, as `compress` does under DDP."""
-
     def __init__(
         self, handle: Handle, optimizer: Optimizer, waiting: Callable[[], AbstractContextManager[object]]
     ) -> None:
@@ -73,7 +71,6 @@ class Averaging(GradientController):
             super().remove()
 
     def end(self) -> None:
-        """End the exchange's thread without a collective."""
         self.handle.buckets.end()
 
 
@@ -92,14 +89,13 @@ def averaging(seat: RankContext, optimizer: Optimizer, compressor: Any, name: st
         handle = built_by_all(comm, build, Handle.abandon)
         with torch.no_grad():
             for group in optimizer.param_groups:
-                for each in group["params"]:  # including frozen ones
+                for each in group["params"]:
                     comm.broadcast(each.data)
     comm.reset()
     return Averaging(handle, optimizer, seat.waiting)
 
 
 def as_method(compressor: Any) -> Method:
-    """Return the method that `compressor` names. Raises `SpecError` for a strategy."""
     found = strategy_or_method(compressor)
     if not isinstance(found, Method):
         raise SpecError(

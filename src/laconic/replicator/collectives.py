@@ -21,7 +21,7 @@ class Collectives(ABC):
     @property
     @abstractmethod
     def _collective_group(self) -> Group:
-        """Replicas in sync with this one."""
+        """Replicas in sync."""
 
     @property
     def replica(self) -> int:
@@ -34,12 +34,12 @@ class Collectives(ABC):
         return self._collective_group.comm.size
 
     def all_sum(self, tree: Pytree) -> Pytree:
-        """Return the sum over replicas of each leaf of a pytree. One message per dtype; differentiable."""
+        """Return the sum over replicas of each leaf. One message per dtype; differentiable."""
         tensors, structure = flatten(tree)
         return structure.rebuilt(self._collective_group.sums(tensors, "all_sum({})", structure))
 
     def all_mean(self, tree: Pytree) -> Pytree:
-        """Return the mean over replicas of each leaf of a pytree. One message per dtype; differentiable."""
+        """Return the mean over replicas of each leaf. One message per dtype; differentiable."""
         tensors, structure = flatten(tree)
         sums = self._collective_group.sums(tensors, "all_mean({})", structure)
         return structure.rebuilt(each / self.replicas for each in sums)
@@ -53,25 +53,20 @@ class Collectives(ABC):
         return structure.rebuilt(self._collective_group.gathers(tensors, "all_gather({})", Kinds(tensors)))
 
     def broadcast(self, tree: Pytree, root: int = 0) -> Pytree:
-        """Return the root's tensors on every replica.
-
-        Differentiable: the root gets the sum of all gradients.
-        """
+        """Return the root's tensors. Differentiable: the root gets the sum of all gradients."""
         arguments.whole("root", root, 0, self.replicas - 1)
         tensors, structure = flatten(tree)
         sent = self._collective_group.broadcasts(tensors, root, "broadcast({}, root={})", structure, root)
         return structure.rebuilt(sent)
 
     def map_reduce(self, fn: Callable[..., Pytree], *arguments_: Any, op: Op = "mean") -> Pytree:
-        """Return the "mean" (default) or "sum" over replicas of `fn(*arguments_)`."""
+        """Return the mean or sum over replicas of `fn(*arguments_)`."""
         arguments.choice("op", op, get_args(Op))
         made = fn(*arguments_)
         return self.all_mean(made) if op == "mean" else self.all_sum(made)
 
 
 class Kinds:
-    """Text of tensors' dtypes and shapes, without the first dimension, which may differ between replicas."""
-
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._tensors = tensors
 

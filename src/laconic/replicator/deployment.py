@@ -1,4 +1,4 @@
-"""Deployment: where the replicas of a script run, and the `RankContext` of each."""
+"""Deployment: where replicas run, and the `RankContext` of each."""
 
 from __future__ import annotations
 
@@ -34,17 +34,16 @@ class RankContext:
     """One replica's place in a deployment.
 
     Attributes:
-        comm: The replicas in sync; `comm.rank` is this replica's number.
+        comm: The replicas in sync.
         group, groups: Number of this group of replicas in sync, and the number of groups.
         alone: Whether no other replica or server exists.
-        one_process: Whether the replicas of `comm` are threads of one process.
+        one_process: Whether the replicas of `comm` are threads.
         served: Whether servers have the parameters.
-        servers: A Comm with each server (rank 0) and this replica (rank 1); empty except on the first replica
-            of a group.
-        staleness: Maximum number of updates between a gradient's parameters and its application, on servers.
+        servers: A Comm with each server (rank 0) and this replica (rank 1), on a group's first replica.
+        staleness: Bound of the servers.
         place: Number of this replica on its machine, which determines its devices.
-        waiting: Context for waiting, in which other replicas of the process may run.
-        side: A Comm like `comm` for another thread of this replica.
+        waiting: Context in which other replicas of the process may run.
+        side: A Comm like `comm` for another thread.
     """
 
     comm: Comm
@@ -70,10 +69,9 @@ class Deployment(Spec):
 
     @abstractmethod
     def launch(self, play: Callable[[RankContext], T], terms: LaunchOptions) -> list[T]:
-        """Run every replica, or the server, of this process; return the replicas' results."""
+        """Run this process's replicas or server; return the replicas' results."""
 
     def seat(self, terms: LaunchOptions) -> tuple[RankContext, Callable[[], object]]:
-        """Return the context of this process's only replica and its close function, if it has just one."""
         raise AttachError(
             f"{self!r} starts replicas or servers: put the script into a function main(replicator) and call"
             " Replicator(...).launch(main)"

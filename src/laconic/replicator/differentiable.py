@@ -6,7 +6,7 @@ Each replica has its own loss L_r, and gradients are those of sum_r L_r:
     y = [x_0, x_1, ...]  on every replica     dL/dx_r = sum_s (dL_s/dy_s)[r]     a reduce-scatter
     y = x_root           on every replica     dL/dx_root = sum_s dL_s/dy_s       a sum, used by the root
 
-Backward passes communicate as well, so all replicas must run them in the same order.
+Backward passes communicate too: all replicas must run them in the same order.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ from laconic.replicator.order import Order
 
 
 class Group:
-    """Replicas in sync: their Comm, and the check of the order of collectives."""
-
     def __init__(self, comm: Comm, order: Order) -> None:
         self.comm, self.order = comm, order
 
     def sums(self, tensors: Sequence[Tensor], what: str, *parts: object) -> list[Tensor]:
-        """Return the sum of each tensor over replicas (bools as int64), with one message per dtype."""
+        """Return each tensor's sum (bools as int64), with one message per dtype."""
         tensors = [each.long() if each.dtype is torch.bool else each for each in tensors]
         note = self.order.note(what, *parts)
         return list(_AllSum.apply(self, note, *tensors)) if tensors else []  # type: ignore[no-untyped-call]
@@ -84,8 +82,6 @@ class _AllGather(Function):
 
 
 class _Scatter(Function):
-    """Sum over replicas of this replica's rows of x."""
-
     @staticmethod
     def forward(ctx: Any, group: Group, note: str, rows: list[int], x: Tensor) -> Tensor:
         ctx.group, ctx.note = group, note
@@ -128,7 +124,6 @@ def differentiable(x: Tensor) -> bool:
 
 
 def by_kind(tensors: Sequence[Tensor], combine: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """Apply `combine` to all tensors of each dtype and device at once, in place on a flat copy."""
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for i, each in enumerate(tensors):
         kinds.setdefault((each.dtype, each.device), []).append(i)
@@ -137,6 +132,6 @@ def by_kind(tensors: Sequence[Tensor], combine: Callable[[Tensor], Tensor]) -> l
         flat = combine(torch.cat([tensors[i].detach().reshape(-1) for i in places]))
         parts = torch.split(flat, [tensors[i].numel() for i in places])
         made |= {i: part.view(tensors[i].shape) for i, part in zip(places, parts, strict=True)}
-    if len(tensors) > 1:  # outputs must not share memory, as callers may write to them
+    if len(tensors) > 1:  # callers may write to outputs
         return [made[i].clone() for i in range(len(tensors))]
     return [made[i] for i in range(len(tensors))]

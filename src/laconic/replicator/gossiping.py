@@ -1,4 +1,4 @@
-"""Gossiping: replicas in sync average parameters with neighbours of a topology."""
+"""Gossiping: replicas in sync average parameters with neighbours."""
 
 from __future__ import annotations
 
@@ -22,27 +22,22 @@ from laconic.strategies.strategy import Strategy
 
 
 class FixedMembership(Membership):
-    """Membership of a group without changes. The deployment closes its groups."""
-
-    def __init__(self, seat: RankContext) -> None:  # without super(), as the deployment has the groups
+    def __init__(self, seat: RankContext) -> None:  # the deployment has the groups
         self.comm, side = Metered(seat.comm), seat.comm.split(0)
         self.start_comm = self.side_comm = side
         self.heartbeats = self.joint_calls = None
 
     def started(self) -> None:
-        """Keep the group of the start, which is the side group."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Leave the groups to the deployment."""
+        """Do nothing."""
 
 
 def gossiping(
     seat: RankContext, optimizer: Optimizer, topology: Any, compressor: Any, name: str, seed: int
 ) -> ParameterController:
-    """Bind a gossip strategy to this replica, as `distribute` does. Called by all replicas in sync.
-
-    Stochastic gradient push (`sgp`); with a compressor CHOCO-SGD (`choco`), on a static graph.
-    """
+    """Bind `sgp`, or with a compressor `choco`, to this replica. Called by all replicas in sync."""
     strategy, membership = strategy_of(topology, compressor), FixedMembership(seat)
 
     def describe() -> Fingerprint:

@@ -1,4 +1,4 @@
-"""Inputs: the number of data pipelines, and each replica's part of their batches."""
+"""Inputs: data pipelines, and each replica's part of their batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class InputContext:
         pipeline: Number of this pipeline, 0 to `pipelines` - 1, over all replicas of the deployment.
         pipelines: Number of pipelines. Each should read its own share, such as `order[pipeline::pipelines]`.
         replicas: Replicas in sync, whose batches together make one update.
-        fed: Replicas fed by this pipeline, which split each of its batches.
+        fed: Replicas that split each batch of this pipeline.
     """
 
     pipeline: int
@@ -67,7 +67,6 @@ InputFn = Callable[[InputContext], Iterable[Any]]
 
 
 def inputs(seat: RankContext, input_fn: InputFn, replication: Replication) -> Iterator[Any]:
-    """Return this replica's batches. Replicas of a group call this, and request each batch, together."""
     size = seat.comm.size
     shared = size > 1 and (replication == SINGLE or (replication == PER_WORKER and seat.one_process))
     if shared:
@@ -80,7 +79,6 @@ def inputs(seat: RankContext, input_fn: InputFn, replication: Replication) -> It
 
 
 def _shared(comm: Comm, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Yield this replica's parts of the batches that replica 0 reads, splits and sends."""
     batches: Iterator[Any] | None = None
     while True:
         parts: list[list[Tensor]] = []
@@ -96,7 +94,7 @@ def _shared(comm: Comm, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
                 failure, text = error, f"{type(error).__name__}: {error}"
                 said = json.dumps(["data", str(error)] if isinstance(error, DataError) else ["error", text])
         if failure is not None:
-            with suppress(PeerError):  # another replica may have ended already
+            with suppress(PeerError):  # another replica may have ended
                 gather_text(comm, said)
             raise failure
         heard = gather_text(comm, said)[0]
@@ -112,10 +110,6 @@ def _shared(comm: Comm, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
 
 
 def cut(batch: Pytree, size: int) -> tuple[list[list[Tensor]], str]:
-    """Split each tensor along its first dimension for the replicas, on the host; return parts and a header.
-
-    Numbers go to all replicas unchanged. Raises `DataError` if a tensor does not divide.
-    """
     tensors, structure = flatten(with_plain_tuples(batch), exact=True)
     parts = []
     for each, kind in zip(tensors, (kind for kind in structure.kinds if kind != "none"), strict=True):

@@ -1,6 +1,6 @@
-"""Leaves of pytrees: tensors and numbers in dicts, lists and tuples, in the same order on every replica.
+"""Leaves of pytrees: tensors and numbers in dicts, lists and tuples.
 
-Keys of a dict are sorted, so that collectives meet the same tensors everywhere. None stays None.
+Keys of a dict are sorted, so that collectives meet the same tensors on every replica.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-Pytree = Any  # a tensor or a number, None, or a dict, list or tuple of pytrees
+Pytree = Any  # nested dicts, lists and tuples of tensors, numbers and None
 NUMBERS: dict[str, tuple[torch.dtype, Callable[[Tensor], Any]]] = {
     "float": (torch.float64, lambda x: float(x.detach())),
     "int": (torch.int64, int),
@@ -26,8 +26,8 @@ NUMBERS: dict[str, tuple[torch.dtype, Callable[[Tensor], Any]]] = {
 class Structure:
     """A pytree without its tensors; leaves are sorted by path.
 
-    `places`: position of each leaf in `spec`. `kinds`: "none", "tensor", or a key of `NUMBERS`. `text`: must
-    be equal on all replicas.
+    `places`: position of each leaf in `spec`. `kinds`: "none", "tensor", or a key of `NUMBERS`. `text`: equal
+    on all replicas.
     """
 
     spec: pytree.TreeSpec
@@ -46,12 +46,11 @@ class Structure:
         return pytree.tree_unflatten([leaves[place] for place in sorted(leaves)], self.spec)
 
     def to_json(self) -> str:
-        """Return the structure as JSON. Raises `TypeError` for keys of dicts that JSON does not have."""
         try:
             spec = pytree.treespec_dumps(self.spec)
             if pytree.treespec_loads(spec) == self.spec:
                 return json.dumps([spec, self.places, self.kinds])
-        except TypeError:  # such as a key of a class
+        except TypeError:
             pass
         raise TypeError(
             f"dicts of a batch that is cut among replicas have strings and numbers as keys, got {self.text}:"
@@ -67,8 +66,7 @@ class Structure:
 def flatten(tree: Pytree, *, exact: bool = False) -> tuple[list[Tensor], Structure]:
     """Return the tensors of a pytree in sorted order, and its structure.
 
-    `exact`: keep integers and bools; otherwise all numbers become floats, as for a mean. Raises `TypeError`
-    for a leaf that is no tensor, number or None.
+    `exact`: keep integers and bools, which otherwise become floats, as for a mean.
 
     >>> tensors, structure = flatten({"b": 2.0, "a": [torch.ones(3), None]})
     >>> [each.tolist() for each in tensors], str(structure)

@@ -1,4 +1,4 @@
-"""ReplicatedOptimizer: result of `wrap_optimizer`, which steps with the other replicas."""
+"""Optimiser that `wrap_optimizer` returns."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from laconic.strategies.distributed_optimizer import DistributedOptimizer
 class ReplicatedOptimizer(DistributedOptimizer):
     """Optimiser with the parameter groups of the wrapped one, so that learning rate schedules work.
 
-    Hooks of `register_step_pre_hook` see the exchanged gradients, such as the mean of all replicas: clip
-    there. In `async` and `groups` servers step the parameters, and no hook is called.
+    Hooks of `register_step_pre_hook` see the exchanged gradients: clip there. In `async` and `groups` servers
+    step, and no hook is called.
 
     Attributes:
         name: Name among the optimisers of a script.
@@ -49,7 +49,7 @@ class ReplicatedOptimizer(DistributedOptimizer):
         """Make one step with the other replicas, and return the closure's result.
 
         Raises:
-            NonFiniteError: A gradient is NaN or infinite on one replica: no parameter was changed by it.
+            NonFiniteError: A gradient is NaN or infinite on one replica; it changed no parameter.
             AttachError: A GradScaler is in use.
             PeerError: A replica or a server is gone.
         """

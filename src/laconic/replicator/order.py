@@ -1,8 +1,7 @@
 """Order: check that all replicas make the same collective.
 
-Replicas that call collectives in different orders deadlock or mix tensors silently. With `debug=True` each
-replica hashes its collectives: their kinds, shapes, dtypes and calling lines. Before each collective the
-replicas gather 8 bytes of it; at the first difference every replica raises `PeerError`.
+Otherwise they deadlock or mix tensors silently. With `debug=True` they compare 8 bytes before each one, a
+hash of all kinds, shapes, dtypes and calling lines; at the first difference every replica raises `PeerError`.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ END = "the end of the script"
 
 
 class Order:
-    """Order without checks, for `debug=False`."""
-
     def note(self, what: str, *parts: object) -> str:
-        """Return the description of a collective, `what.format(*parts)`, and the calling line."""
         return what
 
     def check(self, note: str) -> None:
@@ -34,11 +30,6 @@ class Order:
 
 
 class CheckedOrder(Order):
-    """Comparison of each collective across replicas before it begins.
-
-    `comm`: a separate group of the replicas in sync, created by all at once.
-    """
-
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
         self._counters = [comm.counter() for _ in range(comm.size)]
@@ -64,7 +55,6 @@ class CheckedOrder(Order):
         raise PeerError(describe_difference(self._count, texts))
 
     def _alone(self, note: str) -> str:
-        """Return the message for replicas that do not arrive."""
         counts = [counter.add(0) for counter in self._counters]
         behind = ", ".join(f"replica {i} at {count}" for i, count in enumerate(counts) if count < self._count)
         late = f"; behind it: {behind}" if behind else ""

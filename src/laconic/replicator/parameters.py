@@ -1,4 +1,4 @@
-"""Parameters of an optimiser: their names, and their gradients in flat buffers."""
+"""Parameters of an optimiser, and their gradients in flat buffers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from laconic.core.errors import AttachError
 
 
 def named(optimizer: Optimizer) -> dict[Tensor, str]:
-    """Return the trained parameters, with the names known to the optimiser, or else numbers.
-
-    `SGD(model.named_parameters())` passes the model's names. Raises `AttachError` if no parameter is trained.
-    """
+    """Return the trained parameters, with their names in the optimiser, or else numbers."""
     held = [
         (each, name)
         for group in optimizer.param_groups
@@ -34,7 +31,7 @@ def named(optimizer: Optimizer) -> dict[Tensor, str]:
 
 @dataclass(frozen=True)
 class GradientBucket:
-    """Gradients of the parameters of one device and dtype, with the interface of a DDP bucket.
+    """Gradients of the parameters of one device and dtype, like a DDP bucket.
 
     `flat` (n,); complex gradients are pairs of reals.
     """
@@ -62,7 +59,6 @@ class GradientBucket:
         return [part.view(each.shape) for part, each in zip(parts, self.held, strict=True)]
 
     def fill(self) -> None:
-        """Copy the gradients to the buffer; zeros for parameters without one."""
         for view, each in zip(self.gradients(), self.held, strict=True):
             if each.grad is None:
                 view.zero_()
@@ -77,7 +73,6 @@ class GradientBucket:
 
 
 def dense(grad: Tensor) -> Tensor:
-    """Return a gradient as a dense tensor; embeddings may have sparse ones."""
     return grad.detach().to_dense() if grad.is_sparse else grad.detach()
 
 

@@ -1,4 +1,4 @@
-"""Plain: controller of a single replica, which exchanges nothing."""
+"""Plain: controller of a single replica."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ class Plain(Controller):
         self._optimizer, self.steps = optimizer, 0
 
     def step(self, update: Update, loss: float | None) -> None:
-        """Call `update()`. Raises `NonFiniteError`, with nothing changed, as with many replicas."""
         if not all_finite(gradients(self._optimizer)):
             raise NonFiniteError(
                 "a gradient is NaN or infinite: nothing was changed; call optimizer.zero_grad() and continue,"
@@ -44,7 +43,7 @@ class Plain(Controller):
         return nullcontext(0.0)
 
     def finish(self) -> None:
-        """Do nothing: only one model exists."""
+        """Do nothing."""
 
     @property
     def rank(self) -> int:
@@ -62,7 +61,7 @@ class Plain(Controller):
         self.steps = int(own_part(state, 0, 1)["step"])
 
     def discard(self) -> None:
-        """Do nothing: no residual exists."""
+        """Do nothing."""
 
     def remove(self) -> None:
-        """Do nothing: the optimiser is unchanged."""
+        """Do nothing."""

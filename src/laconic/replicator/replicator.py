@@ -1,7 +1,6 @@
 """Replicator: run a script written for one device in a deployment named by a string.
 
-The programming model of TF-Replicator (Buchlovsky et al. 2019, arXiv:1902.00465) for torch: a reconstruction
-from the abstract and TensorFlow's RFC 20181016; its code is not public.
+The programming model of TF-Replicator (Buchlovsky et al. 2019, arXiv:1902.00465): a reconstruction.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Replicator(Collectives):
 
     Every replica makes the same calls in the same order. Collectives, and the split of a batch, cover the
     replicas in sync: all in "sync" and "local", those of a group in "groups", one in "single" and "async".
-    Tensors in collectives have equal shapes on all replicas, except the first dimension in `all_gather`.
+    Tensors in collectives have equal shapes, except the first dimension in `all_gather`.
 
     >>> import torch
     >>> def main(replicator):
@@ -47,10 +46,10 @@ class Replicator(Collectives):
 
     Args:
         spec: "single", "sync", "async", "groups(size=4)" or "local(replicas=4)"; default: "single". All
-            except "single" and "local" need torchrun, or a process group joined by the script.
-        debug: Compare each collective across replicas before it begins, and raise `PeerError` with the first
-            difference instead of a deadlock; costs 8 bytes and a round trip. Default: False.
-        timeout_s: Seconds that a replica waits for others in one collective; default: 1800.
+            except "single" and "local" need torchrun, or a joined process group.
+        debug: Compare each collective across replicas, and raise `PeerError` at the first difference instead
+            of a deadlock; costs 8 bytes and a round trip. Default: False.
+        timeout_s: Seconds that a replica waits in one collective; default: 1800.
         devices: Devices per replica, for a model that spans several; default: 1.
         checkpoints: Folder of the servers' checkpoints, in "async" and "groups", loaded on a restart;
             default: none.
@@ -171,9 +170,9 @@ class Replicator(Collectives):
         Args:
             step_fn: One step of training.
             batches: Result of `make_input`; an iterator continues where it stopped, another iterable starts
-                again with each call.
-            steps: Number of steps; default: until the input of one replica in sync ends, which they check at
-                each step with 4 bytes.
+                again.
+            steps: Number of steps; default: until the input of one replica in sync ends, checked with 4 bytes
+                per step.
 
         Returns:
             The results of `step_fn` on this replica.
@@ -211,14 +210,13 @@ class Replicator(Collectives):
         """Return this replica's batches.
 
         Args:
-            input_fn: Function of an `InputContext`, which has its share and batch size. Returns an iterable
-                of batches: pytrees of tensors if they are split, else anything.
+            input_fn: Function of an `InputContext`. Returns an iterable of batches: pytrees of tensors if
+                they are split, else anything.
             replication: "per_worker" (default): one pipeline per process, split among its replicas; "single":
-                one for all replicas in sync, read, split and sent by the first; "per_replica".
+                one for all replicas in sync, sent by the first; "per_replica".
 
         Returns:
-            An iterator. If a pipeline feeds several replicas, they request batches together, and get them on
-            the host.
+            An iterator. Replicas that share a pipeline request batches together, and get them on the host.
 
         Raises:
             DataError: From the iterator: a batch does not divide among the replicas.
@@ -237,18 +235,17 @@ class Replicator(Collectives):
     ) -> ReplicatedOptimizer:
         """Return an optimiser that steps with the deployment; all start with the first replica's parameters.
 
-        In "single" it steps alone. In "sync" and "local" it uses the mean of all gradients or, with
-        `topology`, its own gradients, and averages parameters with neighbours. In "async" and "groups" it
-        pushes gradients to servers. In an exchange of gradients, missing ones count as zeros.
+        In "single" it steps alone. In "sync" and "local" it uses the mean gradient or, with `topology`, its
+        own, and averages parameters with neighbours. In "async" and "groups" it pushes gradients to servers.
+        Missing gradients count as zeros.
 
         Args:
-            optimizer: Optimiser of this replica's parameters. Build it from `model.named_parameters()` for
+            optimizer: Optimiser of this replica's parameters, built from `model.named_parameters()` for
                 methods that use names.
-            compressor: Compression of gradients: any method of `laconic.compress`, such as
-                "dgc(density=0.01)"; with servers or `topology`, a codec or selector, such as
-                "topk(density=0.01)". Default: none.
+            compressor: Any method of `laconic.compress`, such as "dgc(density=0.01)"; with servers or
+                `topology`, a codec or selector, such as "topk(density=0.01)". Default: none.
             topology: Neighbours to average with, such as "ring()"; only in "sync" and "local". Default: all.
-            name: Name to distinguish several optimisers, such as those of a GAN; default: "optimizer".
+            name: Name among several optimisers, such as those of a GAN; default: "optimizer".
             seed: Seed of sampling and stochastic rounding; default: 0.
 
         Returns:
@@ -281,7 +278,7 @@ class Replicator(Collectives):
             return torch.device("cpu")
         index, there = self._context.place * self._devices + number, torch.cuda.device_count()
         if index >= there and self._devices == 1 and self._context.one_process:
-            index %= there  # replicas of one process run in turns, so may share a GPU
+            index %= there  # they run in turns, so may share a GPU
         if index >= there:
             raise SpecError(
                 f"replica {self._context.place} of this machine needs GPU {index}, but it has {there}: start"

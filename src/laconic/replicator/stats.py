@@ -13,9 +13,9 @@ class ReplicatorStats(Stats):
     """Cumulative figures of this replica.
 
     Attributes:
-        updates: Updates of the parameters so far, by all groups together; without servers, steps.
+        updates: Updates of the parameters, by all groups together; without servers, steps.
         staleness: Number of this replica's gradients by staleness: updates of others between pull and
-            application. Without servers all have 0.
+            application.
         refused: Gradients rejected by servers as too stale.
     """
 

@@ -1,8 +1,7 @@
 """Lock that lets one replica of a process run at a time, and swaps the random state with it.
 
-torch's default generator belongs to the process, so threads that draw from it in any order would not be
-reproducible. A replica runs only while it holds the lock, and releases it while it waits for others; the
-state of the default generators of torch, Python and NumPy is swapped with it.
+Threads that draw from the process's generators, of torch, Python and NumPy, would not be reproducible. A
+waiting replica releases the lock.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ RandomState = tuple[Tensor, Any, Any]
 
 
 class TurnLock:
-    """Lock that all replicas share, and the random state of one replica."""
-
     def __init__(self, lock: threading.Lock, state: RandomState) -> None:
         self._lock, self._state = lock, state
 
@@ -66,7 +63,7 @@ def restore(state: RandomState) -> None:
 
 
 def states(count: int) -> list[RandomState]:
-    """Return a random state per replica: the first is that of the process, the others are seeded from it."""
+    """Return a random state per replica: the process's, and others seeded from it."""
     seed, found = torch.initial_seed(), [random_state()]
     for replica in range(1, count):
         draws = random.Random(f"{seed} {replica}")

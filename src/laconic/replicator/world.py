@@ -1,4 +1,4 @@
-"""World of a deployment over processes: torchrun's, joined if the script has not done so."""
+"""World of a deployment over processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def join_world(timeout_s: float, deployment: object) -> tuple[TorchComm, Callable[[], None]]:
-    """Return a new group of all ranks and its close function. Raises `AttachError` without torchrun."""
     joined = not dist.is_initialized()
     if joined:
         missing = [name for name in NEEDED if name not in os.environ]

@@ -24,7 +24,6 @@ DENSE = "dense()"
 
 
 def check_name(optimizer: Optimizer, name: str, taken: Collection[str]) -> None:
-    """Raise `SpecError` for an invalid name, and `AttachError` for a used name or a wrapped optimiser."""
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
         raise SpecError(f"name must be a word of letters, digits, '_', '-' and '.', got {name!r}")
     if name in taken:

@@ -1,4 +1,4 @@
-"""The strategy of one rank after all others were lost or have finished."""
+"""Strategy of one remaining rank."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ class BoundAlone(BoundStrategy):
 
 
 def or_alone(strategy: Strategy, size: int, optimizers: Iterable[Optimizer], fall_back: bool) -> Strategy:
-    """Return the strategy of a new group: `Alone` for one rank.
-
-    With `fall_back`, ranks also train alone if the strategy does not support their number.
-    """
+    """Return the strategy of a new group; with `fall_back`, `Alone` if it does not support their number."""
     if size == 1:
         return Alone()
     try:

@@ -1,4 +1,4 @@
-"""Controller: synchronises the replicas by gradients or by parameters."""
+"""Controller: synchronises replicas by gradients or by parameters."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from laconic.strategies.strategy import Notes, Update
 
 
 class Controller(ABC):
-    """Connection of one rank to its group; `DistributedOptimizer` calls it."""
+    """Connection of one rank to its group."""
 
-    shares_gradients = False  # so that a rank without inputs gets a gradient too
-    mixes_scales = False  # whether GradScalers of the ranks may have different scales
+    shares_gradients = False  # a rank without inputs gets one too
+    mixes_scales = False  # GradScalers of the ranks may differ
 
     @abstractmethod
     def step(self, update: Update, loss: float | None) -> None:
-        """Run one step of the optimiser and of the strategy."""
+        """Run one step."""
 
     @abstractmethod
     def stats(self) -> Stats:
-        """Return bytes and seconds of this rank."""
+        """Return bytes and seconds."""
 
     @abstractmethod
     def notes(self) -> Notes:
-        """Return details of the last step for the log."""
+        """Return details of the last step."""
 
     @abstractmethod
     def averaged(self) -> AbstractContextManager[float]:
@@ -43,28 +43,28 @@ class Controller(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Load the group's model. Called by all ranks."""
+        """Load the group's model. Called by all."""
 
     @property
     @abstractmethod
     def rank(self) -> int:
-        """Number of this rank in the current group."""
+        """Number of this rank in its group."""
 
     @abstractmethod
     def state_dict(self) -> RankState:
-        """Return this rank's memory. Called by all ranks, after the same step."""
+        """Return this rank's memory. Called by all, after the same step."""
 
     @abstractmethod
     def gathered(self, optimiser: Mapping[str, Any]) -> tuple[GatheredState, list[Any]]:
-        """Gather all ranks' memories and optimiser states on rank 0; of equal replicas, only rank 0's."""
+        """Gather memories and optimiser states on rank 0; of equal replicas, only rank 0's."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`, or this rank's part of `gathered`. Raises `StateError`. Called by all."""
+        """Restore this rank's state or its part of `gathered`. Raises `StateError`. Called by all."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Drop the residuals of gradients so far. Called by all ranks."""
+        """Drop residuals. Called by all."""
 
     @abstractmethod
     def remove(self) -> None:
@@ -93,8 +93,6 @@ def averaged(parameters: Sequence[Tensor], comm: Comm) -> Iterator[float]:
 
 
 class GradientController(Controller):
-    """Controller for gradients: replicas are equal, as all apply the same mean."""
-
     def __init__(self, handle: Handle, parameters: Iterable[Tensor]) -> None:
         self.handle, self._parameters = handle, tuple(parameters)
 

@@ -1,4 +1,4 @@
-"""`distribute`: trains a plain model on many ranks; one string selects the synchronisation of replicas."""
+"""`distribute`: trains a plain model on many ranks."""
 
 from __future__ import annotations
 
@@ -55,28 +55,26 @@ def distribute(
 
     Args:
         model: A plain module, already on its device.
-        optimizer: An optimiser over the model's parameters, or a list of several with disjoint parameters:
-            the returned one steps them in order and skips those without gradients. A strategy also exchanges
-            parameters that only the optimiser holds, such as a loss's.
-        spec: A strategy whose ranks exchange parameters, such as "sgp(topology=exponential())" or
+        optimizer: An optimiser over the model's parameters, or several with disjoint parameters. A strategy
+            also exchanges parameters that only the optimiser holds, such as a loss's.
+        spec: A strategy, whose ranks exchange parameters, such as "sgp(topology=exponential())" or
             "diloco(every=100)", or a method of `laconic.compress`, whose ranks exchange gradients under
             DistributedDataParallel. The same on all ranks.
-        group: The participating process group; default: all ranks.
+        group: The process group; default: all ranks.
         seed: Seed of sampling and rounding; default: 0. A random topology has its own, random_matching(seed).
         statistics: "average" (default): the group's model has the mean of BatchNorm's running statistics;
             "keep": each rank keeps its own. To re-estimate them, call `optimizer.finish()`, then
             `torch.optim.swa_utils.update_bn`.
-        patience_s: Seconds that a rank waits for another before it treats it as lost. The other ranks then
-            continue from the average of their models, and a new process that replaces the lost one loads that
-            average when it calls this. A rank that hangs or is late is excluded too, and rejoins at its next
-            step. Until all ranks have called this, the group's timeout applies. Only for strategies. Default:
-            a lost rank ends the training.
-        quorum: Minimum number of ranks to continue after a loss; with fewer, each raises `PeerError`. With
-            more than half of all ranks, the smaller part of a split group never trains alone. Needs
-            `patience_s`; default: 1.
-        scaler: The GradScaler in use, if any. A method stores its memory unscaled. A strategy shares the
-            scaler's overflow check, 4 bytes per step: an overflow on one rank makes all skip that update, and
-            scales stay equal. Default: none; then each rank of a strategy skips by its own scaler.
+        patience_s: Seconds until a silent rank counts as lost. The others then continue from their average; a
+            new process in its place loads it when it calls this, and a late rank rejoins at its next step.
+            Until all ranks have called this, the group's timeout applies. Only for strategies. Default: a
+            lost rank ends the training.
+        quorum: Minimum number of ranks to continue after a loss; with fewer, each raises `PeerError`. Above
+            half of all ranks, the smaller part of a split group never trains alone. Needs `patience_s`;
+            default: 1.
+        scaler: The GradScaler in use. A method stores its memory unscaled. With a strategy, an overflow on
+            one rank makes all skip that update; costs 4 bytes per step. Default: none; each rank of a
+            strategy then skips by its own scaler.
         ddp_options: Options of DistributedDataParallel, if the spec is a method.
 
     Returns:
@@ -84,9 +82,9 @@ def distribute(
 
     Raises:
         SpecError: The spec or the seed is invalid, or the spec does not support the number of ranks.
-        AttachError: The model or the optimiser is not supported, the model is already distributed, the scaler
-            is already shared or cannot be (`adpsgd`, `patience_s`), or the ranks disagree on spec, seed,
-            scaler, statistics or model. Raised on every rank.
+        AttachError: On every rank: the model or the optimiser is not supported, the model is already
+            distributed, the scaler is already shared or cannot be (`adpsgd`, `patience_s`), or the ranks
+            disagree.
     """
     if inside(model) is not None:
         raise AttachError(
@@ -195,7 +193,7 @@ def bind(
     statistics: Statistics,
     scaler: torch.amp.GradScaler | None = None,
 ) -> ParameterController:
-    """Bind the strategy to this model on every rank of the membership, from the first rank's parameters.
+    """Bind the strategy on every rank, from the first rank's parameters.
 
     `describe` returns further settings that must be equal. Errors are raised on every rank, with nothing
     changed.
@@ -235,7 +233,7 @@ def bind(
 
 
 def _abandon(controller: ParameterController) -> None:
-    """Stop the threads of a model that was dropped without `remove()`, without waiting for other ranks."""
+    """Stop the threads of a dropped model, without waiting for other ranks."""
     if not controller.removed:
         controller.bound.abandon()
         if controller.shared_scaler is not None:

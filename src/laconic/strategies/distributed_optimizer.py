@@ -1,4 +1,4 @@
-"""Optimiser returned by `distribute`: it wraps the given one and communicates in its steps."""
+"""Optimiser returned by `distribute`."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from laconic.strategies.rounds import Rounds, nothing
 from laconic.strategies.several import Several, each_of
 from laconic.strategies.strategy import Notes, Update
 
-KEY = "laconic"  # of the strategy's memory in the optimiser's state
-ALL = "optimizers"  # of the ranks' optimiser states in a gathered state
+KEY = "laconic"  # the strategy's memory
+ALL = "optimizers"  # the ranks' optimiser states
 
 
 @outside_inference_mode("finish", "stats", "remove", "discard", "state_dict", "load_state_dict")
 class DistributedOptimizer(Optimizer, Joinable):
     """Optimiser connected to those of the other ranks; created by `laconic.distribute`.
 
-    It shares the wrapped one's groups and state, so schedulers work, and so does a GradScaler. A rank whose
-    gradient is not finite skips its update but still communicates; with `distribute(scaler=)` all skip it.
+    It shares the wrapped one's groups and state, so schedulers and a GradScaler work. A rank whose gradient
+    is not finite skips its update but still communicates; with `distribute(scaler=)` all skip it.
 
     Args:
         optimizer: The wrapped optimiser.
         controller: Synchronises this rank's replica with the others.
-        model: The model whose parameters are exchanged. Default: None, the parameters of the optimiser.
-        group: The participating process group. Default: all ranks.
+        model: The model with the exchanged parameters. Default: None, those of the optimiser.
+        group: The process group. Default: all ranks.
     """
 
     _not_exchanged = (
@@ -57,7 +57,7 @@ class DistributedOptimizer(Optimizer, Joinable):
         model: nn.Module | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        Joinable.__init__(self)  # not Optimizer's: groups are shared
+        Joinable.__init__(self)  # groups are shared
         self.optimizer = optimizer
         self.controller = controller
         self._replica = controller.replica if isinstance(controller, ParameterController) else None
@@ -97,8 +97,8 @@ class DistributedOptimizer(Optimizer, Joinable):
             The closure's result, or None.
 
         Raises:
-            NonFiniteError: A gradient is not finite, and no GradScaler skips the step. This rank's update was
-                skipped, but it took part in the round: continue with the next batch.
+            NonFiniteError: A gradient is not finite, and no GradScaler skips the step. Only this rank's
+                update was skipped: continue with the next batch.
         """
         self._share()
         loss = evaluate(closure)
@@ -149,9 +149,8 @@ class DistributedOptimizer(Optimizer, Joinable):
     def finish(self) -> None:
         """Load the group's exact average on every rank. Call it on all ranks, before you save the model.
 
-        Until the next step, each parameter then has its own memory, so `torch.save` of a part of the model
-        writes only that part. Otherwise parameters are views of one tensor, and `torch.save` writes all of
-        it.
+        Until the next step each parameter has its own memory, so that `torch.save` of a part writes only that
+        part.
         """
         with self._as_flat():
             self.controller.finish()
@@ -159,11 +158,11 @@ class DistributedOptimizer(Optimizer, Joinable):
             self._replica.detach()
 
     def stats(self) -> Stats:
-        """Return bytes and seconds of this rank's steps so far, without `averaged()` and `finish()`."""
+        """Return bytes and seconds of this rank's steps, without `averaged()` and `finish()`."""
         return self.controller.stats()
 
     def notes(self) -> Notes:
-        """Return details of the last step for the log, such as weights, staleness and peers."""
+        """Return details of the last step, such as weights, staleness and peers."""
         return self.controller.notes()
 
     def remove(self) -> None:
@@ -179,15 +178,14 @@ class DistributedOptimizer(Optimizer, Joinable):
         """Return the wrapped optimiser's state and this rank's memory of the strategy. Called by all ranks.
 
         Args:
-            gather: Whether to gather the states of all ranks on rank 0, for a checkpoint that only rank 0
-                writes; the other ranks get empty lists. Default: False.
+            gather: Whether rank 0 gets the states of all ranks, and the others empty lists. Default: False.
 
         Returns:
-            The optimiser's `state_dict()` with the memory under "laconic". Gathered: under "laconic" the
-            memories of all ranks, for `laconic.resize`, and under "optimizers" their optimisers' states, or
-            only one if all ranks have the same.
+            The optimiser's `state_dict()` with the memory under "laconic". Gathered: the memories of all
+            ranks under "laconic", for `laconic.resize`, and their optimisers' states under "optimizers", or
+            only one if all are equal.
         """
-        with self._as_flat():  # may complete messages, which move the model
+        with self._as_flat():  # may move the model
             if gather:
                 memories, optimizers = self.controller.gathered(self.optimizer.state_dict())
                 return {KEY: memories, ALL: optimizers}
@@ -198,11 +196,10 @@ class DistributedOptimizer(Optimizer, Joinable):
         """Restore the exact state of `state_dict`. Called by all ranks, after the same step.
 
         Args:
-            state_dict: The state of the same rank, group size, model, seed and spec; or the state that rank 0
-                gathered from all ranks.
+            state_dict: The state of the same rank, group size, model, seed and spec; or the gathered one.
 
         Raises:
-            StateError: The state belongs to another rank, group, model, seed or spec. Nothing has changed.
+            StateError: With nothing changed: the rank, group, model, seed or spec differs.
         """
         if KEY not in state_dict:
             raise StateError(
@@ -222,19 +219,19 @@ class DistributedOptimizer(Optimizer, Joinable):
             self._replica.lay_out_state()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters that are exchanged, as torch's optimisers do.
+        """Add a group of exchanged parameters.
 
         Raises:
             AttachError: A parameter was frozen at `distribute`, or is not in the model.
         """
         given = param_group["params"]
-        held = [given] if isinstance(given, Tensor) else [*given]  # may be a generator, read once
+        held = [given] if isinstance(given, Tensor) else [*given]  # may be a generator
         for each in held:
             self._check(each)
         self.optimizer.add_param_group({**param_group, "params": held})
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return a hook for torch's `Join`: a rank without further inputs still takes part in rounds."""
+        """Return a hook for torch's `Join`: a rank without inputs still joins rounds."""
         if isinstance(self.controller, GradientController):
             return self.controller.handle.join_hook_of(self)
         if isinstance(self.controller, ParameterController) and self.controller.shared_scaler is not None:
@@ -253,7 +250,7 @@ class DistributedOptimizer(Optimizer, Joinable):
         return self._group or dist.group.WORLD
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("train", "eval"):  # of optimisers with two sets of weights
+        if name in ("train", "eval"):  # two sets of weights
             return getattr(self.optimizer, name)
         raise AttributeError(name)
 
@@ -268,7 +265,6 @@ class DistributedOptimizer(Optimizer, Joinable):
             self.controller.step(update, loss)
 
     def _without_inputs(self) -> Update:
-        """Return the update of a round without inputs: by other ranks' gradients, if they are shared."""
         if self._replica is None or not self.controller.shares_gradients:
             return nothing
         self.optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Warnings in the first steps of a strategy: a second set of weights, or missing steps."""
+"""Warnings in the first steps: a second set of weights, or missing steps."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from laconic.optim.outside_state import second_weights
 from laconic.optim.step_watch import StepWatch
 from laconic.optim.unwrapping import after_steps, stepping
 
-STEP = 3  # until then, the momentum of a gradient that equals the weights may equal them too
-WITHIN = 0.25  # maximum relative distance of the weights from a copy
+STEP = 3  # earlier, momentum may equal the weights too
+WITHIN = 0.25  # relative distance of a copy
 
 
 class FirstSteps:
-    """Check of the optimiser's state after the third step, and of missing steps."""
-
     def __init__(self, optimizer: Optimizer, strategy: str) -> None:
         self._strategy, self._steps = strategy, 0
         held = (each for group in optimizer.param_groups for each in group["params"])
@@ -32,7 +30,7 @@ class FirstSteps:
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._watch.stepped()
         self._steps += 1
-        if self._steps != STEP:  # a hook must not remove itself while torch iterates over hooks
+        if self._steps != STEP:  # a hook must not remove itself while torch iterates
             return
         if place := second_weights(optimizer, WITHIN):
             warn(

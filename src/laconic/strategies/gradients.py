@@ -1,4 +1,4 @@
-"""Gradients of this rank before a step: checks for finite values, and scaling."""
+"""Gradients of this rank before a step."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ def gradients(optimizer: Optimizer) -> list[Tensor]:
 
 
 def step_unscaled(optimizer: Optimizer, scale: Tensor | None) -> None:
-    """Step one or several optimisers with gradients divided by `scale`; None: they are unscaled already.
-
-    Master weights divide by the scale in float32.
-    """
+    """Step with gradients divided by `scale`, if any. Master weights divide in float32."""
     for each in each_of(optimizer):
         if scale is not None and masters_of(each) is not None:
             each.grad_scale = scale  # type: ignore[attr-defined]  # as a GradScaler sets it

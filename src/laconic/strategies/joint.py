@@ -1,6 +1,6 @@
 """Joint calls of a strategy's ranks: each makes them after the same step, unless its ranks count together.
 
-A rank that makes such a call alone ends all with a `PeerError`; with heartbeats, until a rank is lost.
+A lone call ends all ranks with a `PeerError`; with heartbeats, until a rank is lost.
 """
 
 from __future__ import annotations
@@ -18,16 +18,13 @@ FINISH = "finish()"
 
 
 def nothing() -> None:
-    """Serve no other rank."""
+    """Do nothing."""
 
 
 def make_jointly(call: str, bound: BoundStrategy, strategy: Strategy, membership: Membership) -> None:
-    """Wait until every rank makes this call. `call`: its name, or "" for one that a rank may make alone.
-
-    Raises `PeerError` if another rank does not make it, or is lost.
-    """
+    """Wait until every rank makes this call; "" is one that a rank may make alone. Raises `PeerError`."""
     calls, heartbeats = membership.joint_calls, membership.heartbeats
-    if not call or calls is None or (call == FINISH and heartbeats is not None):  # these announce it
+    if not call or calls is None or (call == FINISH and heartbeats is not None):  # which announce it
         return
     calls.make(
         call,
@@ -38,7 +35,6 @@ def make_jointly(call: str, bound: BoundStrategy, strategy: Strategy, membership
 
 
 def if_pending(call: str, bound: BoundStrategy) -> str:
-    """Return `call` if the strategy may have pending messages; otherwise ""."""
     return "" if type(bound).drain is BoundStrategy.drain else call
 
 
@@ -59,13 +55,12 @@ def proof_of(call: str, strategy: Strategy) -> Proof:
 
 
 def _others_finish(heartbeats: Heartbeats) -> str:
-    """Return which ranks wait in `finish()`, so that this rank continues without them."""
-    with suppress(RuntimeError):  # the store is gone, and the call will fail
+    with suppress(RuntimeError):  # the store is gone
         if waiting := sorted(heartbeats.finishers.places(heartbeats.members).keys() - {heartbeats.rank}):
             return f"ranks {waiting} wait in finish()"
     return ""
 
 
 def _serve(bound: BoundStrategy, membership: Membership) -> None:
-    with suppress(NonFiniteError):  # the call itself raises it, unless it loads another state
+    with suppress(NonFiniteError):  # the call itself raises it, unless it loads a state
         bound.drain(membership.side_comm)

@@ -1,4 +1,4 @@
-"""Guard of a wrapped optimiser: it must step through its wrapper, as ranks would diverge otherwise."""
+"""Guard of a wrapped optimiser: it must step through its wrapper, or ranks would diverge."""
 
 from __future__ import annotations
 

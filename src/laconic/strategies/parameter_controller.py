@@ -1,4 +1,4 @@
-"""Parameter controller: runs a strategy among ranks that exchange parameters, and survives lost ranks."""
+"""Parameter controller: runs a strategy among ranks that exchange parameters."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from laconic.strategies.shared_scaler import SharedScaler
 from laconic.strategies.strategy import Notes, Strategy, Update
 
 Statistics = Literal["average", "keep"]
-MOST_CALLS = 1 << 20  # collective calls between two steps
+MOST_CALLS = 1 << 20  # between two steps
 
 
 class ParameterController(Controller):
     """Controller that runs a strategy, and survives a lost rank if its membership does.
 
-    When a rank is lost, the others form a new group, at any point of their training, and load the exact
-    average of their models. An interrupted step counts as done, and every rank adopts the largest step count.
-    An interrupted call between steps is repeated, unless a rank has completed it.
+    The others then form a new group with their exact average. An interrupted step counts as done, and every
+    rank adopts the largest step count. An interrupted call between steps is repeated, unless a rank has
+    completed it.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ParameterController(Controller):
         self._shows_average = False
         self._memory: dict[str, Tensor] = {}
         self._calls = 0  # since the last step
-        self._furthest = (0, 0)  # steps and calls of the rank that was ahead at the last regroup
+        self._furthest = (0, 0)  # steps and calls of the furthest rank at the last regroup
         self.shared_scaler: SharedScaler | None = None
         if membership.rejoining:
             self._rejoin()
@@ -84,7 +84,6 @@ class ParameterController(Controller):
         return f"<{self.strategy!r} on {n:,} elements, rank {comm.rank} of {comm.size}>"
 
     def _rejoin(self) -> None:
-        """Replace a process that died: load the others' average at their next step."""
         self.bound = Alone().bind(self.replica, self.optimizer, self.membership.comm, self._seed)
         self._regroup(0, "a new process has taken the place of a lost one", trained=False)
         if self._nobody_trained:
@@ -129,7 +128,7 @@ class ParameterController(Controller):
             )
 
     def _loses_rank(self, act: Callable[[], object], call: str = "") -> str:
-        """Return how a rank was lost in this call, or ""; the error would keep the old group alive."""
+        """Return how a rank was lost, or ""; the error would keep the old group alive."""
         try:
             make_jointly(call, self.bound, self.strategy, self.membership)
             act()
@@ -140,10 +139,6 @@ class ParameterController(Controller):
         return ""
 
     def _regroup(self, steps: int, why: str, trained: bool = True) -> None:
-        """Form a new group of the living ranks, at their average model and their largest step count.
-
-        `trained`: this rank has a trained model.
-        """
         model, membership, before = self.bound.salvage().clone(), self.membership, self.membership.living
         memory = {key: value.clone() for key, value in self.bound.agreed().items()}
         self._memory = memory or self._memory
@@ -153,7 +148,7 @@ class ParameterController(Controller):
         self.bound = alone  # releases the old group
         while True:
             membership.renew(why)
-            with suppress(PeerError):  # another rank was lost meanwhile: retry
+            with suppress(PeerError):  # retry after another loss
                 present = membership.waited or membership.generation == generation + 1
                 place = steps * MOST_CALLS + self._calls
                 stand = Stand(place, present, trained, self._memory, up_to_date=bool(memory))
@@ -270,7 +265,7 @@ class ParameterController(Controller):
         self.bound.load_state_dict(tensors, int(own["step"]))
         self.replica.flat.copy_(flat)
         self._furthest = (0, 0)
-        empty = torch.zeros(1, dtype=torch.float32, device="cpu")  # so that no rank goes ahead
+        empty = torch.zeros(1, dtype=torch.float32, device="cpu")  # no rank goes ahead
         self._collectively("load_state_dict()", partial(self.membership.side_comm.all_reduce, empty))
 
     def discard(self) -> None:

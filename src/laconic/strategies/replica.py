@@ -1,9 +1,8 @@
 """Replica: one rank's model as one flat tensor, with the parameters as views.
 
-Strategies send this tensor without copies. The parameters stay the same objects, so the optimiser stays
-valid. A half-precision parameter cannot be a view: it follows its part of the tensor, which holds averages in
-float32, and its own updates are added to that part. If the optimiser has `master_weights`, that part is the
-master, so its own updates lose nothing.
+The parameters stay the same objects, so the optimiser stays valid. A half-precision parameter cannot be a
+view: its part of the tensor holds averages in float32 and collects its updates; with `master_weights` that
+part is the master.
 """
 
 from __future__ import annotations
@@ -38,12 +37,9 @@ AVERAGED = (torch.float32, torch.float64, *HALF)  # buffers that have a mean
 class Replica:
     """Trained parameters of one model: `flat` float32 (n,), laid out by `layout`.
 
-    `statistics`: the floating-point buffers of the model; `constants`: its other buffers, and expanded
-    tensors; `frozen`: parameters that are not trained. Trained parameters that only the optimiser holds, such
-    as a loss's, are exchanged too, as "outside.<i>".
-
-    Raises `AttachError` if no parameter is trained, if the optimiser holds none of the model's, or if
-    parameters are on several devices, on none (meta), sharded, or neither float32 nor half precision.
+    `statistics`: floating-point buffers; `constants`: other buffers, and expanded tensors; `frozen`:
+    untrained parameters. Trained parameters that only the optimiser holds, such as a loss's, are
+    "outside.<i>". Raises `AttachError` for unsupported parameters.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -52,14 +48,14 @@ class Replica:
         own = set(self.parameters.values())
         held = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
         outside = [each for each in held if each not in own]
-        self._untouched = bool(own) and len(outside) == len(held)  # the model, by the optimiser
+        self._untouched = bool(own) and len(outside) == len(held)  # no optimiser steps the model
         self.parameters |= {f"outside.{i}": each for i, each in enumerate(outside)}
         self._optimizers = each_of(optimizer)
         self._model = weakref.ref(model)
         self.layout = Layout.of((name, tuple(each.shape)) for name, each in self.parameters.items())
         self._check(model)
         self.flat = torch.empty(0, dtype=torch.float32, device="cpu")
-        self._detached = False  # whether parameters have their own memory, as after `detach`
+        self._detached = False
 
     def _check(self, model: nn.Module) -> None:
         if is_sharded(model):
@@ -94,7 +90,7 @@ class Replica:
 
     @property
     def statistics(self) -> tuple[Tensor, ...]:
-        """Current floating-point buffers, which `forward` may replace."""
+        """Current floating-point buffers: `forward` may replace them."""
         return tuple(each for each in self._buffers() if each.dtype in AVERAGED and not _is_expanded(each))
 
     @property
@@ -140,20 +136,19 @@ class Replica:
         return [(each, view) for each, view in pairs if each.dtype != torch.float32]
 
     def publish(self) -> None:
-        """Round `flat` to the half-precision parameters."""
         for each, view in self.halves():
             each.data.copy_(view)
 
     @contextmanager
     def as_flat(self) -> Iterator[None]:
-        """Round `flat` to the half-precision parameters on exit, also after an error.
+        """Round `flat` to the half-precision parameters on exit.
 
-        On entry, changes made to them from outside are copied to `flat`. Parameters are views again.
+        On entry, outside changes to them are copied to `flat`, and parameters become views again.
         """
         self._attach()
         for each, view in self.halves():
             same = view.to(each.dtype) == each.detach()
-            if not (same.is_cpu and bool(same.all())):  # on other devices, a check costs more than the copy
+            if not (same.is_cpu and bool(same.all())):  # on other devices the check costs more
                 view.copy_(torch.where(same, view, each.detach().float()))
         try:
             yield
@@ -169,7 +164,7 @@ class Replica:
             view.add_(each.detach().float().sub_(old))
 
     def _lent(self, parameter: Tensor, view: Tensor) -> bool:
-        """Return whether the optimiser steps this part of `flat` itself, as its master weights."""
+        """Return whether the optimiser steps this part of `flat` itself, as master weights."""
         master = self._master(parameter)
         if master is not None:
             master.data = view
@@ -190,7 +185,7 @@ class Replica:
         return {entry.name: part.view(entry.shape) for entry, part in parts}
 
     def rates(self, optimizer: Optimizer) -> Iterator[tuple[float, slice]]:
-        """Yield ranges of `flat` with their current learning rates; 0 if frozen or in no optimiser."""
+        """Yield ranges of `flat` with their learning rates, 0 if frozen or in no optimiser."""
         pairs = ((each, float(group["lr"])) for group in optimizer.param_groups for each in group["params"])
         held = {each: rate for each, rate in pairs if each.requires_grad}
         for rate, run in groupby(self.layout, lambda entry: held.get(self.parameters[entry.name], 0.0)):
@@ -207,7 +202,7 @@ class Replica:
                 raise AttachError(MOVED.format(entry.name))
 
     def detach(self) -> None:
-        """Give every parameter its own memory until the next call, to save a part of the model alone."""
+        """Give every parameter its own memory until the next call, to save a part of the model."""
         for each in self.parameters.values():
             if each.dtype == torch.float32:
                 each.data = each.detach().clone()
@@ -226,14 +221,12 @@ class Replica:
             each.data = view
 
     def release(self) -> None:
-        """Give every parameter its own memory permanently."""
         for parameter in self.parameters.values():
             parameter.data = parameter.detach().clone()
             if (master := self._master(parameter)) is not None:
                 master.data = master.detach().clone()
 
     def adopt(self, comm: Comm, root: int = 0) -> None:
-        """Copy the root's parameters and buffers. Called by all ranks."""
         comm.broadcast(self.flat, root)
         copy_from_root((*self.statistics, *self.constants, *self.frozen), comm, root)
 
@@ -251,13 +244,13 @@ class Replica:
     ) -> None:
         """Replace every statistic by its mean over ranks, or over `among` of them. Called by all ranks.
 
-        `counts`: whether this rank is one of them; `load`: whether it loads the mean. Buffers equal on all
-        ranks are unchanged, as the mean of a constant, such as a mask of the lowest float32, may differ from
-        it or not be finite. Nothing changes if a collective fails.
+        `counts`: whether this rank is one of them. Buffers equal on all ranks are unchanged: the mean of a
+        constant, such as a mask of the lowest float32, may differ or not be finite. Nothing changes if a
+        collective fails.
         """
         for each in self.statistics:
             own = each.detach().contiguous()
-            none = float("inf")  # also: the product of an infinite entry and 0 would be NaN
+            none = float("inf")  # infinite entries times 0 would be NaN
             low = comm.all_reduce(own.clone() if counts else torch.full_like(own, none), "min")
             high = comm.all_reduce(own.clone() if counts else torch.full_like(own, -none), "max")
             mean = comm.all_reduce(own / (among or comm.size) if counts else torch.zeros_like(own))
@@ -272,5 +265,4 @@ def _in_order(value: Any, parameter: Tensor) -> Any:
 
 
 def _is_expanded(x: Tensor) -> bool:
-    """Return whether entries share memory, so that none can be written to."""
     return any(size > 1 and not stride for size, stride in zip(x.shape, x.stride(), strict=True))

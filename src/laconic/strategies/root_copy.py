@@ -13,13 +13,13 @@ from laconic.comm.comm import Comm
 
 
 def copy_from_root(tensors: Sequence[Tensor], comm: Comm, root: int) -> None:
-    """Copy the root's tensors to all ranks. Equal tensors are not sent. Called by all ranks."""
+    """Copy the root's tensors, if they differ, to all ranks. Called by all ranks."""
     if not tensors:
         return
     own = torch.tensor([_digest(each) for each in tensors], device=tensors[0].device, dtype=torch.int64)
     differs = comm.all_reduce((comm.broadcast(own.clone(), root) != own).long(), "max")
     for each in compress(tensors, differs.tolist()):  # the others may be expanded, so only readable
-        wire = comm.broadcast(_bytes(each).clone(), root)  # bytes, as no backend has all dtypes
+        wire = comm.broadcast(_bytes(each).clone(), root)  # no backend has all dtypes
         each.detach().copy_(wire.view(each.dtype).view(each.shape))
 
 

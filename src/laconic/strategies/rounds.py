@@ -15,10 +15,7 @@ def nothing() -> None:
 
 
 class Rounds(JoinHook):
-    """Join hook that runs a rank's rounds without inputs. Its loss is infinite, so the rank never leads.
-
-    `update`: returns the update of such a round.
-    """
+    """Rounds of a rank without inputs; its loss is infinite, so it never leads."""
 
     def __init__(self, take: Callable[[Update, float | None], None], update: Callable[[], Update]) -> None:
         self._take = take

@@ -16,17 +16,11 @@ from laconic.ddp.optimiser import held_by
 from laconic.optim.closure import evaluate
 from laconic.optim.unwrapping import after_steps, before_steps
 
-KEY = "several"  # of all optimisers' states in the state
+KEY = "several"
 
 
 class Several(Optimizer):
-    """Optimisers with disjoint parameters; `step` steps those with gradients, in order.
-
-    `param_groups` and `state` are those of all, `defaults` the common settings. Raises `AttachError` if two
-    hold the same parameter.
-    """
-
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:  # not Optimizer's: groups are shared
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:  # groups are shared
         self.optimizers = tuple(optimizers)
         taken: set[Tensor] = set()
         for each in self.optimizers:
@@ -40,7 +34,6 @@ class Several(Optimizer):
         self.share()
 
     def share(self) -> None:
-        """Update the shared groups and states from the optimisers."""
         self.param_groups = [group for each in self.optimizers for group in each.param_groups]
         self.state = defaultdict(dict, {p: its for each in self.optimizers for p, its in each.state.items()})
         known: set[str] = reduce(set.__and__, (set(each.defaults) for each in self.optimizers))
@@ -91,8 +84,6 @@ class Several(Optimizer):
 
 
 class Removable:
-    """Handles of a hook on each optimiser, as one handle."""
-
     def __init__(self, handles: Iterable[RemovableHandle]) -> None:
         self._handles = tuple(handles)
 

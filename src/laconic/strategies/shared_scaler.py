@@ -1,7 +1,6 @@
 """GradScaler with a shared overflow check: if one rank's gradients overflow, all skip that update.
 
-Under DistributedDataParallel the mean carries one rank's Inf to all. A strategy's ranks step with their own
-gradients, so their scales would diverge; here each check is one all-reduce of 4 bytes, the maximum.
+Without it the scales of ranks, which step with their own gradients, would diverge.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def check_scaler(scaler: torch.amp.GradScaler, strategy: Strategy, patience_s: f
 class SharedScaler:
     """Scaler whose check for Inf and NaN is the maximum over the ranks of `comm`, until `remove`.
 
-    Every rank must check every step. `exchanging`: marks each check as an exchange.
+    Every rank must check every step, in an all-reduce of 4 bytes.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler, comm: Comm, exchanging: Exchanging = unwatched) -> None:

@@ -23,7 +23,7 @@ from laconic.optim.closure import refuse_lbfgs
 from laconic.strategies.replica import Replica
 
 Update = Callable[[], Any]
-Notes = dict[str, Any]  # plain numbers and lists, for a line of events.jsonl
+Notes = dict[str, Any]  # for a line of events.jsonl
 
 
 class Strategy(Spec):
@@ -36,12 +36,12 @@ class Strategy(Spec):
 
     @property
     def owns_momentum(self) -> bool:
-        """Whether this strategy, or one inside it, has the momentum: the optimiser is then plain SGD."""
+        """Whether it has the momentum: the optimiser is then plain SGD."""
         return any(part.owns_momentum for part in self.parts)
 
     @property
     def period(self) -> int:
-        """Steps after which its pattern repeats: 1 if ranks communicate at every step."""
+        """Steps after which its pattern repeats."""
         return math.lcm(*(part.period for part in self.parts))
 
     @property
@@ -51,22 +51,22 @@ class Strategy(Spec):
 
     @property
     def keeps_mean(self) -> bool:
-        """Whether communication preserves the mean of the ranks' models, up to rounding."""
+        """Whether communication preserves the mean of models, up to rounding."""
         return False
 
     @property
     def clocked(self) -> bool:
-        """Whether the communicating ranks depend on timing, so that no two runs are equal."""
+        """Whether communication depends on timing, so that no two runs are equal."""
         return any(part.clocked for part in self.parts)
 
     @property
     def counts_together(self) -> bool:
-        """Whether ranks count their steps together, so that each may do another number of steps."""
+        """Whether ranks count steps together: their numbers may differ."""
         return self.clocked and not self.overlaps
 
     @property
     def overlaps(self) -> bool:
-        """Whether messages are sent during computation, so that no rank waits for them at each step."""
+        """Whether messages are sent during computation."""
         return any(part.overlaps for part in self.parts)
 
     @property
@@ -78,12 +78,11 @@ class Strategy(Spec):
         refuse_lbfgs(optimizer, repr(self))
 
     def check_left(self, size: int, optimizer: Optimizer) -> None:
-        """Run `check` after ranks were lost; machines may then have different numbers of ranks."""
         self.check(size, optimizer)
 
     @abstractmethod
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundStrategy:
-        """Return the working object for this rank's model. Called by all ranks; may be collective."""
+        """Return the working object for this rank's model. Called by all ranks."""
 
 
 class BoundStrategy(ABC):
@@ -97,17 +96,17 @@ class BoundStrategy(ABC):
         self.comm = comm
         self.steps = 0
         self.dense_bytes = 0
-        self.seconds = Seconds()  # encoding and decoding; `comm` counts communication
+        self.seconds = Seconds()  # without communication
 
     def step(self, update: Update, loss: float | None = None) -> None:
-        """Run one step: `update()` applies this rank's gradient, and ranks communicate."""
+        """Run one step: `update()` applies this rank's gradient."""
         self.step_(update, loss)
         self.steps += 1
         self.dense_bytes += self.comm.dense_sent(self.replica.flat.nbytes)
 
     @abstractmethod
     def step_(self, update: Update, loss: float | None) -> None:
-        """Implement `step`. `loss`: this rank's loss, or None if the script has not recorded it."""
+        """Implement `step`. `loss`: None if the script has not recorded it."""
 
     def drain(self, side_comm: Comm) -> None:
         """Complete pending messages. Called by all ranks, after the same number of steps.
@@ -128,7 +127,7 @@ class BoundStrategy(ABC):
         return self.replica.flat
 
     def agreed(self) -> dict[str, Tensor]:
-        """Return the memory that is equal on all ranks: a new group keeps it after a loss."""
+        """Return the memory that is equal on all ranks: a new group keeps it."""
         return {}
 
     def adopt_(self, model: Tensor) -> None:
@@ -139,11 +138,10 @@ class BoundStrategy(ABC):
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's memory by name. Call `drain` first."""
+        """Return this rank's memory by name, after `drain`."""
         return {}
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Raise `StateError` unless the state has exactly the tensors of `state_dict`."""
         check_shapes(self.state_dict(), state, "strategy")
 
     def load_state_dict(self, state: Mapping[str, Tensor], steps: int) -> None:
@@ -156,5 +154,5 @@ class BoundStrategy(ABC):
         return
 
     def abandon(self) -> None:
-        """End the threads of a broken group, or let them end."""
+        """End the threads of a broken group."""
         self.close()

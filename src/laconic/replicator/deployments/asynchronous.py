@@ -1,8 +1,7 @@
 """Asynchronous: replicas run at their own pace, with parameters on servers. In a string also `async`.
 
-Workers push gradients and pull parameters without waiting for each other (Dean et al. 2012, "Large scale
-distributed deep networks"; groups of one replica in TF-Replicator, Buchlovsky et al. 2019, arXiv:1902.00465,
-whose code is not public: messages and bound are ours).
+Dean et al. 2012, "Large scale distributed deep networks"; groups of one replica in TF-Replicator (Buchlovsky
+et al. 2019, arXiv:1902.00465), whose code is not public: messages and bound are ours.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ T = TypeVar("T")
 class Asynchronous(Deployment):
     """Servers on the first ranks, each with a part of the tensors; workers on the others.
 
-    A gradient is applied on arrival. Its staleness is the number of updates since its parameters were pulled;
-    above the bound the server rejects it, and the worker continues with new parameters. Unlike in SSP (Ho et
-    al. 2013), no worker waits, and one slower than `staleness` updates of the others contributes nothing.
-    Training continues without lost workers.
+    A gradient's staleness is the number of updates since its parameters were pulled; above the bound the
+    server rejects it. Unlike in SSP (Ho et al. 2013), no worker waits: one slower than `staleness` updates
+    contributes nothing. Training continues without lost workers.
 
     Args:
         servers: Ranks with parameters and no training, at least 1; default: 1.

@@ -24,13 +24,13 @@ class Groups(Deployment):
     """Groups that push their mean gradients to servers and pull the updated parameters.
 
     The first `servers` ranks have the parameters, as in `asynchronous`; the others form groups of `size`
-    consecutive ranks. A group that loses a rank ends, and the others continue.
+    consecutive ranks. A group ends if it loses a rank; the others continue.
 
     Args:
         size: Replicas per group, at least 1; default: 2.
         servers: Ranks with parameters and no training, at least 1; default: 1.
-        staleness: Maximum number of updates of others between a gradient's parameters and its application, at
-            least 0; older gradients are rejected; default: 16.
+        staleness: Maximum number of updates between a gradient's parameters and its application, at least 0;
+            default: 16.
 
     Raises:
         SpecError: An argument is out of range.
@@ -75,7 +75,7 @@ def served(
 
 
 def place(rank: int, servers: int) -> int:
-    """Return a replica's number on its machine, not counting servers, which need no device."""
+    """Return a replica's number on its machine, without servers, which need no device."""
     first = rank - local_rank()
     return local_rank() - max(0, servers - first)
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Local(Deployment):
     """Replicas as threads, one running at a time, each with its own random state.
 
-    The results equal those of `sync`. The random state of the process is restored.
+    Results equal those of `sync`. The process's random state is restored.
 
     Args:
         replicas: Number of replicas, at least 1; default: 2.
@@ -43,7 +43,7 @@ class Local(Deployment):
 
         def replica(comm: Loopback) -> T:
             turn_lock = TurnLock(lock, own[comm.rank])
-            # a backward pass that waits for another replica must not block the only thread of a device
+            # a waiting backward pass must not block a device's only thread
             with turn_lock.hold(), torch.autograd.set_multithreading_enabled(False):
                 turn_taking = TurnTakingComm(comm, turn_lock)
                 return play(

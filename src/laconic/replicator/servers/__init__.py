@@ -7,6 +7,5 @@
                                                    <--  new version and tensors, applied or rejected
     bye                                            -->
 
-Each worker has a connection to each server, and a server a thread per worker, so the loss of one does not
-affect others.
+Each worker has its own connection and thread on each server, so the loss of one does not affect others.
 """

@@ -1,4 +1,4 @@
-"""Link: a worker's state for one server: its tensors there, a residual, and their version."""
+"""Link: a worker's state for one server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Link:
 
     `flat`, `grad`, `residual`: float32 (n,), on the host. The residual has the unsent part of gradients for a
     biased codec, and all of a rejected one. `staleness`: of the last push, None if rejected. `pair`: None
-    except on the first replica of a group.
+    except on a group's first replica.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class Link:
         return 0 if self.pair is None else self.pair.dense_sent(self.flat.nbytes)
 
     def open(self, config: Mapping[str, Any]) -> None:
-        """Open the optimiser on the server, and load its tensors if it has them already."""
         tensors = [[entry.name, list(entry.shape)] for entry in self.layout]
         self._number = int(config["number"])
         self._ask(
@@ -73,7 +72,6 @@ class Link:
         self._load_answer(self._receive())
 
     def collect(self) -> None:
-        """Copy the parameters' gradients to `grad`; zeros for parameters without one."""
         for entry in self.layout:
             given = self.tensors[entry.name].grad
             part = view(self.grad, entry)

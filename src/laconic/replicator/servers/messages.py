@@ -1,8 +1,7 @@
 """Messages between a worker and a server.
 
-A message has four int64, [kind, bytes of the body, number, version], and a body: [bytes of JSON, int64][JSON,
-padded to 8 bytes with spaces][bytes of tensors]. `number`: of the worker's optimiser; in an answer, the
-staleness.
+Four int64, [kind, bytes of the body, number, version], and a body: [bytes of JSON, int64][JSON, padded to 8
+bytes with spaces][bytes of tensors]. `number`: of the worker's optimiser; in an answer, the staleness.
 """
 
 from __future__ import annotations
@@ -19,12 +18,10 @@ from laconic.comm.comm import Comm
 from laconic.core.errors import WireError
 from laconic.core.framing import as_numbers, read_bytes
 
-MAX_BYTES = 1 << 40  # of a body; longer ones are invalid
+MAX_BYTES = 1 << 40  # of a body
 
 
 class MessageKind(IntEnum):
-    """Kind of a message. The first four go to a server, the others come from it."""
-
     OPEN = 1
     PUSH = 2
     PULL = 3
@@ -36,7 +33,7 @@ class MessageKind(IntEnum):
 
 @dataclass(frozen=True)
 class Message:
-    """One message. `body`: its JSON; `tensors`: bytes uint8 (m,)."""
+    """One message. `tensors`: bytes uint8 (m,)."""
 
     kind: MessageKind
     number: int = 0
@@ -46,7 +43,6 @@ class Message:
 
 
 def send(comm: Comm, peer: int, call: Message) -> None:
-    """Send a message to this rank of a pair. Raises `PeerError` if it is gone."""
     text = json.dumps(call.body).encode()
     text += b" " * (-len(text) % 8)
     tensors = torch.empty(0, dtype=torch.uint8, device="cpu") if call.tensors is None else call.tensors
@@ -64,7 +60,6 @@ def send(comm: Comm, peer: int, call: Message) -> None:
 
 
 def receive(comm: Comm, peer: int) -> Message:
-    """Return the next message from this rank of a pair. Raises `PeerError` or `WireError`."""
     header = torch.zeros(4, dtype=torch.int64, device="cpu")
     comm.exchange({}, {peer: header})
     kind, nbytes, number, version = header.tolist()

@@ -1,4 +1,4 @@
-"""Config of an optimiser: class, settings and names of tensors, from which a server builds its shard."""
+"""Config of an optimiser, from which a server builds its shard."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from torch.optim import Optimizer
 from laconic.core.errors import AttachError
 from laconic.core.layout import Entry, Layout
 
-SILENT = ("params", "param_names")  # items of a group that are no settings
+SILENT = ("params", "param_names")  # no settings
 PLAIN = (bool, int, float, str, type(None))
 
 
 def to_config(optimizer: Optimizer, names: Mapping[Tensor, str]) -> dict[str, Any]:
-    """Return class, settings and tensor names. Raises `AttachError` if a server cannot rebuild them."""
     kind = type(optimizer)
     if "<locals>" in kind.__qualname__:
         raise AttachError(
@@ -35,7 +34,6 @@ def to_config(optimizer: Optimizer, names: Mapping[Tensor, str]) -> dict[str, An
 
 
 def settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the current settings of each group. Raises `AttachError` for unsupported types."""
     return [
         {key: _plain(key, value) for key, value in group.items() if key not in SILENT}
         for group in optimizer.param_groups
@@ -57,7 +55,6 @@ def _plain(key: str, value: Any) -> Any:
 def from_config(
     config: Mapping[str, Any], layout: Layout, flat: Tensor
 ) -> tuple[Optimizer, dict[str, nn.Parameter]]:
-    """Return the optimiser of a config, and its parameters by name as views of flat float32 (n,)."""
     module, name = config["class"]
     try:
         kind: Any = importlib.import_module(module)
@@ -90,7 +87,7 @@ def view(flat: Tensor, entry: Entry) -> Tensor:
 
 
 def assign(sizes: Sequence[int], servers: int) -> list[int]:
-    """Return the server of each tensor: largest tensors first, each to the server with the least so far.
+    """Return the server of each tensor: largest first, each to the server with the least so far.
 
     Tensors are not split, as optimisers such as LARS use norms of whole ones.
 

@@ -1,4 +1,4 @@
-"""Pairs: a process group for each worker and server, independent of the others."""
+"""Pairs: an independent process group for each worker and server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SERVER, WORKER = 0, 1  # ranks in a pair
 
 
 def connect(world: Comm, servers: Iterable[int], workers: Iterable[int]) -> dict[int, Comm]:
-    """Return this rank's pairs by the other's rank. Called by all ranks of `world`, servers first.
+    """Return this rank's pairs. Called by all ranks of `world`.
 
     The order of workers, then servers, avoids deadlocks.
     """
@@ -31,6 +31,5 @@ def connect(world: Comm, servers: Iterable[int], workers: Iterable[int]) -> dict
 
 
 def disconnect(pair: Comm) -> None:
-    """Close a pair; the other end gets an error."""
     if isinstance(pair, TorchComm):
         pair.close()

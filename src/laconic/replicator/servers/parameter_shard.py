@@ -1,4 +1,4 @@
-"""ParameterShard: a server's part of one optimiser's tensors, which applies gradients and saves itself."""
+"""ParameterShard: a server's part of one optimiser's tensors."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ log = logging.getLogger("laconic")
 class ParameterShard:
     """Tensors of one optimiser on one server, float32 on the host.
 
-    `version`: updates so far; `staleness`: number of gradients applied at each staleness; `refused`: number
-    of rejected ones; `file`: checkpoint, written every `every` updates.
+    `staleness`: number of gradients by staleness.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class ParameterShard:
         return as_bytes(self.flat.clone())
 
     def check_same(self, config: dict[str, Any]) -> None:
-        """Raise `AttachError` unless another worker's config equals the first one."""
         for key in ("class", "members", "tensors", "compressor"):
             if config[key] != self.config[key]:
                 raise AttachError(
@@ -63,7 +61,6 @@ class ParameterShard:
                 )
 
     def push(self, groups: Sequence[dict[str, Any]], version: int, wire: Tensor, step: int) -> int | None:
-        """Apply a gradient of parameters of this version; return its staleness, or None if rejected."""
         staleness = self.version - version
         if staleness > self.limit:
             self.refused += 1

@@ -1,4 +1,4 @@
-"""ServerClient: a worker's side of the servers. A group of workers pushes through its first one."""
+"""ServerClient: a worker's side of the servers."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ class ServerClient(Controller):
     """Controller that pushes the group's mean gradient at each step and loads the updated parameters.
 
     The wrapped optimiser never steps: servers have a copy, which gets the current settings with each push.
-    Starts from the servers' parameters, if they have any. Raises `AttachError` if workers differ, and
-    `SpecError` if `compressor` is no codec or selector.
     """
 
     def __init__(
@@ -61,7 +59,6 @@ class ServerClient(Controller):
         self.comm.reset()
 
     def _make_links(self, config: Mapping[str, Any]) -> list[Link]:
-        """Return a link to each server with a tensor; only the first replica of a group has pairs."""
         parameters = list(self._names)
         homes = assign([each.numel() for each in parameters], self._rank_context.server_count)
         links = []
@@ -75,7 +72,6 @@ class ServerClient(Controller):
         return links
 
     def step(self, update: Update, loss: float | None) -> None:
-        """Push the gradient instead of `update()`. Raises `NonFiniteError`, with nothing pushed."""
         size = self.comm.size
         for link in self._links:
             link.collect()
@@ -102,7 +98,7 @@ class ServerClient(Controller):
         for link in self._links:
             link.encode(self.steps)
         self._seconds.encode_s += time.perf_counter() - began
-        for link in self._links:  # to all servers first, so that they work concurrently
+        for link in self._links:  # servers then work concurrently
             link.push(groups, self.steps)
         for link in self._links:
             link.take_answer(self.steps)
@@ -117,7 +113,6 @@ class ServerClient(Controller):
         self._on_leader(each)
 
     def _on_leader(self, act: Callable[[], None]) -> None:
-        """Call `act` on the first replica of a group; share its result and tensors with all."""
         failure: Exception | None = None
         if self._rank_context.servers:
             try:
@@ -161,7 +156,6 @@ class ServerClient(Controller):
         return nullcontext(0.0)
 
     def finish(self) -> None:
-        """Load the servers' parameters. Called by all replicas of a group."""
         self._for_each_link(Link.pull)
         self._load()
 
@@ -174,7 +168,7 @@ class ServerClient(Controller):
         return identity(self._links[0].codec, self.layout, place.group, place.groups, self._seed)
 
     def state_dict(self) -> RankState:
-        """Return this worker's residuals; parameters and momentum are in the servers' checkpoints."""
+        """Return this worker's residuals; the servers' checkpoints have the rest."""
         kept = {f"residual/{link.server}": link.residual.clone() for link in self._links if link.keeps}
         return RankState(**self._identity(), step=self.steps, tensors=label(kept, self._rank_context.group))
 
@@ -196,7 +190,7 @@ class ServerClient(Controller):
             link.residual.zero_()
 
     def remove(self) -> None:
-        """Do nothing: the deployment closes the connections."""
+        """Do nothing."""
 
 
 def _must_match(config: Mapping[str, Any]) -> dict[str, str]:

@@ -23,16 +23,15 @@ from laconic.replicator.servers.parameter_shard import ParameterShard, read_floa
 from laconic.strategies.membership.heartbeats import Heartbeats
 
 log = logging.getLogger("laconic")
-POLL_S = 0.5  # between checks of heartbeats
+POLL_S = 0.5
 GRACE_S = 1.0  # for errors of workers
 BEATS = "replicator"
 
 
 def heartbeats(world: Comm) -> Heartbeats | None:
-    """Return this rank's heartbeat if ranks are processes. Called by every server and worker."""
     if not isinstance(world, TorchComm):
         return None
-    store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
+    store = dist.distributed_c10d._get_default_store()  # has no public name
     return Heartbeats.of(store, f"{in_store(world.group.group_name)}/{BEATS}", world.rank, world.size)
 
 
@@ -41,8 +40,6 @@ def file_of(folder: Path | None, name: str, server: int) -> Path | None:
 
 
 class Service:
-    """Shards of one server, and its lost workers."""
-
     def __init__(self, server: int, terms: LaunchOptions, limit: int) -> None:
         self.server, self.terms, self.limit = server, terms, limit
         self.shares: dict[str, ParameterShard] = {}
@@ -51,7 +48,6 @@ class Service:
         self._lock = threading.Lock()
 
     def serve_worker(self, worker: int, pair: Comm) -> None:
-        """Answer a worker until it says goodbye or is lost."""
         join_world: dict[int, ParameterShard] = {}
         try:
             while (call := receive(pair, WORKER)).kind != MessageKind.BYE:
@@ -82,7 +78,6 @@ class Service:
             return Message(kind, staleness or 0, share.version, None, share.bytes)
 
     def _open_shard(self, call: Message) -> ParameterShard:
-        """Return the shard of a config, created for the first worker."""
         assert call.tensors is not None
         name = call.body["name"]
         with self._lock:
@@ -100,10 +95,7 @@ class Service:
 
 
 def serve(pairs: Mapping[int, Comm], world: Comm, terms: LaunchOptions, limit: int) -> None:
-    """Serve these workers until each has said goodbye or is lost. `limit`: the bound on staleness.
-
-    Raises `PeerError` if all were lost. Always writes a checkpoint at the end.
-    """
+    """Serve workers until each has said goodbye or is lost. Raises `PeerError` if all were lost."""
     service, beats = Service(world.rank, terms, limit), heartbeats(world)
     threads = {
         worker: start_thread(
@@ -122,7 +114,7 @@ def serve(pairs: Mapping[int, Comm], world: Comm, terms: LaunchOptions, limit: i
     if service.error is not None:
         raise service.error
     if pairs and len(service.lost) == len(pairs):
-        time.sleep(GRACE_S)  # let the workers report their errors first
+        time.sleep(GRACE_S)  # workers report their errors first
         why = next(iter(service.lost.values()))
         raise PeerError(f"server {world.rank}: all {len(pairs)} workers are lost, the first with: {why}")
 
@@ -144,4 +136,4 @@ def wait(
 
 
 def _nothing() -> None:
-    """Do nothing: the thread ends with its worker."""
+    """Do nothing."""

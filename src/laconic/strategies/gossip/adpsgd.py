@@ -4,12 +4,10 @@
     on an odd rank a, during its steps:     x_a, x_p <- (x_a + x_p) / 2, with a random even neighbour p
 
 Lian et al. 2018, arXiv:1710.06952. Odd ranks ask and even ranks answer, as in the code of Assran et al. 2019,
-so ranks cannot wait for each other in a circle. That code pairs ranks by a common schedule, in which a slow
-rank delays others; here an odd rank draws its partner, and an even rank answers requests as they arrive. Both
-move by half the difference of the exchanged models, so the sum over ranks is kept.
+so ranks cannot wait in a circle; but an odd rank draws its partner, as that code's schedule lets a slow rank
+delay others. Both move by half the difference of the exchanged models, so the sum over ranks is kept.
 
-Messages go from host memory over gloo, which supports many threads in one group. NCCL supports one thread,
-and an answer that waits for a request would block all work on the GPU.
+Messages go from host memory over gloo: with NCCL, a waiting answer would block all work on the GPU.
 """
 
 from __future__ import annotations
@@ -47,15 +45,14 @@ AVERAGE, CLOSE = 1.0, 0.0  # requests, in the place of a message's weight
 class ADPSGD(GossipStrategy):
     """Average in pairs without a barrier, along the edges of `topology` between odd and even ranks.
 
-    An even rank has a thread for each odd rank that may ask it; two ranks of the same parity never average.
-    The pairs depend on timing, so no two runs are equal.
+    An even rank has a thread for each odd rank that may ask it. No two runs are equal.
 
     Wire, every `every` steps of an odd rank, each way: n parameters of 4 or 2 bytes, and 8 bytes.
 
     Args:
         topology: Pairs of ranks that may average; default: complete().
-        wire: Type of the parameters on the wire: "fp32" (default), "fp16" or "bf16".
-        every: Steps of an odd rank between its requests, which wait for a pending answer; default: 1.
+        wire: Type of the sent parameters: "fp32" (default), "fp16" or "bf16".
+        every: Steps of an odd rank between requests, which wait for a pending answer; default: 1.
 
     Raises:
         SpecError: An argument is outside its range.
@@ -98,7 +95,6 @@ class ADPSGD(GossipStrategy):
 
 
 def neighbours(topology: Topology, rank: int, size: int) -> list[int]:
-    """Return a rank's peers of the other parity within a period, in either direction."""
     met = (topology.peers(rank, size, step) for step in topology.span(size))
     others = {other for peers in met for other in (*peers.out, *peers.into)}
     return sorted(other for other in others if (other - rank) % 2)
@@ -108,7 +104,7 @@ class BoundADPSGD(BoundStrategy):
     """AD-PSGD on one rank.
 
     `shared` float32 (n,): x at the start of this step. `moved` float32 (n,): change by averaging since then.
-    Other ranks see their sum, under a lock. `averages`: number of averages of this rank.
+    Other ranks see their sum. `averages`: number of averages.
     """
 
     def __init__(self, config: ADPSGD, replica: Replica, comm: Metered, seed: int) -> None:
@@ -118,7 +114,7 @@ class BoundADPSGD(BoundStrategy):
         self.shared = replica.flat.clone()
         self.moved = torch.zeros_like(replica.flat)
         self.averages = 0
-        self._unmoved = True  # `moved` is zero
+        self._unmoved = True
         self._lock = threading.Lock()
         self._peers = neighbours(config.topology, comm.rank, comm.size)
         self._partner: int | None = None
@@ -126,7 +122,7 @@ class BoundADPSGD(BoundStrategy):
         self.error: Exception | None = None
         self._asker = CommunicationThread(f"gossip of rank {comm.rank}") if comm.rank % 2 else None
         self.ending = threading.Event()
-        known = weakref.ref(self)  # weak, so that the threads keep no model alive
+        known = weakref.ref(self)  # the threads keep no model alive
         self._answerers = [
             start_thread(partial(answer_all, known, peer), f"answers rank {peer}", end=self.ending.set)
             for peer in ([] if self._asker else self._peers)
@@ -146,7 +142,6 @@ class BoundADPSGD(BoundStrategy):
             self._pending = self._asker.submit(partial(self._ask, self._partner))
 
     def _ask(self, peer: int) -> Tensor:
-        """Average with an even rank, on the asking thread."""
         going, coming = self.message(), self.message()
         with self._lock:
             self._write(going)
@@ -161,7 +156,6 @@ class BoundADPSGD(BoundStrategy):
             self._move_(coming, going)
 
     def _move_(self, received: ParameterMessage, sent: ParameterMessage) -> None:
-        """Move halfway to the other rank, under the lock."""
         device = self.moved.device
         self.moved.add_(received.x.to(device), alpha=0.5).sub_(sent.x.to(device), alpha=0.5)
         self._unmoved = False
@@ -191,7 +185,7 @@ class BoundADPSGD(BoundStrategy):
                 raise PeerError(str(error)) from error
 
     def drain(self, side_comm: Comm) -> None:
-        """Load the shared model, once no odd rank asks and so no even rank is moved."""
+        """Load the shared model, once no odd rank asks."""
         self._wait_for_average()
         side_comm.all_reduce(torch.zeros(1, dtype=torch.float32, device="cpu"))
         self._start_step()
@@ -245,7 +239,6 @@ class BoundADPSGD(BoundStrategy):
 
 
 def answer_all(known: weakref.ref[BoundADPSGD], peer: int) -> None:
-    """Average with an odd rank on request, until one of the two ends. One thread per odd rank."""
     bound = known()
     if bound is None:
         return

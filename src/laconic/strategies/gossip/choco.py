@@ -5,11 +5,10 @@
     q_i = C(x_i - h_i);  send q_i to the neighbours
     h_i <- h_i + q_i;  s_i <- s_i + sum_j W_ij q_j  over the neighbours j and i itself
 
-Koloskova et al. 2019, arXiv:1902.00340 and arXiv:1907.09356. The order is that of the authors' code, which
-communicates during the next gradient; this file does not. h_i is the copy that all neighbours have of x_i,
-s_i = sum_j W_ij h_j: two vectors for any number of neighbours. The mean of the x_i is kept. The largest gamma
-depends on the codec: among 8 ranks on a ring, top-k of density 0.1 converges at 0.3 and diverges at 1;
-density 0.01 converges at 0.04 and diverges at 0.3.
+Koloskova et al. 2019, arXiv:1902.00340 and arXiv:1907.09356; in the order of the authors' code, but without
+its overlap with the next gradient. h_i is the neighbours' copy of x_i, s_i = sum_j W_ij h_j. The mean of the
+x_i is kept. The largest gamma depends on the codec: among 8 ranks on a ring, top-k of density 0.1 converges
+at 0.3 and diverges at 1; density 0.01 converges at 0.04 and diverges at 0.3.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from laconic.strategies.strategy import Update
 class CHOCO(CodedGossip):
     """Gossip of compressed differences on a fixed graph.
 
-    Wire, per neighbour and step: one message of the codec for the matrices, and the vectors in float32; if
-    its size varies, 8 bytes of length come first.
+    Wire, per neighbour and step: the codec's message for the matrices, after 8 bytes of length if that
+    varies, and the vectors in float32.
 
     Args:
         compressor: A codec or selector for the matrices; default: topk(density=0.1).
-        topology: Undirected edges, the same at every step; default: ring().
+        topology: A fixed undirected graph; default: ring().
         gamma: Consensus step, in (0, 1]; default: 0.3. Few bits need a small one.
 
     Raises:
@@ -62,7 +61,7 @@ class CHOCO(CodedGossip):
 
 
 class BoundCHOCO(BoundCodedGossip):
-    """CHOCO-SGD on one rank: `copy` is h and `around` is s, float32 (n,), initially 0."""
+    """CHOCO-SGD on one rank: `copy` is h and `around` is s, float32 (n,)."""
 
     def __init__(self, config: CHOCO, replica: Replica, comm: Metered, seed: int) -> None:
         super().__init__(config, replica, comm, seed)

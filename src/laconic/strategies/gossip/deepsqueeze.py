@@ -4,8 +4,8 @@
     v_i = x_i + e_i;  q_i = C(v_i);  e_i <- v_i - q_i;  send q_i to the neighbours
     x_i <- x_i + gamma (sum_j W_ij q_j - q_i)       over the neighbours j and i itself
 
-Tang et al. 2019, arXiv:1907.07346; as in the code of Aketi et al. 2021. It stores one vector, and compresses
-whole models, not differences, so a codec of few bits needs a small gamma. The mean of the x_i is kept.
+Tang et al. 2019, arXiv:1907.07346; as in the code of Aketi et al. 2021. It compresses whole models: few bits
+need a small gamma. The mean of the x_i is kept.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from laconic.strategies.strategy import Update
 class DeepSqueeze(CodedGossip):
     """Gossip of compressed models on a fixed graph.
 
-    Wire, per neighbour and step: one message of the codec for the matrices, and the vectors in float32; if
-    its size varies, 8 bytes of length come first.
+    Wire, per neighbour and step: the codec's message for the matrices, after 8 bytes of length if that
+    varies, and the vectors in float32.
 
     Args:
         compressor: A codec or selector for the matrices; default: minmax(bits=8).
-        topology: Undirected edges, the same at every step; default: ring().
+        topology: A fixed undirected graph; default: ring().
         gamma: Consensus step, in (0, 1]; default: 1. Few bits need a small one.
 
     Raises:
@@ -58,8 +58,6 @@ class DeepSqueeze(CodedGossip):
 
 
 class BoundDeepSqueeze(BoundCodedGossip):
-    """DeepSqueeze on one rank: `error` is e, float32 (n,), initially 0."""
-
     def __init__(self, config: DeepSqueeze, replica: Replica, comm: Metered, seed: int) -> None:
         super().__init__(config, replica, comm, seed)
         self.error = torch.zeros_like(replica.flat)

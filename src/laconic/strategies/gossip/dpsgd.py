@@ -3,9 +3,9 @@
     x_i <- LocalOpt(x_i, g_i)
     x_i <- W_ii x_i + sum_j W_ij x_j          over the neighbours j of this step
 
-Lian et al. 2017, arXiv:1705.09056; the update comes before the mixing, as in the code of Assran et al. 2019.
-Metropolis weights make W symmetric and doubly stochastic on any graph: no weight is sent, and the mean is
-kept. On a regular graph weights and trajectory are those of SGP, bit for bit.
+Lian et al. 2017, arXiv:1705.09056; in the order of the code of Assran et al. 2019. Metropolis weights make W
+symmetric and doubly stochastic on any graph: no weight is sent, and the mean is kept. On a regular graph the
+trajectory is that of SGP, bit for bit.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class DPSGD(GossipStrategy):
     Wire, per neighbour and step: n parameters of 4 bytes; or of 2 bytes, and 8 bytes of weight.
 
     Args:
-        topology: A graph whose edges go both ways; default: ring().
-        wire: Type of the parameters on the wire: "fp32" (default), "fp16" or "bf16".
+        topology: A symmetric graph; default: ring().
+        wire: Type of the sent parameters: "fp32" (default), "fp16" or "bf16".
 
     Raises:
         SpecError: An argument is invalid, or an edge is directed.

@@ -3,10 +3,9 @@
     x_i <- SGD's step with quasi-global momentum       see quasi_global
     gossip of C(x_i - h_i), C of 8 bits                see choco
 
-Aketi et al. 2021, arXiv:2111.09389, and their code. Their models also compute in 8 bits: convert yours with
-`laconic.lowbit.convert(model, bits=8)`, or pass --bits 8 to `laconic train`. The min-max grid on the wire is
-ours; their code sends levels of QSGD or large entries. Their alternative with DeepSqueeze is
-`quasi_global(deepsqueeze())`.
+Aketi et al. 2021, arXiv:2111.09389, and their code. Their models also compute in 8 bits:
+`laconic.lowbit.convert(model, bits=8)`, or `laconic train --bits 8`. The min-max grid on the wire is ours, in
+place of QSGD's levels or large entries. Their alternative is `quasi_global(deepsqueeze())`.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ class LPDT(CodedGossip):
 
     Args:
         compressor: A codec or selector for the matrices; default: minmax(bits=8).
-        topology: Undirected edges, the same at every step; default: ring().
-        gamma: Consensus step, in (0, 1]; default: 1. Few bits need a small one: 0.01 for top-k of 1 % in the
-            paper's runs.
+        topology: A fixed undirected graph; default: ring().
+        gamma: Consensus step, in (0, 1]; default: 1. Few bits need a small one: the paper uses 0.01 for top-k
+            of 1 %.
         momentum: Quasi-global momentum, in [0, 1), over an SGD without momentum; default: 0.9. With 0 any
             optimiser works.
 

@@ -4,10 +4,9 @@
     x_i += sum of the pending round,  w_i += its weights
     send P_ji x_i, P_ji w_i to the out-peers j, and keep P_ii of both
 
-Assran et al. 2019, arXiv:1811.10792. A message leaves its sender before it arrives, so w differs from 1 on
-any graph, and the sum of all w and of the pending weights is the number of ranks. The authors' code adds a
-round as soon as it arrives; here a round has a fixed step, so that every run has the same bits. A rank that
-is late by less than `staleness` steps delays no other.
+Assran et al. 2019, arXiv:1811.10792. Messages in flight make w differ from 1 on any graph; with theirs, all
+weights sum to the number of ranks. The authors' code adds a round as soon as it arrives; here it has a fixed
+step, so that every run has the same bits. A rank that is late by less than `staleness` steps delays no other.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ class OSGP(GossipStrategy):
     Wire, per out-peer and round: n parameters of 4 or 2 bytes, and 8 bytes of weight.
 
     Args:
-        topology: Directed edges of the messages; default: exponential().
+        topology: Directed edges; default: exponential().
         staleness: Steps between rounds, 1 or more; default: 1.
-        wire: Type of the parameters on the wire: "fp32" (default), "fp16" or "bf16".
+        wire: Type of the sent parameters: "fp32" (default), "fp16" or "bf16".
 
     Raises:
         SpecError: An argument is outside its range.
@@ -90,15 +89,11 @@ class OSGP(GossipStrategy):
 
 @dataclass(frozen=True)
 class PendingRound:
-    """Sent round: when `arrival` is done, all its messages are in their buffers."""
-
     shares: Weights
     arrival: Answer
 
 
 class BoundOSGP(PushSum):
-    """Overlap SGP on one rank. `rounds`: number of rounds sent."""
-
     def __init__(self, config: OSGP, replica: Replica, comm: Metered) -> None:
         super().__init__(replica, comm)
         self.config = config

@@ -6,8 +6,8 @@
     m <- mu m + (1 - mu) (x - x'') / lr            lr: the optimiser's current learning rate
 
 Lin et al. 2021, arXiv:2102.04761 [recalled], as in the code of Aketi et al. 2021, arXiv:2111.09389. On skewed
-shards, gradients drive the models apart; m includes the neighbours' models, and does so less. With equal
-gradients, the steps are as long as those of plain momentum mu, g / (1 - mu).
+shards m, which includes the neighbours' models, drives models apart less than gradients do. With equal
+gradients, steps are as long as with plain momentum mu.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from laconic.strategies.gossip.dpsgd import DPSGD
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
-BASE = "base/"  # of the base strategy's keys in the state
+BASE = "base/"
 
 
 @dataclass(frozen=True, repr=False)
 class QuasiGlobal(Strategy):
     """Momentum over a gossip strategy; it replaces the momentum of the optimiser, a plain SGD.
 
-    Wire: that of `base`. Memory: m, n float32, and 2 n inside a step. A step that a GradScaler skips has
-    u = 0; at learning rate 0, m only decays.
+    Wire: that of `base`. Memory: m, n float32, and 2 n inside a step. A step that a GradScaler skips has u =
+    0; at learning rate 0, m only decays.
 
     Args:
         base: The gossip; default: dpsgd().
@@ -90,8 +90,6 @@ class QuasiGlobal(Strategy):
 
 
 class BoundQuasiGlobal(BoundStrategy):
-    """Quasi-global momentum on one rank. `momentum` m float32 (n,), initially 0."""
-
     def __init__(
         self, config: QuasiGlobal, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int
     ) -> None:

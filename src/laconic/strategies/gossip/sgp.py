@@ -5,8 +5,7 @@
     x_i <- P_ii x_i + sum_j P_ij x_j,  w_i <- P_ii w_i + sum_j P_ij w_j     over the in-peers j of this step
 
 Assran et al. 2019, arXiv:1811.10792; update order as in the authors' code. P is column-stochastic: the shares
-that a rank keeps and sends sum to 1. If it is doubly stochastic, as with equal in- and out-degrees, w stays 1
-and is not sent.
+that a rank keeps and sends sum to 1. If it is doubly stochastic, w stays 1 and is not sent.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ class SGP(GossipStrategy):
     """Push of equal shares to the out-peers at every step.
 
     Wire, per out-peer and step: n parameters of 4 or 2 bytes, and 8 bytes of weight if it may vary. The
-    sender keeps its error of rounding to 2 bytes, so the sum over ranks is kept.
+    sender keeps its rounding error, so the sum over ranks is kept.
 
     Args:
-        topology: Directed edges of the messages; default: exponential().
-        wire: Type of the parameters on the wire: "fp32" (default), "fp16" or "bf16".
+        topology: Directed edges; default: exponential().
+        wire: Type of the sent parameters: "fp32" (default), "fp16" or "bf16".
 
     Raises:
         SpecError: An argument is outside its range.

@@ -1,1 +1,1 @@
-"""Leaders: ranks are pulled towards a leader or a centre; one file or package per strategy."""
+"""Leaders: ranks are pulled towards a leader or a centre."""

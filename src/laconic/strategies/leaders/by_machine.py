@@ -2,8 +2,7 @@
 
     g = mean of g_i over the machine;  the first rank runs the strategy's step with g;  others copy its model
 
-Links inside a machine are fast, so gradients are dense there, and replicas equal. All ranks of a machine
-update their optimiser with g, so that any of them can replace the first one.
+All ranks of a machine update their optimiser with g, so that any can replace the first one.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ class ByMachine(Strategy):
     """Strategy between machines, with dense gradients inside them.
 
     Wire, per step inside a machine of m ranks: 2 (m - 1) / m times the gradient, and once the parameters, in
-    float32. Between machines: the wire of `strategy`. Every rank keeps the optimiser's state. If a first rank
-    is lost, the next one of its machine replaces it, with the memory that is equal on all first ranks, such
-    as DiLoCo's momentum; changes of the optimiser by `slowmo` exist on first ranks only.
+    float32. Between machines: that of `strategy`. The next rank of its machine replaces a lost first rank,
+    with the memory that is equal on all first ranks, such as DiLoCo's momentum, but without `slowmo`'s
+    changes of the optimiser.
 
     Args:
         strategy: The strategy between the first ranks of machines, such as sgp().
-        ranks_per_node: Consecutive ranks that share a machine; default: 0, the value that torchrun sets.
+        ranks_per_node: Consecutive ranks per machine; default: 0, the value that torchrun sets.
 
     Raises:
         SpecError: An argument is outside its range, or `strategy` is by_machine.
@@ -76,15 +75,13 @@ class ByMachine(Strategy):
             self.strategy.check(size // self.ranks_per_node, optimizer)
 
     def check_left(self, size: int, optimizer: Optimizer) -> None:
-        """Do nothing: `bind` knows the remaining machines, and checks the strategy between them."""
+        """Do nothing: `bind` checks the remaining machines."""
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundByMachine:
         return BoundByMachine(self, replica, optimizer, comm, seed)
 
 
 class BoundByMachine(BoundStrategy):
-    """By machine on one rank. `led`: the strategy, on the first rank of each machine."""
-
     def __init__(
         self, config: ByMachine, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int
     ) -> None:
@@ -106,11 +103,10 @@ class BoundByMachine(BoundStrategy):
         if self.led is not None:
             self.led.step(update if finite else nothing, loss)
         elif finite:
-            update()  # for the optimiser's state only
+            update()  # for the optimiser's state
         self._follow(self.replica.flat)
 
     def _mean_gradient(self) -> bool:
-        """Load the machine's mean gradient into every parameter; return whether it is finite."""
         with self.comm.phase("inside a machine"):
             views = self.replica.views(self._gradient)
             for name, parameter in self.replica.parameters.items():
@@ -125,7 +121,7 @@ class BoundByMachine(BoundStrategy):
                     parameter.grad = views[name].to_sparse(parameter.grad.sparse_dim())
                 elif parameter.grad is not None:
                     parameter.grad.copy_(views[name])
-                elif bool(views[name].any()):  # another rank of the machine used it
+                elif bool(views[name].any()):  # another rank used it
                     parameter.grad = views[name].to(parameter.dtype, copy=True)
         return kernels.all_finite(self._gradient, self.replica.layout.segments)
 

@@ -4,9 +4,9 @@
     x_i <- x_i - alpha (x_i - c)               every `every` steps, alpha = beta / ranks; both right sides
     c <- c + beta mean_j (x_j - c)             have the values from before
 
-Zhang, Choromanska and LeCun 2015, arXiv:1412.6651; synchronous, like the baseline in the code of LSGD;
-the paper's asynchronous form and its momentum (EAMSGD) are left out. The sum of all x_i and c is kept. Every
-rank holds the centre, equal bit for bit.
+Zhang, Choromanska and LeCun 2015, arXiv:1412.6651; synchronous, like the baseline in the code of LSGD; the
+paper's asynchronous form and its momentum (EAMSGD) are left out. The sum of all x_i and c is kept. Every rank
+holds the centre, equal bit for bit.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ class EASGD(Strategy):
 
     Args:
         every: Steps between pulls, 1 or more; default: 4.
-        beta: Strength of the pull on the centre, in (0, 1]; default: 0.43. A rank has a share of beta /
-            ranks.
+        beta: Pull on the centre, in (0, 1]; default: 0.43. A rank's share is beta / ranks.
 
     Raises:
         SpecError: An argument is outside its range.
@@ -68,8 +67,6 @@ class EASGD(Strategy):
 
 
 class BoundEASGD(BoundStrategy):
-    """EASGD on one rank. `centre` c float32 (n,)."""
-
     def __init__(self, config: EASGD, replica: Replica, comm: Metered) -> None:
         super().__init__(replica, comm)
         self.config = config

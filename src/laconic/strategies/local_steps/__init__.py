@@ -1,7 +1,4 @@
-"""Outer step: the mean of the ranks' changes since their models were last equal.
-
-Any method of `compress` can send it, with its memory, like a gradient.
-"""
+"""Outer step: the mean of the ranks' changes since their models were last equal."""
 
 from __future__ import annotations
 
@@ -22,7 +19,6 @@ from laconic.strategies.replica import Replica
 
 
 def outer_method(compressor: Any) -> Method:
-    """Return the method that sends outer gradients. Raises `SpecError` if it changes the optimiser."""
     method = lift(compressor)
     if method.rules:
         raise SpecError(
@@ -44,11 +40,10 @@ class Outer:
         self._exchange = Attached(method, replica.layout, comm, NoOptimiser(), seed, seconds)
 
     def mean_outer_gradient(self) -> Tensor:
-        """Return the mean over ranks of anchor - x, float32 (n,), after compression: equal on all ranks."""
+        """Return the mean of anchor - x over ranks, float32 (n,)."""
         return self.mean_(self.anchor - self.replica.flat, self.replica.layout)
 
     def mean_(self, gradient: Tensor, layout: Layout) -> Tensor:
-        """Average these tensors' outer gradient over ranks, in place, as a separate exchange."""
         self._exchange.begin()
         if not self._exchange.mean_(gradient, layout):
             raise NonFiniteError(

@@ -3,8 +3,8 @@
     x_i <- LocalOpt(x_i, g_i)                       at every step
     x_i <- x - mean_j (x - x_j)                     every `every` steps; x: the last average
 
-Stich 2018, arXiv:1805.09767. With `start`, ranks average after each of the first steps, which for SGD equals
-training on mean gradients: post-local SGD, Lin et al. 2018, arXiv:1808.07217. Both as recalled, and standard.
+Stich 2018, arXiv:1805.09767. With `start` and SGD the first steps equal training on mean gradients:
+post-local SGD, Lin et al. 2018, arXiv:1808.07217. Both as recalled.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 class LocalSGD(Strategy):
     """Average of parameters every `every` steps, and after each of the first `start` steps.
 
-    Wire, at each average: the wire of `compressor` for one gradient.
+    Wire, at each average: that of `compressor` for one gradient.
 
     Args:
         every: Steps between averages, 1 or more; default: 8.
         start: Number of first steps after each of which ranks average; default: 0.
-        compressor: Sends the ranks' changes since the last average: a codec, selector, reducer or method,
-            with error feedback if it is biased; default: dense().
+        compressor: Sends the changes since the last average: a codec, selector, reducer or method, with error
+            feedback if biased; default: dense().
 
     Raises:
         SpecError: An argument is outside its range, or `compressor` changes the optimiser.

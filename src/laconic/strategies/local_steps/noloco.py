@@ -5,9 +5,8 @@
     v_i <- momentum v_i + (s_i + s_j) / 2 - pull y_i   j: the peer of this outer step
     y_i <- y_i + v_i;  x_i <- y_i
 
-Kolehmainen et al. 2025, arXiv:2506.10911. Reconstruction of its outer step for groups of two: momentum, the
-pair's mean change, and the distance to the pair's mean slow model; both are in one message. Their random
-routing between pipeline stages is left out.
+Kolehmainen et al. 2025, arXiv:2506.10911. Reconstruction of its outer step for groups of two; both terms of
+s_i are in one message. Random routing between pipeline stages is left out.
 """
 
 from __future__ import annotations
@@ -34,17 +33,16 @@ from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 class NoLoCo(Strategy):
     """Outer step with one random peer, every `every` steps: no rank waits for all.
 
-    Wire, every `every` steps: n float32 to the peer, 4 n bytes in a group of any size. Memory: 2 n float32.
-    Models of ranks differ by changes that are not yet averaged. With an odd number of ranks, one rank per
-    round does its outer step alone.
+    Wire, every `every` steps: n float32 to the peer, 4 n bytes. Memory: 2 n float32. Models of ranks differ.
+    With an odd number of ranks, one rank per round does its outer step alone.
 
     Args:
         every: Steps between outer steps, 1 or more; default: 50.
         lr: Outer learning rate, above 0; default: 0.7.
         momentum: Outer momentum, in [0, 1); default: 0.5.
-        pull: Share of the distance to the pair's mean slow model that a step removes, in (0, 2); default: 1.
-            Must be above `momentum`, or ranks diverge.
-        topology: The pairs, or another graph whose edges go both ways; default: random_matching().
+        pull: Share of the distance to the pair's mean slow model that a step removes, in (`momentum`, 2), or
+            ranks diverge; default: 1.
+        topology: The pairs, or another symmetric graph; default: random_matching().
 
     Raises:
         SpecError: An argument is outside its range, or an edge goes one way only.
@@ -86,8 +84,6 @@ class NoLoCo(Strategy):
 
 
 class BoundNoLoCo(BoundStrategy):
-    """NoLoCo on one rank. `slow` y and `velocity` v, float32 (n,), differ between ranks."""
-
     def __init__(self, config: NoLoCo, replica: Replica, comm: Metered) -> None:
         super().__init__(replica, comm)
         self.config = config

@@ -7,7 +7,7 @@
 
 Wang et al. 2019, arXiv:1910.00643, and fairscale's code. Each slow step zeroes SGD's own momentum and keeps
 Adam's. beta=0, lr=1 is local SGD; beta>0, lr=1 with SGD is block momentum (BMUF); one rank with beta=0 is
-Lookahead. `average=False` is the paper's "noaverage": every rank has its own x and u, and d = x - x_i.
+Lookahead. `average=False` is the paper's "noaverage": own x and u on every rank, and d = x - x_i.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from laconic.strategies.local_steps import Outer
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
-BASE = "base/"  # of the base strategy's keys in the state
+BASE = "base/"
 
 
 @dataclass(frozen=True, repr=False)
 class SlowMo(Strategy):
     """Slow momentum over another strategy, or over local steps.
 
-    Wire: that of `base`, and every `every` steps an all-reduce of n float32, 4 n bytes; with
-    `average=False` only that of `base`. Memory: 2 n float32. u is in units of the learning rate: if that
-    falls by orders of magnitude and rises again, as with warm restarts, gamma u rises too.
+    Wire: that of `base`; with `average` also an all-reduce of n float32, 4 n bytes, every `every` steps.
+    Memory: 2 n float32. u is in units of the learning rate: if that falls by orders of magnitude and rises
+    again, as with warm restarts, gamma u rises too.
 
     Args:
         every: Steps between slow steps, 1 or more; default: 12. The paper uses 12 over local steps and 48
@@ -102,8 +102,6 @@ class SlowMo(Strategy):
 
 
 class BoundSlowMo(BoundStrategy):
-    """SlowMo on one rank. `momentum` u float32 (n,)."""
-
     def __init__(
         self, config: SlowMo, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int
     ) -> None:
@@ -115,7 +113,7 @@ class BoundSlowMo(BoundStrategy):
         self._outer = Outer(replica, comm, Dense(), seed, self.seconds)
         self._base: BoundStrategy | None = None
         if config.base is not None:
-            self._side_comm = comm.split(0)  # all ranks; the base may have pending messages in its own group
+            self._side_comm = comm.split(0)  # the base may have pending messages
             self._base = config.base.bind(replica, optimizer, comm, seed)
             self.seconds = self._base.seconds
 
@@ -141,7 +139,7 @@ class BoundSlowMo(BoundStrategy):
         self._outer.restart_(model)
         if self._base is not None and self.config.average:
             self._base.adopt_(model)
-            if self.config.clocked:  # no rank sends while another still loads the model
+            if self.config.clocked:  # no rank sends while another loads
                 self._side_comm.all_reduce(torch.zeros(1, dtype=torch.float32, device="cpu"))
         for state in self._optimizer.state.values():
             if isinstance(buffer := state.get("momentum_buffer"), Tensor):

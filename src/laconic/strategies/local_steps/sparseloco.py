@@ -38,16 +38,15 @@ from laconic.strategies.strategy import BoundStrategy, Strategy
 class SparseLoCo(Strategy):
     """DiLoCo without momentum, over chunk-wise top-k values in a few bits with error feedback.
 
-    Wire, every `every` steps: about density * n * (bits + log2(1 / density) + 1.5) bits, to each of the N - 1
-    others: 0.15 n bits by default, 210 times less than the parameters. Memory: 3 n float32.
+    Wire, every `every` steps: about density * n * (bits + log2(1 / density) + 1.5) bits, to each other rank:
+    0.15 n bits by default, 210 times less than the parameters. Memory: 3 n float32.
 
     Args:
         every: Steps between outer steps, 1 or more; default: 30.
-        density: Share of the entries of each chunk that is sent, in (0, 1]; default: 1/64.
+        density: Sent share of each chunk, in (0, 1]; default: 1/64.
         chunk: Entries of a chunk, 1 or more; default: 4096.
         bits: Bits of a value, 1 to 8; default: 2.
-        decay: Share of the residual that is kept from one outer step to the next, in (0, 1];
-            default: 0.95.
+        decay: Share of the residual that remains at the next outer step, in (0, 1]; default: 0.95.
         lr: Outer learning rate, above 0; default: 1.
 
     Raises:

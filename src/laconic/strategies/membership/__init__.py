@@ -1,4 +1,4 @@
-"""Membership: a strategy's group and its side group; both are recreated after a rank is lost."""
+"""Membership: a strategy's groups, which are recreated after a rank is lost."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ log = logging.getLogger("laconic")
 class Membership:
     """Group `comm` of a strategy and `side_comm` of the same ranks. Called by all ranks of `group`.
 
-    `patience_s`: seconds that a message may take before the group counts as broken, and `renew` excludes lost
-    ranks. None: the timeout of `group`, and a broken group stays broken.
-
-    `joint_calls`: None once a rank was lost. `start_comm`: the same ranks with the timeout of `group`, until
-    `started`: ranks may start at very different times.
+    `patience_s`: seconds until a group counts as broken, and `renew` excludes lost ranks. None: the timeout
+    of `group`, and a broken group stays broken. `joint_calls`: None once a rank was lost. `start_comm`: with
+    the timeout of `group`, as ranks may start at very different times, until `started`.
     """
 
     def __init__(
@@ -38,7 +36,7 @@ class Membership:
         self._quorum = quorum or 1
         self.joint_calls: JointCalls | None = None
         self.heartbeats: Heartbeats | None = None
-        with contextlib.ExitStack() as opened:  # closed in reverse order if anything raises
+        with contextlib.ExitStack() as opened:  # closed in reverse order on errors
 
             def own(timeout: timedelta | None = None) -> TorchComm:
                 comm = TorchComm.own(group, timeout)
@@ -56,14 +54,13 @@ class Membership:
             self.joint_calls = JointCalls(main, side, survives=patience_s is not None)
             opened.callback(self.joint_calls.close)
             if patience_s is not None:
-                store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
+                store = dist.distributed_c10d._get_default_store()  # has no public name
                 self.heartbeats = Heartbeats.of(store, self._name, main.rank, main.size)
                 self.heartbeats.hung_after_s = self._start.timeout.total_seconds()
             opened.pop_all()
 
     @property
     def side_meter(self) -> Metered:
-        """Side group with the meter of `comm`."""
         return self.comm.over(self.side_comm)
 
     @property
@@ -95,7 +92,6 @@ class Membership:
         return "" if self.joint_calls is None else self.joint_calls.failure
 
     def started(self) -> None:
-        """Make `patience_s` apply, as all ranks have begun."""
         self._start.close()
 
     @property
@@ -105,14 +101,13 @@ class Membership:
     def renew(self, why: str) -> None:
         """Leave the old groups, which frees ranks that wait in them, and create new ones of the living ranks.
 
-        `why`: for the log. Raises `PeerError` if fewer than `quorum` ranks remain, if the others do not
-        readmit this rank, if the store is gone, or after as many failures as there are ranks.
+        Raises `PeerError` below `quorum` ranks, if this rank is not readmitted, or after repeated failures.
         """
         assert self.heartbeats is not None and self._patience_s is not None
-        why_not = ""  # text: the error itself would keep a half-made group alive, in which others wait
+        why_not = ""  # the error would keep a half-made group alive, in which others wait
         joint_calls, self.joint_calls = self.joint_calls, None
         if joint_calls is not None:
-            with contextlib.suppress(RuntimeError, ValueError):  # it may be broken already
+            with contextlib.suppress(RuntimeError, ValueError):  # it may be broken
                 joint_calls.leave()
         for _ in self._parent.ranks:
             self._leave()
@@ -121,12 +116,11 @@ class Membership:
             try:
                 self._make(members)
                 return
-            except (PeerError, RuntimeError) as failed:  # another rank was lost meanwhile
+            except (PeerError, RuntimeError) as failed:  # another rank was lost
                 why_not = str(failed)
         raise PeerError(f"no new group could be made: {why_not}")
 
     def tell(self, before: Sequence[int], step: int, agreed: Agreement, fresh: Iterable[str]) -> None:
-        """Log this regroup. `fresh`: names of memory that was reset."""
         assert self.heartbeats is not None
         now = self.living
         lost, back = ([*sorted({*one} - {*other})] for one, other in ((before, now), (now, before)))
@@ -155,12 +149,11 @@ class Membership:
 
     def _leave(self) -> None:
         for group in self._groups:
-            with contextlib.suppress(RuntimeError, ValueError):  # it may be broken already
+            with contextlib.suppress(RuntimeError, ValueError):  # it may be broken
                 group.close()
         self._groups.clear()
 
     def abandon(self) -> None:
-        """Leave permanently, without waiting for the heartbeat."""
         if self.heartbeats is not None:
             self.heartbeats.end()
         if self.joint_calls is not None:

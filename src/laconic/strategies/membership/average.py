@@ -1,4 +1,4 @@
-"""Agreement of the ranks of a new group: their average model, the furthest place, and common memory."""
+"""Agreement of a new group's ranks: average model, furthest place, and common memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from laconic.strategies.replica import Replica
 class Stand:
     """State of a rank when a new group forms.
 
-    `place`: its progress; `present`: it has missed no group; `memory`: the strategy's memory that is equal on
-    all ranks; `up_to_date`: it is from this rank's last step.
+    `place`: its progress; `present`: it has missed no group; `memory`: equal on all ranks; `up_to_date`: from
+    its last step.
     """
 
     place: int
@@ -30,9 +30,9 @@ class Stand:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Common state. `place`: the furthest of any rank. `averaged`: the ranks whose models were averaged.
+    """Common state. `place`: the furthest of any rank. `averaged`: ranks whose models were averaged.
 
-    `memory`: that of the furthest of these ranks with up-to-date memory, else of the furthest with any.
+    `memory`: of the furthest of these ranks with up-to-date memory, else of the furthest with any.
     """
 
     place: int
@@ -44,8 +44,8 @@ class Agreement:
 def average_(replica: Replica, model: Tensor, stand: Stand, comm: Comm, keep: bool = False) -> Agreement:
     """Load the ranks' average of model (n,) and of statistics into the replica. Called by all ranks.
 
-    `keep`: each averaged rank keeps its own statistics. Ranks that missed no group decide; if there are none,
-    those with a trained model; else all. If a rank is lost meanwhile, parameters are unchanged.
+    `keep`: each averaged rank keeps its statistics. Ranks that missed no group decide; else those with a
+    trained model; else all. If a rank is lost, parameters are unchanged.
     """
     shapes = {key: list(value.shape) for key, value in stand.memory.items()}
     row = [stand.place, stand.present and stand.trained, stand.trained, True, shapes, stand.up_to_date]
@@ -66,5 +66,5 @@ def average_(replica: Replica, model: Tensor, stand: Stand, comm: Comm, keep: bo
 
 
 def _share(x: Tensor, counts: bool) -> Tensor:
-    """Return a copy of x, or zeros. A product with 0 would turn infinite entries of masks into NaN."""
+    """Return a copy of x, or zeros; a product with 0 would turn infinite entries of masks into NaN."""
     return x.clone() if counts else torch.zeros_like(x)

@@ -1,4 +1,4 @@
-"""Finishers: ranks that have called `finish()` and wait for those that still have steps."""
+"""Finishers: ranks that wait in `finish()` for those that still have steps."""
 
 from __future__ import annotations
 
@@ -6,34 +6,27 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from torch.distributed import Store  # type: ignore[attr-defined]  # torch marks no re-export
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Generation and number of steps of a rank that waits in `finish()`."""
-
     generation: int
     steps: int
 
 
 class Standstill:
-    """Timer of the seconds in which no rank started a step."""
-
     def __init__(self) -> None:
         self._begun: Mapping[int, int] = {}
         self._since = time.monotonic()
 
     def lasts_s(self, begun: Mapping[int, int]) -> float:
-        """Return how long `begun`, each rank's number of steps, has been unchanged."""
         if begun != self._begun:
             self._begun, self._since = begun, time.monotonic()
         return time.monotonic() - self._since
 
 
 class Finishers:
-    """Ranks that wait in `finish()`, by their entries in the store. `waits`: whether this rank does."""
-
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
         self.waits = False
@@ -43,7 +36,7 @@ class Finishers:
         self._store.set(f"finishing/{self._rank}", f"{place.generation} {place.steps}")
 
     def withdraw(self) -> None:
-        """Clear this rank's entry, if it waits. The entry stays, as reading a missing one blocks."""
+        """Clear this rank's entry. It stays, as reading a missing one blocks."""
         if self.waits:
             self.waits = False
             self.forget()

@@ -1,7 +1,7 @@
 """Mixing weights: the share of its values that a rank keeps, and the shares it sends to its peers.
 
 As a matrix W with entry [to, from], one step of gossip is x <- W x. If its columns sum to 1, the sum of all
-values is kept, which is sufficient for PushSum. If its rows do too, equal values stay equal without weights.
+values is kept, which suffices for PushSum. If its rows do too, equal values stay equal.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def uniform(topology: Topology, rank: int, size: int, step: int) -> Weights:
 def metropolis(topology: Topology, rank: int, size: int, step: int) -> Weights:
     """Return shares of 1 / (1 + the larger degree), the rest kept: rows and columns sum to 1.
 
-    For symmetric graphs, regular or not; raises `SpecError` for others. Xiao and Boyd 2004 (recalled).
+    Raises `SpecError` unless the graph is symmetric. Xiao and Boyd 2004 (recalled).
 
     >>> from laconic.core.spec import parse
     >>> metropolis(parse("linear()"), rank=0, size=3, step=0)
@@ -74,17 +74,15 @@ def matrix(weights: Mixing, topology: Topology, size: int, step: int) -> Tensor:
 
 
 def check_column_stochastic(mixed: Tensor) -> None:
-    """Raise `SpecError` unless the shares that each rank keeps and sends sum to 1."""
     _check_sums(mixed, 0, "the shares that rank {} keeps and sends")
 
 
 def check_row_stochastic(mixed: Tensor) -> None:
-    """Raise `SpecError` unless the shares that each rank keeps and receives sum to 1."""
     _check_sums(mixed, 1, "the shares that rank {} keeps and receives")
 
 
 def is_regular(topology: Topology, size: int) -> bool:
-    """Return whether uniform mixing is doubly stochastic at every step, exactly: then w stays 1."""
+    """Return whether uniform mixing is exactly doubly stochastic at every step: then w stays 1."""
     for step in topology.span(size):
         graph = [topology.peers(rank, size, step) for rank in range(size)]
         share = [Fraction(1, 1 + len(each.out)) for each in graph]

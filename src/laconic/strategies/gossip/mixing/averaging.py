@@ -1,7 +1,7 @@
 """Speed of gossip: the step after which all ranks agree, or the rate at which disagreement decays.
 
-From x, k steps of uniform mixing give P x with weights w = P 1, and every rank's estimate of the mean is
-(P x)_i / w_i. All are exact when E = P - w 1^T / n = P (I - 1 1^T / n) is zero, for any x.
+k steps of uniform mixing give P x with weights w = P 1; every rank estimates the mean as (P x)_i / w_i. All
+are exact when E = P - w 1^T / n = P (I - 1 1^T / n) is zero.
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ import torch
 from laconic.strategies.gossip.mixing import matrix, uniform
 from laconic.strategies.gossip.topologies import Topology
 
-NOTHING = 1e-12  # largest remaining disagreement that counts as none, relative to the step before
+NOTHING = 1e-12  # relative to the disagreement of the step before
 
 
 class Averaging(NamedTuple):
-    """Convergence of gossip.
-
-    `exact`: steps after which all agree, or None. `kept`: share of the disagreement that remains per step.
-    """
+    """Steps after which all agree, or None, and the remaining share of disagreement per step."""
 
     exact: int | None
     kept: float
@@ -31,9 +28,9 @@ class Averaging(NamedTuple):
 
 
 def averaging(topology: Topology, size: int) -> Averaging:
-    """Return the convergence of uniform mixing on this graph, whose `check` has passed.
+    """Return the convergence of uniform mixing on this graph.
 
-    `kept` is |second eigenvalue of P|^(1 / steps), over one period, or the first steps if it never repeats.
+    `kept` is |second eigenvalue of P|^(1 / steps), over one period or the first steps.
 
     >>> from laconic.core.spec import parse
     >>> averaging(parse("exponential()"), 16)
@@ -48,7 +45,7 @@ def averaging(topology: Topology, size: int) -> Averaging:
         mixed = matrix(uniform, topology, size, step)
         before = float(left.abs().max())
         weight, left = mixed @ weight, mixed @ left
-        left -= weight.outer(left.sum(0)) / size  # columns sum to 0: removes rounding errors
+        left -= weight.outer(left.sum(0)) / size  # removes rounding errors
         if float(left.abs().max()) <= NOTHING * before:
             return Averaging(step + 1, 0.0)
     return Averaging(None, float(torch.linalg.eigvals(left).abs().max()) ** (1 / len(span)))

@@ -1,4 +1,4 @@
-"""Gossip of encoded parameters between neighbours of a fixed graph."""
+"""Gossip of encoded parameters on a fixed graph."""
 
 from __future__ import annotations
 
@@ -24,12 +24,10 @@ from laconic.strategies.gossip.mixing.gossip_strategy import GossipStrategy
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import BoundStrategy, Notes
 
-LENGTH = 8  # bytes, before a message whose size may vary
+LENGTH = 8  # before a message whose size may vary
 
 
 class CodedGossip(GossipStrategy):
-    """Base of strategies with a codec `compressor`, a `topology` and a consensus step `gamma`."""
-
     compressor: Any
     gamma: float
 
@@ -40,7 +38,6 @@ class CodedGossip(GossipStrategy):
 
     @property
     def codec(self) -> Codec:
-        """Codec of `compressor`, converted as by `compress`. Raises `SpecError` if it is not a codec."""
         return lift_codec(self.compressor)
 
     def check(self, size: int, optimizer: Optimizer) -> None:
@@ -67,8 +64,6 @@ def coded_matrices(codec: Codec, layout: Layout, *, damped: bool) -> LayoutCodec
 
 
 class BoundCodedGossip(BoundStrategy):
-    """Shared part of CHOCO and DeepSqueeze on one rank."""
-
     def __init__(self, config: CodedGossip, replica: Replica, comm: Metered, seed: int) -> None:
         super().__init__(replica, comm)
         self.config = config
@@ -89,12 +84,10 @@ class BoundCodedGossip(BoundStrategy):
             return swap(self.comm, wire, sorted(self.shares.into), self.wires.nbytes)
 
     def add_message_(self, wire: Tensor, out: Tensor, alpha: float) -> Tensor:
-        """Add alpha times a message of this step to out (n,)."""
         return self.wires.decode_add_(wire, out, self.steps, alpha)
 
 
 def swap(comm: Comm, wire: Tensor, neighbours: list[int], nbytes: int | None) -> dict[int, Tensor]:
-    """Exchange messages with all neighbours; lengths are sent first unless all are `nbytes`."""
     lengths = {rank: torch.tensor([nbytes or 0], dtype=torch.int64, device="cpu") for rank in neighbours}
     if nbytes is None:
         comm.exchange(

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from laconic.core.errors import AttachError
 from laconic.optim.own_step import steps_as
 
-# Their step does not depend on the scale of x; weight decay shrinks x and z by the same factor.
+# their step does not depend on the scale of x; weight decay shrinks x and z by the same factor
 ADDITIVE = (
     torch.optim.SGD,
     torch.optim.Adam,

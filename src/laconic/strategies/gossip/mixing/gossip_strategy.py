@@ -10,8 +10,6 @@ from laconic.strategies.strategy import Strategy
 
 
 class GossipStrategy(Strategy):
-    """Strategy with a `topology`, which keeps the mean of the models."""
-
     topology: Topology
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from laconic.core import arguments
 from laconic.strategies.gossip.mixing import Weights
 
 WIRES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-HEAD = 8  # bytes of the weight
+HEAD = 8
 
 
 def check_wire(wire: str) -> None:
@@ -23,10 +23,7 @@ def check_wire(wire: str) -> None:
 
 
 class ParameterMessage:
-    """Weight and n parameters in one buffer, `packed` uint8 (8 + n * item size,).
-
-    `like`: the parameters (n,). `device`: default: theirs.
-    """
+    """Weight and n parameters in one buffer, `packed` uint8 (8 + n * item size,)."""
 
     def __init__(self, like: Tensor, wire: str, device: torch.device | None = None) -> None:
         dtype, device = WIRES[wire], device or like.device
@@ -35,7 +32,6 @@ class ParameterMessage:
         self.x = self.packed[HEAD:].view(dtype)
 
     def write(self, x: Tensor, weight: float) -> None:
-        """Copy float32 x (n,) and its weight into the buffer. 16-bit types saturate."""
         if self.x.dtype != x.dtype:
             most = torch.finfo(self.x.dtype).max
             x = torch.where(x.isinf(), x, x.clamp(-most, most))
@@ -48,8 +44,6 @@ class ParameterMessage:
 
 
 class MessageBuffers:
-    """Buffers for the message to send and for each received in a round, allocated at first use."""
-
     def __init__(self, like: Tensor, wire: str) -> None:
         self._like, self._wire = like, wire
         self._messages: list[ParameterMessage] = []
@@ -72,7 +66,6 @@ class MessageBuffers:
 
 
 def mix_(x: Tensor, own: float, came: Mapping[int, Tensor], shares: Mapping[int, float]) -> Tensor:
-    """Compute x = own * x + sum of shares[i] * came[i] in rank order, in place."""
     if all(share == own for share in shares.values()):
         for rank in sorted(came):
             x.add_(came[rank])
@@ -84,10 +77,7 @@ def mix_(x: Tensor, own: float, came: Mapping[int, Tensor], shares: Mapping[int,
 
 
 def subtract_sent_(x: Tensor, weight: Tensor, sent: ParameterMessage, shares: Weights) -> None:
-    """Subtract the content of `sent`, times the shares of the out-peers, from x and its weight.
-
-    This rank thus keeps the rounding error of the wire's type.
-    """
+    """Subtract the sent shares: this rank keeps the wire type's rounding error."""
     away = sum(shares.out.values())
     x.sub_(sent.x, alpha=away)
     weight.mul_(1.0 - away)

@@ -21,24 +21,21 @@ from laconic.strategies.strategy import BoundStrategy
 
 
 class PushSum(BoundStrategy):
-    """PushSum on a replica. `weight`: float64 (), initially 1."""
-
     def __init__(self, replica: Replica, comm: Metered) -> None:
         super().__init__(replica, comm)
         self.weight = torch.ones((), dtype=torch.float64, device="cpu")
         self.inside = False
 
     def consensus(self, side_comm: Comm) -> Tensor:
-        """Return sum of x over sum of w: the average that PushSum keeps."""
         x, weight = self.replica.flat * float(self.weight), self.weight.clone()
         self.add_pending_(x, weight)
         return side_comm.all_reduce(x).div_(float(side_comm.all_reduce(weight.view(1))))
 
     def add_pending_(self, x: Tensor, weight: Tensor) -> None:
-        """Add pending messages to x (n,) and its weight."""
+        """Add pending messages to x and its weight."""
 
     def salvage(self) -> Tensor:
-        """Return z: the parameters are x = w z inside a step, and z outside."""
+        """Return z: the parameters are x = w z inside a step."""
         return self.replica.flat / float(self.weight) if self.inside else self.replica.flat
 
     @contextmanager
@@ -46,7 +43,7 @@ class PushSum(BoundStrategy):
         scale_(self.replica.flat, float(self.weight))
         self.inside = True
         yield self.replica.flat
-        self.inside = False  # after an error inside, the parameters are still x
+        self.inside = False  # after an error, the parameters are still x
         scale_(self.replica.flat, 1 / float(self.weight))
 
     def adopt_(self, model: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Synchronous gossip, one round per step: SGP and D-PSGD, which have different weights."""
+"""Synchronous gossip, one round per step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from laconic.strategies.strategy import Notes, Update
 
 
 class Gossip(PushSum):
-    """Update, then mixing with this step's peers. `weighted`: whether weights are sent; else all are 1."""
+    """Update, then mixing. `weighted`: whether weights are sent; else all are 1."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Gossip(PushSum):
         self._weighted = weighted
         self._in_place = wire == "fp32" and not weighted
         self._buffers = MessageBuffers(replica.flat, wire)
-        self._landing: list[Tensor] = []  # a buffer per in-peer of a step
+        self._landing: list[Tensor] = []
 
     def step_(self, update: Update, loss: float | None) -> None:
         swap = self._swap_in_place if self._in_place else self._swap_messages

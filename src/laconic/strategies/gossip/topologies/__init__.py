@@ -1,7 +1,4 @@
-"""Topology: senders and receivers of each step, a pure function of (size, step).
-
-Every rank computes the whole graph, including its own peers: ranks need no messages to agree.
-"""
+"""Topology: senders and receivers of each step, a pure function of (size, step)."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.spec import Spec
 
-ENDLESS = 100  # steps that stand for the period of a topology that never repeats
+ENDLESS = 100  # steps that stand for an endless period
 Arrow = tuple[int, int]  # (from, to)
 
 
@@ -45,7 +42,7 @@ class Topology(Spec):
 
     @property
     def symmetric(self) -> bool:
-        """Whether every rank sends to exactly the ranks from which it receives, at every step and size."""
+        """Whether edges go both ways at every step and size."""
         return False
 
     def fits(self, size: int) -> None:
@@ -56,11 +53,10 @@ class Topology(Spec):
         return graph_at(self, size, step % period if period else step)[rank]
 
     def span(self, size: int) -> range:
-        """Return the steps of one period; the first ENDLESS steps if the graph never repeats."""
         return range(self.period(size) or ENDLESS)
 
     def check(self, size: int) -> None:
-        """Raise `SpecError` unless paths connect every two of this many ranks in both directions."""
+        """Raise `SpecError` unless paths connect every two ranks in both directions."""
         hint = "gossip is between workers: start more of them"
         arguments.whole(f"{self!r}: the number of ranks", size, least=2, hint=hint)
         self.fits(size)
@@ -104,11 +100,11 @@ def reach(neighbours: list[set[int]]) -> set[int]:
 
 
 class Shifts(Topology):
-    """Graph whose ranks all send to the same distances ahead: all in- and out-degrees are equal."""
+    """Graph whose ranks all send to the same distances ahead."""
 
     @abstractmethod
     def distances(self, size: int, step: int) -> Iterable[int]:
-        """Return distances ahead, modulo size; negative is behind. A multiple of size is ignored."""
+        """Return distances ahead, modulo size; negative is behind."""
 
     def arrows(self, size: int, step: int) -> Iterator[Arrow]:
         for distance in self.distances(size, step):
@@ -117,11 +113,11 @@ class Shifts(Topology):
 
 
 class Undirected(Topology):
-    """Graph whose links go both ways, so it is symmetric."""
+    """Symmetric graph."""
 
     @abstractmethod
     def links(self, size: int, step: int) -> Iterable[Arrow]:
-        """Return the two ends of each link, in any order."""
+        """Return the two ends of each link."""
 
     @property
     def symmetric(self) -> bool:

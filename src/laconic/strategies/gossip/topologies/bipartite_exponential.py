@@ -1,7 +1,7 @@
 """Bipartite exponential: an odd and an even rank form a pair, at distances 1, 3, 5, 9, 17, ...
 
 Assran et al. 2019, arXiv:1811.10792: graph 1 of its code, there for D-PSGD and AD-PSGD (Lian et al. 2018,
-arXiv:1710.06952), in which odd ranks ask and even ranks answer.
+arXiv:1710.06952).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from laconic.strategies.gossip.topologies import Arrow, Undirected, powers
 class BipartiteExponential(Undirected):
     """Odd rank r pairs with r + 1, r - 1, r + 3, r - 3, ..., r + (1 + 2^i), r - (1 + 2^i), one per step.
 
-    All distances are odd, so each step is a perfect matching of odd with even ranks. In the authors' code
-    even ranks send by their own such list; here they answer, so that each step is symmetric.
+    In the authors' code even ranks send by their own such list; here they answer, so that each step is
+    symmetric.
 
     >>> [BipartiteExponential().peers(rank=1, size=8, step=t).out[0] for t in range(6)]
     [2, 0, 4, 6, 6, 4]

@@ -22,8 +22,8 @@ class Exponential(Shifts):
 
         i = t mod (floor(log_{p+1}(size - 1)) + 1)
 
-    Uniform mixing over one period is the exact average if size is a power of p + 1. Otherwise two of the p
-    peers may be the same rank, or the sender itself: then all ranks send to fewer.
+    Uniform mixing over one period averages exactly if size is a power of p + 1. Otherwise two of the p peers
+    may be the same rank, or the sender itself.
 
     Args:
         peers: Number of ranks that each rank sends to in a step, 1 or more; default: 1.
@@ -32,7 +32,7 @@ class Exponential(Shifts):
     [(1,), (2,), (4,), (1,)]
     """
 
-    fanout: int  # `peers` in the spec; here `peers` is a method
+    fanout: int  # `peers` in the spec; here a method
 
     paper: ClassVar[str] = "Assran et al. 2019, arXiv:1811.10792"
     status: ClassVar[Status] = "verified"

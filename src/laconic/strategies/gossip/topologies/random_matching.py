@@ -16,8 +16,7 @@ from laconic.strategies.gossip.topologies import Arrow, Undirected
 class RandomMatching(Undirected):
     """Each rank pairs with one other; all matchings are equally likely. With an odd size, one rank pauses.
 
-    Pairs are derived from (seed, step, rank), so all ranks draw the same ones. A step keeps about half of the
-    squared disagreement, at any size.
+    All ranks derive the same pairs. A step keeps about half of the squared disagreement, at any size.
 
     Args:
         seed: Seed of the pairs, 0 or more; default: 0.

@@ -18,8 +18,8 @@ class Torus(Undirected):
     """Rank r = row * columns + column and the ranks above, below, left and right exchange, at every step.
 
     Args:
-        rows: Rows of the grid, a divisor of size; default: 0, the grid nearest to a square. A prime size has
-            one row, and is a ring.
+        rows: Rows of the grid, a divisor of size; default: 0, the grid nearest to a square. A prime size is a
+            ring.
 
     >>> Torus().peers(rank=0, size=12, step=0).out  # 3 rows of 4
     (1, 3, 4, 8)
@@ -51,7 +51,7 @@ class Torus(Undirected):
 
 
 def nearest_square(size: int) -> int:
-    """Return the rows of the grid nearest to a square: the largest divisor of size up to its square root.
+    """Return the largest divisor of size up to its square root.
 
     >>> [nearest_square(size) for size in (16, 12, 7)]
     [4, 3, 1]

@@ -12,8 +12,8 @@
     paper   g_comm   l_comm        p2     p1           c2    c1          avg_size
     here    every    local_every   pull   local_pull   mix   local_mix   average
 
-Teng et al. 2019, arXiv:1905.10395; order and constants as in the authors' code. There a server counts the
-steps of all ranks, as with count='total'; `periods` states the difference.
+Teng et al. 2019, arXiv:1905.10395; order and constants as in the authors' code, in which a server counts as
+with count='total' (see `periods`).
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class LSGD(Strategy):
         local_pull: Pull to the local leader over `local_every` steps, in [0, 1]; default: 0.1.
         mix: Share of a new global leader in x, in [0, 1]; default: 0.1.
         local_mix: Share of a new local leader in x, in [0, 1]; default: 0.1.
-        ranks_per_node: Consecutive ranks that share a machine; default: 0, the value that torchrun sets.
+        ranks_per_node: Consecutive ranks per machine; default: 0, the value that torchrun sets.
         average: Number of last losses whose mean is a rank's score; default: 0, the same as `local_every`.
         count: "each" (default): an election follows when every rank has done the number of steps. "total":
-            when all ranks together have done that many times their number, so fast ranks do more steps and
-            wait at most for the current step of the slowest. No two runs are then equal, and ranks may end
-            after different numbers of steps. No other part of the training loop may wait for other ranks,
-            such as a barrier or an all-reduce of the loss: it would deadlock with a rank in an election.
+            when all together have done that many times their number: fast ranks do more steps, and wait at
+            most for the slowest rank's current one. No two runs are then equal, and ranks may end after
+            different numbers of steps. A barrier or an all-reduce of the loss in the training loop would
+            deadlock with a rank in an election.
 
     Raises:
         SpecError: An argument is outside its range.
@@ -131,19 +131,18 @@ class LSGD(Strategy):
 
 @dataclass(frozen=True)
 class Leader:
-    """Leader of `ranks`, the ranks of `comm`. `copy` (n,): its x when it was elected."""
+    """Leader of `ranks`, the ranks of `comm`. `copy` (n,): its x when elected."""
 
     comm: Comm
     ranks: list[int]
     copy: Tensor
-    rank: Tensor  # int64 (): the leader, -1 before the first election
+    rank: Tensor  # int64 (), -1 before the first election
 
     @classmethod
     def start(cls, comm: Comm, ranks: list[int], x: Tensor) -> Leader:
         return cls(comm, ranks, x.clone(), torch.tensor(-1, dtype=torch.int64, device="cpu"))
 
     def follow_(self, x: Tensor, scores: list[float], share: float) -> None:
-        """Elect a leader, copy it and mix it into x; do nothing if no rank can lead. Called by all ranks."""
         rank = elect(scores, self.ranks)
         if rank is None:
             return
@@ -152,12 +151,10 @@ class Leader:
         if self.comm.rank == root:
             self.copy.copy_(x)
         self.comm.broadcast(self.copy, root)
-        x.lerp_(self.copy, share)  # exactly x on the leader itself
+        x.lerp_(self.copy, share)  # exactly x on the leader
 
 
 class BoundLSGD(BoundStrategy):
-    """LSGD on one rank. `homes`: each rank's machine."""
-
     def __init__(self, config: LSGD, replica: Replica, comm: Metered, homes: list[int]) -> None:
         super().__init__(replica, comm)
         self.config = config
@@ -169,14 +166,14 @@ class BoundLSGD(BoundStrategy):
             mates = [rank for rank, home in enumerate(homes) if home == own]
             self.local_leader = Leader.start(comm.split(own), mates, replica.flat)
         length = config.every if self.local_leader is None else config.local_every
-        self._global_every = config.every // length  # elections
+        self._global_every = config.every // length
         self.periods: Periods = (
             EachPeriods(length) if config.count == "each" else TotalPeriods(length, comm, replica.flat.device)
         )
 
     def step_(self, update: Update, loss: float | None) -> None:
         config, x = self.config, self.replica.flat
-        leads = loss != math.inf  # inf marks a rank without inputs
+        leads = loss != math.inf  # inf: a rank without inputs
         if loss is not None and leads:
             self.losses.note(loss)
         update()
@@ -200,7 +197,7 @@ class BoundLSGD(BoundStrategy):
                 self.leader.follow_(x, scores, config.mix)
 
     def drain(self, side_comm: Comm) -> None:
-        """Take part in the elections of the other ranks until all have finished."""
+        """Join the other ranks' elections until all have finished."""
         while self.periods.rest():
             self._meet(resting=True)
 

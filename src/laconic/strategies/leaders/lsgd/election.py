@@ -1,4 +1,4 @@
-"""Election: the rank with the lowest running mean loss leads; all ranks compute the same result."""
+"""Election: the rank with the lowest running mean loss leads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from laconic.core.errors import AttachError, NonFiniteError
 
 
 class Losses:
-    """Last losses of one rank; their mean is its score.
-
-    `window` float64 (average,): a ring buffer. `counts` int64 (2,): of all losses, and at the last election.
-    """
+    """Last losses of one rank. `counts` int64 (2,): of all losses, and at the last election."""
 
     def __init__(self, average: int) -> None:
         self.window = torch.zeros(average, dtype=torch.float64, device="cpu")
@@ -34,11 +31,11 @@ class Losses:
 
 
 def poll(comm: Comm, losses: Losses, x: Tensor, resting: bool = False, leads: bool = True) -> list[float]:
-    """Return every rank's mean loss in rank order, inf if it is not finite. Called by all ranks.
+    """Return every rank's mean loss, inf if it is not finite. Called by all ranks.
 
-    `resting`: this rank has done no step since the last election. `leads`: whether it can be elected. Wire:
-    24 bytes per rank. Raises on every rank: `AttachError` if a rank has recorded no loss since the last
-    election, `NonFiniteError` if a rank's x (n,), or the losses of all, are not finite.
+    `resting`: no step since the last election. `leads`: whether this rank can be elected. Wire: 24 bytes per
+    rank. Raises on every rank if one has recorded no loss since then, or if some x (n,), or all losses, are
+    not finite.
     """
     fresh = math.inf if resting else losses.fresh()
     mine = [losses.mean() if leads else math.inf, fresh, float(x.isfinite().all())]
@@ -61,7 +58,7 @@ def poll(comm: Comm, losses: Losses, x: Tensor, resting: bool = False, leads: bo
 
 
 def elect(scores: Sequence[float], ranks: Iterable[int]) -> int | None:
-    """Return the leader of these ranks: the first with the lowest score; None if all scores are inf.
+    """Return the first rank with the lowest score; None if all scores are inf.
 
     >>> elect([0.5, 0.2, 0.2, float("inf")], [1, 2, 3]), elect([0.5, float("inf")], [1])
     (1, None)

@@ -4,9 +4,9 @@
     total   the last `size` of every size * length steps of all ranks: each rank's next step, once the
             others of these are done
 
-Teng et al. 2019, arXiv:1905.10395; in the authors' code a server counts, and after size * length steps it
-tells each worker to communicate. Here the steps before an election are part of the total, so that ranks in
-lockstep have elections at the same steps as with `each`.
+Teng et al. 2019, arXiv:1905.10395. In the authors' code a server asks for an election after size * length
+steps. Here these include each rank's step before it, so that ranks in lockstep have elections at the same
+steps as with `each`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ from laconic.comm.comm import Comm
 
 
 class Periods(ABC):
-    """Counter of one rank. `met`: elections so far."""
-
     met = 0
 
     @abstractmethod
     def step(self, done: int) -> bool:
-        """Count this rank's step number `done`. Return whether an election of all ranks follows."""
+        """Count step `done` of this rank. Return whether an election follows."""
 
     @abstractmethod
     def rest(self) -> bool:
-        """Wait for the others. Return whether an election follows; False when all ranks rest."""
+        """Wait for the others. Return whether an election follows; False when all rest."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
@@ -39,7 +37,7 @@ class Periods(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Tensor], steps: int) -> None:
-        """Restore the position, after `steps` steps of this rank. Called by all ranks."""
+        """Restore the position. Called by all ranks."""
 
 
 class EachPeriods(Periods):
@@ -61,17 +59,14 @@ class EachPeriods(Periods):
 
 
 class TotalPeriods(Periods):
-    """Counter of the steps of all ranks. A finished rank still joins elections.
-
-    Wire: a call to the counter at each step, an all-reduce of 16 bytes, on `device`, at each election.
-    """
+    """Counter of the steps of all ranks. A finished rank still joins elections."""
 
     def __init__(self, length: int, comm: Comm, device: torch.device) -> None:
-        self._alone = comm.size * (length - 1)  # steps of a period without an election
+        self._alone = comm.size * (length - 1)  # steps without an election
         self._comm, self._device = comm, device
         self._counter = comm.counter()
-        self._began, self._last = 0, -1  # numbers of the period's first step, and of this rank's last
-        self._done = 0  # steps of this period, by all, at the last `rest`
+        self._began, self._last = 0, -1  # first step of the period, last of this rank
+        self._done = 0  # steps of all in this period, at the last `rest`
 
     def step(self, done: int) -> bool:
         self._last = self._counter.add(1) - 1

@@ -5,12 +5,12 @@
     v <- momentum v + d                    `overlap` steps later, while d is being sent
     x <- x - lr (d + momentum v);  x_i <- mix x_i + (1 - mix) x
 
-Douillard et al. 2023, arXiv:2311.08105. Outer step and constants as in public implementations (torchft and
-PrimeIntellect's OpenDiLoCo). The local optimiser keeps its state. With lr=1, momentum=0 it is `local_sgd`.
+Douillard et al. 2023, arXiv:2311.08105; as in torchft and PrimeIntellect's OpenDiLoCo. The local optimiser
+keeps its state. With lr=1, momentum=0 it is `local_sgd`.
 
-`fragments`, `overlap` and `mix` are Streaming DiLoCo: Douillard et al. 2025, arXiv:2501.18512, as in torchft.
-The fragments of the model do this one after another, so that a message is a share of the model and is hidden
-by inner steps. Ours: tensors are assigned to fragments by size, not by layers.
+`fragments`, `overlap` and `mix` are Streaming DiLoCo: Douillard et al. 2025, arXiv:2501.18512, as in torchft:
+parts of the model do this one after another, hidden by inner steps. Ours: tensors are assigned to fragments
+by size, not by layers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from laconic.strategies.replica import Replica
 from laconic.strategies.several import Several
 from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
-MOMENTUM, WITH_SGD = 0.9, 0.5  # of the outer step, by default
+MOMENTUM, WITH_SGD = 0.9, 0.5
 ADVICE = (
     "%s, outer momentum %g: ranks train alone between outer steps. For the accuracy of data parallel training"
     " plan up to twice its steps, or set a smaller every="
@@ -53,26 +53,25 @@ log = logging.getLogger("laconic")
 class DiLoCo(Strategy):
     """Nesterov SGD on the outer gradient d, every `every` steps, for each fragment.
 
-    Over many rounds the model moves by up to lr / (1 - momentum) times the ranks' changes: 7 with the
-    defaults, which are the paper's, for AdamW inside, and 1.4 with SGD inside, so that it can have the
-    learning rate of data parallel training (docs/outer.md).
+    Over many rounds the model moves by up to lr / (1 - momentum) times the ranks' changes: 7 with the paper's
+    defaults, for AdamW inside, and 1.4 with SGD inside, which can then have the learning rate of data
+    parallel training (docs/outer.md).
 
-    Wire, every `every` steps: the wire of `compressor` for one gradient, 4 n bytes if dense; one fragment at
-    a time. Memory: 2 n float32, and that of `compressor`.
+    Wire, every `every` steps: that of `compressor` for one gradient, 4 n bytes if dense; one fragment at a
+    time. Memory: 2 n float32, and that of `compressor`.
 
     Args:
         every: Steps between outer steps, 1 or more; default: 100.
         lr: Outer learning rate, above 0; default: 0.7.
         momentum: Outer Nesterov momentum, in [0, 1); default: 0.5 if all optimisers inside are
             `torch.optim.SGD`, else 0.9.
-        compressor: Sends d: a codec, selector, reducer or method, with error feedback if it is biased;
-            default: dense(). logquant(levels=7) has the paper's 4 bits, a sign and a power of two.
+        compressor: Sends d: a codec, selector, reducer or method, with error feedback if biased; default:
+            dense(). logquant(levels=7) has the paper's 4 bits, a sign and a power of two.
         fragments: Parts of the model that are sent in order, `every` / `fragments` steps apart, 1 to `every`;
-            default: 1, the whole model at once.
-        overlap: Inner steps during the exchange of an outer gradient, 0 to `every` - 1; default: 0, all ranks
-            wait for it.
-        mix: Share of a rank's own parameters in its model after an outer step, in [0, 1); default: 0. The
-            paper uses 0.5 with an overlap, whose steps would otherwise be lost.
+            default: 1.
+        overlap: Inner steps during an exchange, 0 to `every` - 1; default: 0, all ranks wait.
+        mix: Share of a rank's own parameters after an outer step, in [0, 1); default: 0. The paper uses 0.5
+            with an overlap, whose steps would otherwise be lost.
 
     Raises:
         SpecError: An argument is outside its range, or `compressor` changes the optimiser.
@@ -127,11 +126,9 @@ class DiLoCo(Strategy):
         return bound
 
     def outer_steps(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int) -> BoundDiLoCo:
-        """Return the working strategy; `bind` also logs advice."""
         return BoundDiLoCo(self, replica, comm, seed, self.momentum_with(optimizer))
 
     def momentum_with(self, optimizer: Optimizer) -> float:
-        """Return the outer momentum with this optimiser inside."""
         if self.momentum is not None:
             return self.momentum
         inside = optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,)
@@ -140,7 +137,7 @@ class DiLoCo(Strategy):
 
 @dataclass(frozen=True)
 class OnItsWay:
-    """Outer gradient that is being averaged, and the step after which it is applied.
+    """Outer gradient that is being averaged, to apply after step `due`.
 
     `errors`: why all ranks skip it; the thread continues, as a state may be loaded then.
     """
@@ -154,7 +151,7 @@ class OnItsWay:
 class BoundDiLoCo(BoundStrategy):
     """DiLoCo on one rank. `velocity` v float32 (n,) is equal on all ranks.
 
-    `rounds`: number of exchanges started, one for each fragment and outer step.
+    `rounds`: exchanges started, one per fragment and outer step.
     """
 
     def __init__(self, config: DiLoCo, replica: Replica, comm: Metered, seed: int, momentum: float) -> None:

@@ -1,4 +1,4 @@
-"""Fragments: tensors of a model in shares of about equal size, each with separate outer steps."""
+"""Fragments: tensors of a model in shares of about equal size, with separate outer steps."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from laconic.core.layout import Layout, Segments
 
 @dataclass(frozen=True)
 class Fragment:
-    """Tensors of a model, packed: `layout` has m elements, `at` their positions in the model.
+    """Packed tensors of a model: `layout` has m elements, `at` their positions in the model.
 
-    Its outer step starts after steps `first`, `first` + every, ...
+    Outer steps start after steps `first`, `first` + every, ...
     """
 
     layout: Layout
@@ -23,11 +23,9 @@ class Fragment:
     first: int
 
     def take(self, flat: Tensor) -> Tensor:
-        """Copy its part (m,) of a whole model (n,)."""
         return torch.cat(self.at.views(flat))
 
     def put_(self, flat: Tensor, part: Tensor) -> None:
-        """Write its part (m,) into a whole model (n,)."""
         for view, new in zip(self.at.views(flat), self.layout.segments.views(part), strict=True):
             view.copy_(new)
 
@@ -41,8 +39,8 @@ class Fragment:
 def fragments_of(layout: Layout, count: int, every: int) -> Iterator[Fragment]:
     """Yield the nonempty fragments, at most `count`, whose outer steps are evenly spaced.
 
-    Tensors are assigned from the largest down, each to the smallest fragment, so each fragment has tensors
-    from all depths of the model, as the paper's strided fragments do.
+    Large tensors go first, each to the smallest fragment, so that fragments have tensors from all depths, as
+    in the paper.
     """
     loads, shares = [0] * count, [set[str]() for _ in range(count)]
     for entry in sorted(layout, key=lambda entry: -entry.numel):
