@@ -1,14 +1,11 @@
 """Shutdown at the end of Python: first our threads end, then our process groups close.
 
-A thread that returns from a collective, or from the store, while Python is finalised cannot acquire the
-GIL. Python then unwinds the thread, C++ forbids that, and a successful run ends with SIGABRT. So none of
-our threads should be running by then. Before Python is finalised, however the script ends:
+A thread that returns from a collective or from the store while Python is finalised cannot acquire the GIL.
+Python then unwinds the thread, C++ forbids that, and a successful run ends with SIGABRT. So before that:
 
-1. From now on any thread that requests the GIL after Python's end is parked, so that the exit code stays the
-   script's own. Python 3.14 does this itself. Requires native code.
-2. Every thread of ours is asked to end.
-3. All are joined, for at most `LIMIT_S` in total: one may wait in a collective for a missing rank.
-4. If all have ended, the groups close, the youngest first. gloo waits for its worker threads then.
+1. Threads that request the GIL later are parked (native code; Python 3.14 does this itself).
+2. Our threads are asked to end, and joined for at most `LIMIT_S` in total: one may wait for a missing rank.
+3. If all have ended, the groups close, the youngest first. gloo waits for its worker threads then.
 """
 
 from __future__ import annotations
@@ -23,20 +20,18 @@ from weakref import WeakKeyDictionary
 
 try:
     from laconic._native import park_late_threads
-except ImportError:  # nothing was compiled
+except ImportError:
 
     def park_late_threads() -> None:
-        """Do nothing without native code."""
+        """Do nothing."""
 
 
 LIMIT_S = 2.0
 
 
 class Closable(Protocol):
-    """An object that is closed at exit, unless it was closed before."""
-
     def close(self) -> None:
-        """Close it, if it is open."""
+        """Close it."""
 
 
 Group = TypeVar("Group", bound=Closable)
@@ -46,7 +41,7 @@ _groups: WeakKeyDictionary[Closable, None] = WeakKeyDictionary()
 
 
 def start_thread(run: Callable[[], object], name: str, end: Callable[[], object]) -> threading.Thread:
-    """Start a daemon thread that runs `run`. `end()` asks it to end, without waiting.
+    """Start a daemon thread. `end()` asks it to end, without waiting.
 
     `run` may reference the thread's owner, `end` must not.
     """
@@ -57,14 +52,12 @@ def start_thread(run: Callable[[], object], name: str, end: Callable[[], object]
 
 
 def close_at_exit(group: Group) -> Group:
-    """Close `group` when Python ends, if it still exists, and return it."""
     _groups[group] = None
     return group
 
 
 @atexit.register
 def end_all() -> None:
-    """End all threads and groups in the order above."""
     park_late_threads()
     threads = list(_threads.items())
     for _, end in threads:
@@ -77,5 +70,5 @@ def end_all() -> None:
             group.close()
 
 
-os.register_at_fork(after_in_child=_threads.clear)  # a child process has neither threads nor connections
+os.register_at_fork(after_in_child=_threads.clear)  # a child has neither threads nor connections
 os.register_at_fork(after_in_child=_groups.clear)

@@ -1,8 +1,4 @@
-"""Comm: the only interface to other ranks.
-
-All ranks call every collective, in one order. Tensors stay on their device. `Metered` wraps any Comm and
-counts. Reducers see no other interface, so they run unchanged over torch.distributed, threads or a test.
-"""
+"""Comm: the only interface to other ranks. All ranks call every collective, in one order."""
 
 from __future__ import annotations
 
@@ -18,48 +14,37 @@ ReduceOp = Literal["sum", "max", "min"]
 
 
 class Comm(ABC):
-    """A group of `size` ranks, seen from `rank`.
-
-    Attributes:
-        rank: This rank's number in the group, 0 to size - 1.
-        size: The number of ranks.
-    """
+    """Group of `size` ranks, seen from `rank` (0 to size - 1). Tensors stay on their device."""
 
     rank: int
     size: int
 
     @property
     def original_ranks(self) -> Sequence[int]:
-        """Each rank's number before any rank was lost, ascending; it determines a rank's machine."""
+        """Each rank's number before any rank was lost, ascending."""
         return range(self.size)
 
     @property
     def original_size(self) -> int:
-        """The number of ranks before any was lost."""
         return self.size
 
     @abstractmethod
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """Reduce x over ranks, in place, with a result that is bit-identical on all.
+        """Reduce x over ranks, in place, to a result that is bit-identical on all ranks; return x.
 
         Args:
-            x: A tensor (n,), of the same shape and dtype on all ranks.
+            x: Tensor (n,), of the same shape and dtype on all ranks.
             op: "sum" (default), "max" or "min".
-
-        Returns:
-            x.
 
         Raises:
             PeerError: A peer failed or left.
         """
 
     def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
-        """Start a sum that runs in the background if the backend supports it; by default it runs at the end.
-
-        All ranks start their sums in one order, and end them in one order.
+        """Start a sum, in the background if possible. All ranks start and end their sums in one order.
 
         Args:
-            x: A tensor (n,). Do not use it until the sum has ended.
+            x: Tensor (n,). Do not use it until the sum has ended.
 
         Returns:
             A function that waits for the sum and returns x.
@@ -68,47 +53,35 @@ class Comm(ABC):
 
     @abstractmethod
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
-        """Send `chunks[r]` to rank r; add up the chunks for this rank.
+        """Send `chunks[r]` to rank r; return the sum of the chunks for this rank, in rank order.
 
         Args:
-            chunks: One tensor for each rank; all chunks for one rank have one shape.
-
-        Returns:
-            The sum over ranks of the chunks for this rank, in rank order.
+            chunks: One per rank; all chunks for one rank have one shape.
         """
 
     @abstractmethod
     def all_gather(self, x: Tensor) -> list[Tensor]:
-        """Send x to every rank.
+        """Return every rank's x, in rank order.
 
         Args:
-            x: A tensor (m_r,). Its length may differ between ranks; its dtype may not.
-
-        Returns:
-            Every rank's x, in rank order.
+            x: Tensor (m_r,). Lengths may differ, dtypes may not.
         """
 
     @abstractmethod
     def all_to_all(self, chunks: Sequence[Tensor]) -> list[Tensor]:
-        """Send `chunks[r]` to rank r.
+        """Send `chunks[r]` to rank r; return the chunks for this rank, in rank order.
 
         Args:
-            chunks: One tensor (m,) for each rank. Lengths may differ; dtypes may not.
-
-        Returns:
-            The chunks for this rank, in rank order of their senders.
+            chunks: One tensor (m,) per rank. Lengths may differ, dtypes may not.
         """
 
     @abstractmethod
     def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
-        """Copy the root's x to every rank, in place.
+        """Copy the root's x to every rank, in place; return x.
 
         Args:
-            x: A tensor of the same shape and dtype on all ranks.
+            x: Tensor of the same shape and dtype on all ranks.
             root: The rank that sends; default: 0.
-
-        Returns:
-            x.
         """
 
     @abstractmethod
@@ -117,18 +90,15 @@ class Comm(ABC):
 
         Args:
             sends: The tensor for each peer, by rank.
-            recvs: The output for each peer's tensor, by rank, of the same shape and dtype.
+            recvs: The output for each peer's tensor.
         """
 
     @abstractmethod
     def split(self, color: int) -> Comm:
-        """Split the group. Call it on all ranks.
+        """Return this rank's part of the group. Call it on all ranks.
 
         Args:
-            color: Ranks with the same color form a group, in the order of their ranks here.
-
-        Returns:
-            The new group of this rank.
+            color: Ranks with the same color form a group, in rank order.
         """
 
     @abstractmethod

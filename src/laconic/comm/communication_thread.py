@@ -1,8 +1,7 @@
 """Communication thread: runs jobs in the order of submission.
 
-Collectives must start in one order on every rank, and a collective that waits inside a Future's callback
-hangs on gloo with several buckets in flight. So every bucket is a job: the hook returns a Future at once,
-backward continues, and no callback blocks.
+Collectives must start in one order on every rank, and one that waits inside a Future's callback hangs on
+gloo with several buckets in flight. So every bucket is a job.
 """
 
 from __future__ import annotations
@@ -27,12 +26,10 @@ Last: TypeAlias = Callable[[], object] | None
 
 
 class CommunicationThread:
-    """A daemon thread with a queue. The thread ends with this object, or with Python.
+    """Daemon thread with a queue. It ends with this object, or with Python.
 
-    After a job has failed, later jobs fail with the same error without running.
-
-    `device`: if it is a GPU, jobs run on a separate stream, in parallel with the caller's computation, with
-    that GPU as the thread's current device. A job can also name its device when it is submitted.
+    After a job has failed, later jobs fail with the same error. On a GPU `device`, jobs run on a separate
+    stream.
     """
 
     def __init__(self, name: str, device: torch.device | None = None) -> None:
@@ -45,17 +42,14 @@ class CommunicationThread:
 
     @property
     def error(self) -> BaseException | None:
-        """The error with which jobs fail, or None."""
         return self._queue.error
 
     def submit(self, job: Job, device: torch.device | None = None, *, hold: bool = False) -> Answer:
         """Queue a job and return a Future of its tensor. `device`: the tensor's; default: this object's.
 
-        `hold`: the Future is completed only after the next job without `hold`, which may still write the
-        tensor. Only on a CPU.
-
-        On a GPU a job starts after the work that the caller has queued there, and waiting for the Future
-        makes the then current stream wait for the job.
+        `hold`: complete the Future only after the next job without `hold`, which may still write the
+        tensor; only on a CPU. On a GPU a job starts after the work that the caller has queued, and waiting
+        for the Future makes the then current stream wait.
         """
         stream = self._stream_on(device or self._device)
         if stream is not None:
@@ -72,7 +66,7 @@ class CommunicationThread:
         return self._streams[device]
 
     def wait(self, answer: Answer) -> None:
-        """Wait for a job. Raises the error of this job or of an earlier one."""
+        """Wait for a job. Raises its error or an earlier one."""
         with suppress(RuntimeError):
             answer.wait()
         if isinstance(self.error, LaconicError):
@@ -81,18 +75,15 @@ class CommunicationThread:
             raise RuntimeError(f"{self.name}: {type(self.error).__name__}: {self.error}") from self.error
 
     def end(self, last: Last = None) -> None:
-        """End the thread after the queued jobs, without waiting. It calls `last` at its end."""
+        """End the thread after the queued jobs and `last`."""
         self._queue.end(last)
 
     def close(self) -> None:
-        """Finish the queued jobs and end the thread."""
         self.end()
         self._thread.join()
 
 
 class _Queue:
-    """The state that the thread itself references: the jobs and the first error."""
-
     def __init__(self, name: str) -> None:
         self.error: BaseException | None = None
         self.jobs: queue.SimpleQueue[tuple[Job, Answer, torch.cuda.Stream | None, bool] | Last] = (
@@ -100,16 +91,15 @@ class _Queue:
         )
         self._held: list[tuple[Answer, Tensor]] = []
         self._name = name
-        self._current: torch.cuda.Stream | None = None  # of the thread
+        self._current: torch.cuda.Stream | None = None
 
     def end(self, last: Last = None) -> None:
-        """End the thread after the queued jobs; it calls `last` at its end."""
         self.jobs.put(last)
 
     def run(self) -> None:
         while isinstance(item := self.jobs.get(), tuple):
             self._do(*item)
-            del item  # so that the waiting thread keeps no model alive
+            del item  # otherwise the waiting thread keeps a model alive
         if item is not None:
             item()
 
@@ -117,13 +107,13 @@ class _Queue:
         if self.error is None:
             try:
                 if stream is not None and stream is not self._current:
-                    torch.cuda.set_device(stream.device)  # a new thread starts with the first GPU
-                    torch.cuda.set_stream(stream)  # permanently: a `with` block would cost each job 20 us
+                    torch.cuda.set_device(stream.device)  # a thread starts with the first GPU
+                    torch.cuda.set_stream(stream)  # a `with` block would cost each job 20 us
                     self._current = stream
                 self._held.append((answer, job()))
                 if not hold:
                     self._complete()
-            except BaseException as error:  # backward() on this rank must raise any error
+            except BaseException as error:  # backward() must raise any error
                 self.error = error
                 drop_traceback(error)
         if self.error is not None:
@@ -139,16 +129,15 @@ class _Queue:
 
 
 def _after(stream: torch.cuda.Stream, ready: torch.cuda.Event, job: Job) -> Tensor:
-    """Run the job after the GPU has reached this event, with `stream` as current stream."""
     stream.wait_event(ready)
     return job()
 
 
 def drop_traceback(error: BaseException) -> None:
-    """Replace the traceback of a stored error by a note (Python 3.11), so that it references no frame.
+    """Replace the traceback of a stored error by a note (Python 3.11).
 
     Frames hold process groups, and peers wait in a group until it is freed. Clearing the frames is not
-    enough: they reference their functions and closures.
+    enough: they reference their closures.
     """
     if hasattr(error, "add_note"):
         error.add_note("".join(traceback.format_exception(error)).rstrip())

@@ -1,4 +1,4 @@
-"""Counter: an integer that the ranks of a group share and may increase at any time."""
+"""Counter: an integer that starts at 0, which the ranks of a group may increase at any time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from laconic.core.errors import PeerError
 
 
 class Counter(ABC):
-    """A shared integer that starts at 0. No rank waits for another."""
-
     @abstractmethod
     def add(self, amount: int) -> int:
-        """Add `amount` atomically and return the new value. 0 only reads."""
+        """Add `amount` atomically and return the new value."""
 
 
 class SharedCounter(Counter):
-    """A counter for the threads of one process.
+    """Counter for the threads of one process.
 
     >>> tickets = SharedCounter()
     >>> tickets.add(1), tickets.add(2), tickets.add(0)
@@ -36,9 +34,9 @@ class SharedCounter(Counter):
 
 
 class StoreCounter(Counter):
-    """A key of torch's store: each call is one round trip to the process that holds the store.
+    """Key of torch's store: each call is one round trip.
 
-    Raises `PeerError` if that process has ended.
+    Raises `PeerError` if the store's process has ended.
     """
 
     def __init__(self, store: Store, key: str) -> None:

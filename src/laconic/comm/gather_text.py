@@ -11,7 +11,7 @@ from laconic.comm.comm import Comm
 
 
 def gather_text(comm: Comm, text: str) -> list[str]:
-    """Return the text of every rank, in rank order. Call it on all ranks.
+    """Return the text of every rank. Call it on all ranks.
 
     >>> from laconic.comm.loopback import Loopback
     >>> Loopback.run(2, lambda comm: gather_text(comm, "ab"[: comm.rank]))
@@ -22,11 +22,9 @@ def gather_text(comm: Comm, text: str) -> list[str]:
 
 
 def gather_numbers(comm: Comm, *numbers: int) -> list[tuple[int, ...]]:
-    """Return these numbers of every rank, in rank order. Called by all ranks, with as many numbers."""
     own = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     return [tuple(each.tolist()) for each in comm.all_gather(own)]
 
 
 def gather_json(comm: Comm, value: Any) -> list[Any]:
-    """Return the value of every rank in rank order, after conversion to JSON. Call it on all ranks."""
     return [json.loads(text) for text in gather_text(comm, json.dumps(value))]

@@ -1,17 +1,14 @@
-"""Joint calls: calls that every rank of a group makes between steps, such as `state_dict(gather=True)`.
+"""Joint calls: calls that every rank makes between steps, such as `state_dict(gather=True)`.
 
-If one rank alone makes such a call, its messages must not meet those of an exchange that the others have
-begun. So the ranks of a joint call first meet in a separate process group:
+If one rank alone makes such a call, its messages must not meet those of an exchange of the others. So the
+ranks first gather the names of their calls in a separate process group, and raise if they differ. A rank
+that is only slow is waited for until the timeout of the group. Meanwhile:
 
-1. Each rank gathers the names of all ranks' calls. If they differ, every rank raises.
-2. A rank that has waited for `report_s` writes the name of its joint call or exchange to the store. A
-   thread writes the number of begun exchanges as often.
-3. A rank that waits in a joint call reads these reports. If another rank has begun a later exchange without
-   having made this call, it never will: this rank writes the reason to the store, closes its groups, which
-   wakes ranks that wait for it, and raises.
-4. The threads of the others find the reason, and their next exchange raises.
-
-A rank that is only slow has reported no exchange, and is waited for until the timeout of the process group.
+1. A rank that has waited for `report_s` writes the name of its call or exchange to the store. A thread writes
+   the number of begun exchanges.
+2. If another rank has begun a later exchange without this call, this rank writes the reason to the store,
+   closes its groups, which wakes ranks that wait for it, and raises.
+3. The threads of the others find the reason, and their next exchange raises.
 """
 
 from __future__ import annotations
@@ -36,27 +33,24 @@ from laconic.comm.torch_comm import TorchComm
 from laconic.comm.waiting import waiting_message
 from laconic.core.errors import PeerError
 
-Exchanging: TypeAlias = Callable[[str], AbstractContextManager[None]]  # marks an exchange of this name
-Proof: TypeAlias = Literal["begun", "waits", "none"]  # see `JointCalls.make`
+Exchanging: TypeAlias = Callable[[str], AbstractContextManager[None]]
+Proof: TypeAlias = Literal["begun", "waits", "none"]
 
 ADVICE = (
     "every rank has to make this call, also one that writes no checkpoint and prints nothing: move it out of"
     " `if rank == 0:` or `if accelerator.is_main_process:`"
 )
 NEVER = 1 << 62  # exchanges of a rank that has ended
-REPORT_S = 3.0  # of waiting, after which a rank reports; shorter waits cost no round trip to the store
+REPORT_S = 3.0  # seconds; shorter waits cost no round trip to the store
 POLL_S = 0.5
-FAILED = "failed"  # key of the reason for which a joint call has failed
+FAILED = "failed"
 
 log = logging.getLogger("laconic")
 
 
 @dataclass(frozen=True)
 class Report:
-    """State of a rank: its last call or exchange, and how many of each it has begun.
-
-    `waits`: it has waited in this for `report_s`. `proof`: the `Proof` of a call.
-    """
+    """State of a rank: its last call or exchange, and the numbers begun."""
 
     doing: str
     calls: int
@@ -66,8 +60,6 @@ class Report:
 
 
 class Exchange(NamedTuple):
-    """The last exchange of a rank: its number, the number of calls before it, and its start."""
-
     number: int = 0
     calls: int = 0
     name: str = ""
@@ -76,20 +68,18 @@ class Exchange(NamedTuple):
 
 
 def unwatched(name: str) -> AbstractContextManager[None]:
-    """Mark nothing: an `Exchanging` for ranks without joint calls."""
     return nullcontext()
 
 
 class JointCalls:
-    """Joint calls of the ranks of `comm`. Created by all of them; holds a process group and a thread.
+    """Joint calls of the ranks of `comm`, created by all of them; holds a process group and a thread.
 
     Args:
         comm: The group whose exchanges are watched.
-        others: Further groups of the same ranks. All are closed if a joint call fails.
-        survives: Whether the ranks continue without a lost one: a call is then only interrupted. Default:
-            False.
+        others: Further groups of the same ranks, closed if a joint call fails.
+        survives: Whether the ranks continue without a lost one.
 
-    `failure`: the reason for which a joint call has failed on this rank; "" if none has.
+    `failure`: why a joint call has failed here, or "".
     """
 
     def __init__(self, comm: TorchComm, *others: TorchComm, survives: bool = False) -> None:
@@ -97,12 +87,12 @@ class JointCalls:
         self._rank, self._size, self._survives = comm.rank, comm.size, survives
         self._report_s = min(REPORT_S, comm.timeout.total_seconds() / 4)
         self._calls = 0
-        self._exchange = Exchange()  # replaced as a whole, as the thread reads it
+        self._exchange = Exchange()  # replaced as a whole, for the thread
         self._in_call = False
         self.failure = ""
-        self._found = ""  # reason of another rank's failed call
+        self._found = ""
         self._closed = threading.Event()
-        with ExitStack() as opened:  # closed if anything raises
+        with ExitStack() as opened:
             self._meeting = TorchComm.own(comm.group)
             opened.callback(self._meeting.close)
             store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
@@ -115,17 +105,14 @@ class JointCalls:
             opened.pop_all()
 
     def close(self) -> None:
-        """End the thread and free the process group.
-
-        Other ranks' joint calls fail from now on, unless their training continues without this rank.
-        """
-        # with a failure others may still look for the call
+        """Free thread and group. Other ranks' joint calls fail, unless training survives this."""
+        # others may still look for a failed call
         if not self._closed.is_set() and not self.failure and not self._survives:
             self._report(self._store, Report("remove() or the end of its process", self._calls, NEVER))
         self.leave()
 
     def leave(self) -> None:
-        """End the thread and free the process group, as all ranks do that continue in another group."""
+        """Close without failing the others' calls: all ranks continue in another group."""
         self._closed.set()
         self._meeting.close()
 
@@ -139,15 +126,14 @@ class JointCalls:
         """Wait until every rank makes this call. Return at once after `close`.
 
         Args:
-            call: The name of the call, for errors.
-            proof: Which later exchange of another rank proves that it does not make this call: any that it
-                has begun ("begun"), one in which it waits ("waits", default), or "none".
-            serve: Takes part in exchanges that the others need until all make a call. Default: nothing.
-            interrupted: Returns why this rank need not wait any longer, or "". Default: never.
+            call: Its name, for errors.
+            proof: Which later exchange of another rank proves that it does not make this call: any
+                ("begun"), one in which it waits ("waits", default), or "none".
+            serve: Joins exchanges that the others need first.
+            interrupted: Returns why to stop waiting, or "".
 
         Raises:
-            PeerError: On every rank: a rank made another call, began an exchange without making this one,
-                or ended. The group cannot be used any more.
+            PeerError: On every rank: a rank did something else, or ended. The group is unusable after that.
         """
         if self.failure:
             raise PeerError(self.failure)
@@ -160,10 +146,9 @@ class JointCalls:
         self._in_call = True
         self._calls += 1
         self._meet(call, proof, interrupted)
-        self._in_call = False  # after a failure the others still look for this call
+        self._in_call = False  # not after a failure: others still look for this call
 
     def _meet(self, call: str, proof: Proof, interrupted: Callable[[], str]) -> None:
-        """Wait until every rank is in this call."""
         names: list[str] = []
         failures: list[Exception] = []
         done = threading.Event()
@@ -175,7 +160,7 @@ class JointCalls:
                 failures.append(error)
             done.set()
 
-        # a thread, since nothing else can interrupt a wait for a rank that never comes
+        # nothing else can interrupt a wait for a rank that never comes
         start_thread(meet, f"{call} of rank {self._rank}", end=done.set)
         start, reported, logged = time.monotonic(), False, False
         while not done.wait(POLL_S):
@@ -202,7 +187,7 @@ class JointCalls:
 
     @contextmanager
     def exchange(self, name: str) -> Iterator[None]:
-        """Mark an exchange, which all ranks begin in one order. A `PeerError` names the call behind it."""
+        """Mark an exchange. A `PeerError` names the call behind it."""
         self._exchange = Exchange(self._exchange.number + 1, self._calls, name, time.monotonic(), True)
         try:
             if self._found and not self.failure:
@@ -217,7 +202,6 @@ class JointCalls:
             self._exchange = self._exchange._replace(runs=False)
 
     def _watch(self) -> None:
-        """Report exchanges, and look for the reason of another rank's failed call."""
         reported, waits, looked = 0, False, time.monotonic()
         while not self._closed.wait(POLL_S):
             last, now = self._exchange, time.monotonic()
@@ -237,18 +221,17 @@ class JointCalls:
                 self._found = self._thread_store.get(FAILED).decode()
 
     def _report(self, store: Store, report: Report) -> None:
-        with suppress(RuntimeError):  # the store is gone: the process that holds it has ended
+        with suppress(RuntimeError):  # the process that holds the store has ended
             store.set(str(self._rank), json.dumps(asdict(report)))
 
     def _reports(self) -> Iterator[tuple[int, Report]]:
-        """Yield the other ranks that have reported, with their last reports."""
         with suppress(RuntimeError):
             for rank in range(self._size):
                 if rank != self._rank and self._store.check([str(rank)]):
                     yield rank, Report(**json.loads(self._store.get(str(rank))))
 
     def _elsewhere(self, proof: Proof) -> str:
-        """Return which rank has begun a later exchange, or ended, without this call; "" if none is known."""
+        """Return which rank has begun a later exchange without this call, or ended."""
         for rank, report in self._reports():
             proves = proof == "begun" or (proof == "waits" and report.waits) or report.exchanges == NEVER
             if proves and report.calls < self._calls and report.exchanges > self._exchange.number:
@@ -256,7 +239,7 @@ class JointCalls:
         return ""
 
     def _missed_call(self) -> str:
-        """Return which rank makes a call that this rank did not make before this exchange; "" if none."""
+        """Return which rank makes a call that this rank missed."""
         for rank, report in self._reports():
             contradicts = report.exchanges < self._exchange.number and report.proof != "none"
             if contradicts and report.calls > self._calls:
@@ -264,7 +247,6 @@ class JointCalls:
         return ""
 
     def _lose(self, call: str, error: Exception) -> NoReturn:
-        """Raise that another rank ended or is late. A group that survives this can be used again."""
         reason = f"rank {self._rank} is in {call}, and another rank ended or is late ({error})"
         if self._survives:
             raise PeerError(reason)
@@ -275,7 +257,6 @@ class JointCalls:
         raise PeerError(self.failure)
 
     def _close_groups(self, reason: str) -> None:
-        """Wake the other ranks, whether they wait in an exchange or in a joint call."""
         self.failure = f"{reason}: {ADVICE}"
         with suppress(RuntimeError):
             self._store.compare_set(FAILED, "", reason)

@@ -1,8 +1,7 @@
 """Loopback: ranks as threads of one process, for tests and for a group of one.
 
-A collective has two barriers: before the first, each rank puts its tensors on a shared table; before the
-second, it copies its outputs. In between no rank writes, so tensors need no lock. Sums run in rank order, in
-the tensor's dtype: every rank does the same additions, and the result is bit-identical on all.
+Before a collective's first barrier, each rank puts its tensors on a shared table; before the second, it
+copies its outputs. All ranks add in rank order, to a bit-identical result.
 """
 
 from __future__ import annotations
@@ -23,11 +22,7 @@ COMBINE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maxi
 
 
 class Loopback(Comm):
-    """One rank of a group of threads. `Loopback.run` starts the threads.
-
-    Args:
-        room: The shared table of the group's threads; created by `Loopback.world`.
-        rank: This rank's number.
+    """One rank of a group of threads, started by `Loopback.run`.
 
     >>> Loopback.run(3, lambda comm: comm.all_reduce(torch.tensor([comm.rank + 1.0])).item())
     [6.0, 6.0, 6.0]
@@ -38,33 +33,22 @@ class Loopback(Comm):
 
     @classmethod
     def world(cls, size: int, timeout_s: float = 60.0) -> list[Loopback]:
-        """Return a new group.
-
-        Args:
-            size: The number of ranks.
-            timeout_s: Seconds that a rank waits for the others in one collective; default: 60.
-
-        Returns:
-            One object for each rank; `world(1)[0]` is a group of one.
-        """
+        """Return a new group, one object per rank. Arguments as for `run`."""
         room = _Room(size, timeout_s)
         return [cls(room, rank) for rank in range(size)]
 
     @classmethod
     def run(cls, size: int, fn: Callable[[Loopback], T], timeout_s: float = 60.0) -> list[T]:
-        """Call a function on every rank of a new group.
+        """Call `fn` on every rank of a new group; return the results in rank order.
 
         Args:
-            size: The number of ranks, each a thread.
-            fn: Called with its rank's `Loopback`.
-            timeout_s: Seconds that a rank waits for the others in one collective; default: 60.
-
-        Returns:
-            The results in rank order.
+            size: The number of ranks.
+            fn: Receives its rank's `Loopback`.
+            timeout_s: Seconds that a rank waits in one collective; default: 60.
 
         Raises:
-            Exception: The first exception of any rank, or the one that it quotes, with the rank before its
-                message; the others stop.
+            Exception: The first one of any rank, or the one that it quotes, with the rank before its
+                message.
         """
         comms = cls.world(size, timeout_s)
         room, results = comms[0].room, [None] * size
@@ -81,7 +65,7 @@ class Loopback(Comm):
         for thread in threads:
             while thread.is_alive() and room.failure is None:
                 thread.join(0.1)
-            thread.join(timeout_s)  # time for the others to notice a failure
+            thread.join(timeout_s)
         if room.failure is not None:
             raise _named(*room.failure)
         return results  # type: ignore[return-value]
@@ -135,7 +119,6 @@ class Loopback(Comm):
         return self._share("counter", SharedCounter(), read)
 
     def _share(self, name: str, given: Any, read: Callable[[list[Any]], T]) -> T:
-        """Put `given` on the table, and call `read` with the values of all ranks."""
         room = self.room
         room.table[self.rank] = (name, given)
         self._meet(name)
@@ -160,7 +143,7 @@ class Loopback(Comm):
 
 
 class _Room:
-    """Shared table and barrier of one group's threads. If a rank fails, all groups made by `split` fail."""
+    """Shared table and barrier of a group. If a rank fails, all groups made by `split` fail."""
 
     def __init__(self, size: int, timeout_s: float, world: _Room | None = None) -> None:
         self.size, self.timeout_s = size, timeout_s
@@ -179,7 +162,7 @@ class _Room:
                 room.barrier.abort()
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """Store the first failure of this world, or the one that it quotes, and wake all waiting ranks."""
+        """Store the first failure, or the one that it quotes, and wake all waiting ranks."""
         with self.lock:
             first = self.failure and self.failure[1]
             if first is None or (isinstance(first, PeerError) and str(error) and str(error) in str(first)):
@@ -203,7 +186,6 @@ def _check_shapes(one: Tensor, other: Tensor) -> None:
 
 
 def _named(rank: int, error: BaseException) -> BaseException:
-    """Return the exception with its rank before the message."""
     text = str(error)
     if len(error.args) <= 1 and not text.startswith(f"rank {rank}"):
         error.args = (f"rank {rank}: {text}",)

@@ -1,4 +1,4 @@
-"""Assignment of ranks to machines: from torchrun's variables, or equally many consecutive ranks on each."""
+"""Assignment of ranks to machines."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from laconic.comm.comm import Comm
 from laconic.comm.gather_text import gather_numbers
 from laconic.core.errors import SpecError
 
-TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # environment variables set by torchrun
+TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 HINT = "set ranks_per_node= to the number of ranks per machine"
 
 
 def machines(comm: Comm, ranks_per_node: int = 0, environment: Mapping[str, str] | None = None) -> list[int]:
-    """Return the number of each rank's machine, in rank order; machines are ordered by their first ranks.
+    """Return the number of each rank's machine; machines are ordered by their first ranks.
 
-    `ranks_per_node`: consecutive ranks that shared a machine before any was lost; 0 gathers torchrun's
-    variables from the environment of every rank, so all ranks call it. Raises `SpecError` on every rank if
-    the ranks do not divide, or if the environments contradict each other.
+    `ranks_per_node`: consecutive ranks per machine before any was lost; 0 gathers torchrun's variables on
+    all ranks. Raises `SpecError` on every rank if the ranks do not divide, or the environments contradict.
 
     >>> from laconic.comm.loopback import Loopback
     >>> machines(Loopback.world(4)[0], ranks_per_node=2)
@@ -54,7 +53,7 @@ def machines(comm: Comm, ranks_per_node: int = 0, environment: Mapping[str, str]
 
 
 def ranks_beside(ranks_per_node: int = 0) -> int:
-    """Return the number of ranks on this rank's machine, as `machines` counts; 1 if unknown.
+    """Return the number of ranks on this machine; 1 if unknown.
 
     >>> ranks_beside(ranks_per_node=8)
     8
@@ -63,7 +62,7 @@ def ranks_beside(ranks_per_node: int = 0) -> int:
 
 
 def _from_environment(environment: Mapping[str, str]) -> tuple[int, int, int]:
-    """Return this machine's first rank, this rank's local rank, and the number of ranks, 0 if unknown."""
+    """Return this machine's first rank, the local rank, and the number of ranks; 0 if unknown."""
     try:
         rank, place, size = (int(environment[name]) for name in TORCHRUN_VARIABLES)
     except (KeyError, ValueError):

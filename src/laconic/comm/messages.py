@@ -1,9 +1,4 @@
-"""Messages of a reduction: this rank's share as the others decode it, and the sum of all ranks' messages.
-
-Feedback subtracts its share from a residual, clears its entries, or adds it to a public copy, so it does not
-depend on the messages of a codec or reducer. Messages are decoded in rank order; if one is damaged, the error
-names its sender.
-"""
+"""Messages of a reduction: this rank's share as the others decode it, and the sum of all ranks' messages."""
 
 from __future__ import annotations
 
@@ -32,7 +27,6 @@ class Sent(ABC):
 
     @property
     def chooses(self) -> bool:
-        """Whether it can omit entries, so that `scale_chosen_` changes something; by default no."""
         return False
 
     @abstractmethod
@@ -53,8 +47,6 @@ class Sent(ABC):
 
 @dataclass(frozen=True)
 class SentMessage(Sent):
-    """The share of a codec's message; nothing if it has no elements."""
-
     codec: Codec
     wire: Tensor
     segments: Segments
@@ -81,7 +73,7 @@ class SentMessage(Sent):
 
 @dataclass(frozen=True)
 class ScaledShare(Sent):
-    """A share times a gain, for damped feedback."""
+    """Share times a gain, for damped feedback."""
 
     share: Sent
     gain: float
@@ -102,8 +94,6 @@ class ScaledShare(Sent):
 
 @dataclass(frozen=True)
 class SentParts(Sent):
-    """A share of several parts, for example one for each rank."""
-
     parts: tuple[Sent, ...]
 
     @property
@@ -130,14 +120,14 @@ class SentParts(Sent):
 class SentEntries(Sent):
     """Entries as the others decode them: values float32 (K,) at indices int32 (K,) of their segments.
 
-    counts int64 (s,): entries per segment. The indices are not checked. The residual is x minus the values.
+    counts int64 (s,): entries per segment. The indices are not checked.
     """
 
     segments: Segments
     indices: Tensor
     counts: Tensor
     values: Tensor
-    known: Tensor | None = None  # the cached positions
+    known: Tensor | None = None
 
     @property
     def chooses(self) -> bool:
@@ -145,7 +135,6 @@ class SentEntries(Sent):
 
     @cached_property
     def positions(self) -> Tensor:
-        """Return the positions int64 (K,) in the flat buffer."""
         if self.known is not None:
             return self.known
         return kernels.flat_positions(self.indices, self.counts, self.segments)
@@ -174,7 +163,7 @@ class SentEntries(Sent):
 
 
 def sent_by(rank: int) -> AbstractContextManager[None]:
-    """Return a context in which each `WireError` names the rank whose message is being read.
+    """Return a context in which each `WireError` names the rank whose message is read.
 
     >>> with sent_by(3):
     ...     raise WireError("too short")
@@ -190,14 +179,13 @@ def _damaged(rank: int, error: Exception) -> WireError:
 
 
 def encoded(x: Tensor, layout: Layout, codec: Codec, turn: Turn) -> Tensor:
-    """Encode these tensors of flat x with this rank's keys to uint8 (m,); empty without elements."""
     return codec.encode_layout(x, layout, turn) if layout.numel else x.new_empty(0, dtype=torch.uint8)
 
 
 def add_messages_(out: Tensor, messages: Iterable[tuple[int, SentMessage]], alpha: float) -> Tensor:
-    """Add alpha times each message to `out`, in order; each comes with the rank of its sender.
+    """Add alpha times each (sender's rank, message) to `out`, in order.
 
-    Consecutive messages of one codec are decoded in one call. `WireError` names the sender of a damaged one.
+    `WireError` names the sender of a damaged one.
     """
     for codec, group in groupby(messages, key=lambda message: message[1].codec):
         ranks, shares = zip(*group, strict=True)
@@ -223,12 +211,12 @@ def combined(
     """Combine all ranks' messages uint8 (m,) to one, equal on every rank; each rank combines one chunk.
 
     Args:
-        up: bytes of each rank's chunk of a message; they add up to m.
+        up: bytes of each rank's chunk of a message.
         down: bytes of each combined chunk.
-        combine: combines all ranks' chunks for this rank, uint8 (N, up[rank]).
+        combine: combines the chunks for this rank, uint8 (N, up[rank]).
 
     Raises:
-        WireError: a chunk has the wrong length; the error names its sender.
+        WireError: a chunk has the wrong length.
     """
     chunks = comm.all_to_all(torch.split(message, list(up)))
     _check_nbytes(chunks, [up[comm.rank]] * comm.size)

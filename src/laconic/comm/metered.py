@@ -1,6 +1,6 @@
 """Metered: counts the bytes and seconds of any Comm.
 
-Payload are the tensors that the caller sends or receives, counted once, however the collective works:
+Payload is the tensors that the caller sends or receives, counted once:
 
     collective       payload sent            payload received           messages of rank r (see `wire_model`)
     all_reduce       x                       the result                 2(N-1)/N of x each way
@@ -10,9 +10,8 @@ Payload are the tensors that the caller sends or receives, counted once, however
     broadcast        x on the root           x elsewhere                x to its children in a tree
     exchange         tensors for others      tensors from others       one to each peer
 
-all_gather and all_to_all also send 8 bytes of length to each other rank. Payload does not grow with N, but
-the bytes on the wire may. Bare counts every copy of a message; network also counts headers and
-acknowledgements on a TCP/IP link: those of `TorchComm` on gloo, even if a different Comm is wrapped.
+all_gather and all_to_all also send 8 bytes of length to each other rank. Bare bytes count every copy of a
+message; network bytes also headers and acknowledgements on TCP/IP, as of `TorchComm` on gloo.
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ from laconic.comm.wire_model import Messages, PacketModel
 
 @dataclass(frozen=True)
 class Tally:
-    """Calls, bytes and seconds of one kind of collective."""
-
     calls: int = 0
     payload_sent: int = 0
     payload_received: int = 0
@@ -51,7 +48,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Meter(Tally):
-    """The sum of all collectives; `parts` holds each one by (phase, collective)."""
+    """Sum of all collectives; `parts` holds each one by (phase, collective)."""
 
     parts: Mapping[tuple[str, str], Tally] = field(default_factory=dict)
 
@@ -62,7 +59,7 @@ class Meter(Tally):
 
 
 class StreamClock:
-    """Records events on a GPU's current stream, which is cached because the lookup takes longer."""
+    """Clock of events on a GPU's current stream, cached because the lookup takes longer."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device)
@@ -74,12 +71,12 @@ class StreamClock:
 
 
 class Metered(Comm):
-    """Wraps a Comm and counts its traffic, also in groups made by `split`, but not the split itself.
+    """Wrapper of a Comm that counts its traffic, also in groups made by `split`, but not the split itself.
 
     Args:
         comm: The wrapped Comm.
-        clock: A function that returns seconds; default: `time.perf_counter`.
-        link: The packets of the link; default: those of Ethernet with an MTU of 1500 bytes.
+        clock: Returns seconds; default: `time.perf_counter`.
+        link: The packets of the link; default: Ethernet with an MTU of 1500 bytes.
 
     >>> import torch
     >>> from laconic.comm.loopback import Loopback
@@ -103,17 +100,17 @@ class Metered(Comm):
         return self.comm.original_size
 
     def snapshot(self) -> Meter:
-        """Return the counts so far. Any thread may call it."""
+        """Return the counts. Any thread may call it."""
         with self._books.lock:
             parts = {key: Tally(*fields) for key, fields in self._books.parts.items()}
         return Meter.of(parts)
 
     def dense_sent(self, nbytes: int) -> int:
-        """Return the network bytes that this rank would send to all-reduce `nbytes` in this group."""
+        """Return the network bytes of an all-reduce of `nbytes`."""
         return self._books.link.sent(link.all_reduce(nbytes, self.size))
 
     def dense_scattered(self, nbytes: int) -> int:
-        """Return the network bytes that this rank would send to reduce-scatter `nbytes` in this group."""
+        """Return the network bytes of a reduce-scatter of `nbytes`."""
         chunks = [-(-nbytes // self.size)] * (self.size - 1)
         return self._books.link.sent(link.direct(chunks, chunks))
 
@@ -131,23 +128,22 @@ class Metered(Comm):
             self._books.phase = outer
 
     def mark(self, clock: StreamClock | None = None) -> None:
-        """Start the interval of `since_mark`, and of `events_since_mark` if there is a `clock`."""
+        """Start the interval of `since_mark` and, with a `clock`, of `events_since_mark`."""
         self._books.first, self._books.busy = None, 0.0
         self._books.stream_clock, self._books.events = clock, []
 
     def since_mark(self) -> tuple[float | None, float]:
-        """Return the start of the first collective after the mark, or None, and the seconds in all."""
+        """Return the start of the first collective after the mark, or None, and the total seconds."""
         return self._books.first, self._books.busy
 
     def events_since_mark(self) -> list[tuple[Event, Event]]:
-        """Return events around each collective after the mark; none if it was marked without a clock."""
         return self._books.events
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
         return self._sum(x, lambda: self.comm.all_reduce(x, op))
 
     def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
-        """Start a sum that is counted when it ends, with the seconds that the caller waits for it."""
+        """Start a sum, counted at its end with the seconds of waiting."""
         return partial(self._sum, x, self.comm.begin_all_reduce(x))
 
     def _sum(self, x: Tensor, end: Callable[[], Tensor]) -> Tensor:
@@ -200,11 +196,9 @@ class Metered(Comm):
         return self.over(self.comm.split(color))
 
     def counter(self) -> Counter:
-        """Return the wrapped Comm's counter, whose calls are not counted."""
         return self.comm.counter()
 
     def over(self, comm: Comm) -> Metered:
-        """Wrap `comm` so that it is counted here too."""
         other = Metered(comm)
         other._books = self._books
         return other
@@ -214,7 +208,7 @@ class Metered(Comm):
 
 
 class _Books:
-    """The counts of a `Metered` and of the groups split from it."""
+    """Counts of a `Metered` and its splits."""
 
     def __init__(self, clock: Callable[[], float], link: PacketModel) -> None:
         self.clock, self.link = clock, link
@@ -223,18 +217,16 @@ class _Books:
         self.phase = ""
         self.first: float | None = None
         self.busy = 0.0
-        self.stream_clock: StreamClock | None = None  # on a GPU, if calls are measured by events
-        self.events: list[tuple[Event, Event]] = []  # around calls since the mark
+        self.stream_clock: StreamClock | None = None
+        self.events: list[tuple[Event, Event]] = []
         self._begun: Event | None = None
 
     def start(self) -> float:
-        """Start a call and return the time."""
         if self.stream_clock is not None:
             self._begun = self.stream_clock.now()
         return self.clock()
 
     def enter(self, name: str, start: float, sent: int, received: int, messages: Messages) -> None:
-        """Add a finished call."""
         seconds = self.clock() - start
         if self.first is None:
             self.first = start

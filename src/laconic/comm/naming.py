@@ -15,15 +15,15 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-LISTING = threading.RLock()  # held while all frames are listed
+LISTING = threading.RLock()
 DESTROY = inspect.unwrap(dist.destroy_process_group).__code__
 
 
 def in_store(name: str) -> str:
     """Return the prefix of this group's keys: torchrun's store still has the keys from before a restart.
 
-    If torchrun does not share its store, each restart has a new one. Then the prefix has no number of
-    restarts, which torchrun counts separately on each node.
+    A store that torchrun does not share is new after each restart, and restarts are counted per node; the
+    prefix then has no number.
     """
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "False"
     return f"laconic/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') if shared else '0'}/{name}"
@@ -32,7 +32,7 @@ def in_store(name: str) -> str:
 def backend_of(backends: Mapping[str, str]) -> str:
     """Return the backend of a group like one with these backends by device, which also takes host tensors.
 
-    It is one name if all devices have the same: torch warns about a list of one.
+    It is one name if all are the same: torch warns about a list of one.
 
     >>> backend_of({"cuda": "nccl"}), backend_of({"cpu": "gloo", "cuda": "gloo"})
     ('cpu:gloo,cuda:nccl', 'gloo')
@@ -46,10 +46,10 @@ def backend_of(backends: Mapping[str, str]) -> str:
 
 @contextmanager
 def not_split_off() -> Iterator[None]:
-    """Create NCCL communicators of new groups inside `with` without splitting those of the default group.
+    """Create NCCL communicators inside `with` without splitting those of the default group.
 
-    After `init_process_group(device_id=...)` torch would split them in a collective over all ranks of the
-    default group. Ranks outside of the new group never join, and the others hang (pytorch #129965).
+    After `init_process_group(device_id=...)` torch would split them in a collective over all default ranks,
+    which ranks outside of the new group never join (pytorch #129965).
     """
     default = dist.distributed_c10d._get_default_group()
     device = getattr(default, "bound_device_id", None)
@@ -66,13 +66,11 @@ def not_split_off() -> Iterator[None]:
 def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -> dist.ProcessGroup:
     """Return a new process group of this name, created only by its ranks.
 
-    `dist.new_group(..., use_local_synchronization=True)` names a group by its ranks and by the number of
-    groups: a group that is created again may get its old name, and find old addresses in the store. On gloo
-    an all-reduce then waits until all ranks are connected, as `new_group` does through the store: a rank
-    that leaves immediately would disconnect others that still connect. If a rank dies meanwhile, the others
-    see its connections close.
+    `dist.new_group(..., use_local_synchronization=True)` may reuse a name, and old addresses in the store.
+    On gloo an all-reduce waits until all ranks are connected: a rank that leaves immediately would
+    disconnect others.
     """
-    c10d = dist.distributed_c10d  # only the private function that new_group calls accepts a name
+    c10d = dist.distributed_c10d  # `new_group` accepts no name
     store, place = c10d._get_default_store(), ranks.index(dist.get_rank())
     with not_split_off():
         group, _ = c10d._new_process_group_helper(
@@ -81,7 +79,7 @@ def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -
             ranks,
             dist.Backend(backend),
             store,
-            name,  # type: ignore[arg-type]  # some versions of torch declare another type
+            name,  # type: ignore[arg-type]  # its type varies by version
             timeout=timeout,
         )
     c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
@@ -91,10 +89,10 @@ def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -
 
 
 def destroy(group: dist.ProcessGroup) -> None:
-    """Destroy a process group, unless the script is destroying all of them or has done so.
+    """Destroy a process group, unless the script is destroying all of them.
 
-    A model may be freed while `dist.destroy_process_group()` sorts all groups by name, which fails for a
-    group that is destroyed meanwhile. That call destroys ours too.
+    `dist.destroy_process_group()` sorts all groups by name, which fails for one that is destroyed
+    meanwhile.
     """
     if _all_are_being_destroyed():
         return
@@ -105,7 +103,7 @@ def destroy(group: dist.ProcessGroup) -> None:
 def _all_are_being_destroyed() -> bool:
     """Return whether a thread is in `dist.destroy_process_group()`.
 
-    No local variable references a frame, which would create a cycle that keeps groups alive.
+    A local variable that references a frame would create a cycle, which keeps groups alive.
     """
     return any(_destroys_all(frame) for frame in _current_frames().values())
 
@@ -113,9 +111,8 @@ def _all_are_being_destroyed() -> bool:
 def _current_frames() -> dict[int, FrameType]:
     """Return every thread's current frame, without a garbage collection meanwhile.
 
-    Before Python 3.13, `sys._current_frames` allocates while it holds the interpreter's lock on its list of
-    threads. A collection that starts there runs destructors, which may release the GIL to a thread that
-    waits for this lock with the GIL held: a deadlock (cpython issue 106883).
+    Before Python 3.13, `sys._current_frames` allocates while it holds the lock on the threads. A collection
+    there may release the GIL to a thread that waits for this lock: a deadlock (cpython #106883).
     """
     with LISTING:
         enabled = gc.isenabled()

@@ -1,4 +1,4 @@
-"""Partition: a bucket's tensors, or pieces of them, divided among ranks that each reduce one part."""
+"""Partition of a bucket's tensors among ranks."""
 
 from __future__ import annotations
 
@@ -8,33 +8,28 @@ from functools import cached_property
 
 from laconic.core.layout import Entry, Layout, Segments
 
-BLOCK = 512  # elements: tensors are cut at multiples of it, which a quantiser's blocks do not cross
+BLOCK = 512  # elements; a cut at its multiples crosses no quantiser's block
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A bucket in disjoint parts, one for each rank."""
-
     bucket: Layout
-    parts: tuple[Layout, ...]  # of each rank, at the bucket's offsets
-    home: Layout  # of this rank, one after the other from offset 0
-    others: Layout  # of all other ranks in their order, at the bucket's offsets
+    parts: tuple[Layout, ...]  # per rank, at the bucket's offsets
+    home: Layout  # of this rank, from offset 0
+    others: Layout  # of all other ranks, at the bucket's offsets
 
     @classmethod
     def of(cls, bucket: Layout, parts: Iterable[Layout], rank: int) -> Partition:
-        """Return the partition of the bucket into these parts, for `rank`."""
         parts = tuple(parts)
         others = (entry for r, part in enumerate(parts) if r != rank for entry in part)
         return cls(bucket, parts, packed(parts[rank]), Layout(tuple(others)))
 
     @cached_property
     def ranges(self) -> tuple[Segments, ...]:
-        """Segments of each part."""
         return tuple(part.segments for part in self.parts)
 
     @cached_property
     def due(self) -> tuple[bool, ...]:
-        """Whether each rank reduces at least one element."""
         return tuple(part.numel > 0 for part in self.parts)
 
 
@@ -44,5 +39,4 @@ def piece(entry: Entry, begin: int, end: int) -> Entry:
 
 
 def packed(*layouts: Layout) -> Layout:
-    """Return the same entries one after the other from offset 0."""
     return Layout.of((entry.name, entry.shape) for layout in layouts for entry in layout)

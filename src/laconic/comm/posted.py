@@ -1,12 +1,10 @@
-"""PostedComm: collectives from sends and receives that every rank posts at once.
+"""Collectives from sends and receives that every rank posts at once (`torch_comm.py` states why).
 
-They replace all collectives of a backend except sums and broadcasts, which fail with ragged sizes or are
-slower, by the figures in `torch_comm.py`. Messages, for N ranks: all_gather sends m bytes to each of N-1
-ranks, all_to_all and reduce_scatter one chunk to each. Before all_gather and all_to_all each rank sends the
-length to each other rank, in 8 bytes.
+Among N ranks, all_gather sends m bytes to each of N-1 ranks, all_to_all and reduce_scatter one chunk to
+each. Before all_gather and all_to_all each rank sends 8 bytes of length to each other rank.
 
 With NCCL a wait makes the GPU's stream wait, not the host. So a dead peer is detected in the round of
-lengths, which uses gloo between hosts, or NCCL's watchdog ends this process, without a `PeerError`.
+lengths on gloo, or NCCL's watchdog ends this process, without a `PeerError`.
 """
 
 from __future__ import annotations
@@ -24,21 +22,19 @@ from laconic.comm.comm import Comm, ReduceOp
 from laconic.core.errors import PeerError
 
 OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-Message = tuple[int, Tensor]  # a peer, and the tensor to send to it or to receive into
+Message = tuple[int, Tensor]  # a peer, and the tensor to send or to receive into
 
 
 class PostedComm(Comm):
-    """Base class of process groups; `_start` starts messages between two ranks."""
-
     @abstractmethod
     def _start(self, sends: Sequence[Message], recvs: Sequence[Message]) -> Sequence[dist.Work]:
-        """Start all messages at once; those between two ranks arrive in order."""
+        """Start all messages; those between two ranks arrive in order."""
 
     def _wire_device(self, x: Tensor) -> torch.device:
         return x.device
 
     def _home(self, x: Tensor) -> torch.device:
-        """Return the device of the lengths of tensors like x: the host, if possible, to avoid GPU waits."""
+        """Return the device of lengths: the host, if possible, to avoid GPU waits."""
         return torch.device("cpu")
 
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
@@ -46,7 +42,7 @@ class PostedComm(Comm):
         return self._begin_scatter("reduce_scatter", chunks)()
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
-        """Return every rank's x (m_r,), in rank order. On a CPU this rank's is `x` itself."""
+        """Return every rank's x (m_r,). On a CPU this rank's is `x` itself."""
         lengths = self._lengths([x.numel()] * self.size, self._home(x))
         received = rooms(x, lengths)
         if x.is_cpu:
@@ -69,7 +65,6 @@ class PostedComm(Comm):
         self._swap("exchange", sends, recvs)
 
     def _begin_scatter(self, name: str, chunks: Sequence[Tensor]) -> Callable[[], Tensor]:
-        """Start sending each chunk to its rank; the returned function sums the received ones by rank."""
         received = [torch.empty_like(chunks[self.rank]) for _ in chunks]
         wait = self._post(name, dict(enumerate(chunks)), dict(enumerate(received)))
 
@@ -84,7 +79,7 @@ class PostedComm(Comm):
     def _begin_sum_(self, x: Tensor) -> Callable[[], None]:
         """Sum x (n,) over ranks, in place: each rank sums one piece and sends it to all.
 
-        This call starts the first round; the returned function waits for it and does the second.
+        The returned function does the second round.
         """
         pieces = torch.tensor_split(x, self.size)
         total = self._begin_scatter("all_reduce", pieces)
@@ -98,7 +93,7 @@ class PostedComm(Comm):
         return end
 
     def _lengths(self, going: list[int], home: torch.device) -> list[int]:
-        """Return the number of elements that each rank sends here; this rank sends going[r] to rank r."""
+        """Return the number of elements that each rank sends here; this rank sends going[r]."""
         out = torch.tensor(going, device=home, dtype=torch.int64)
         into = torch.empty_like(out)
         peers = range(self.size)
@@ -107,7 +102,6 @@ class PostedComm(Comm):
         return coming
 
     def _swap(self, name: str, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> None:
-        """Post all sends and receives at once, and wait for them."""
         self._post(name, sends, recvs)()
 
     def _post(
@@ -115,15 +109,14 @@ class PostedComm(Comm):
     ) -> Callable[[], None]:
         """Post all sends and receives at once; the returned function waits for them.
 
-        A message to the own rank is copied. Messages between two ranks arrive in the order of posting, so
-        several may be pending.
+        Messages between two ranks arrive in order, so several may be pending.
         """
         sending: list[Message] = []
         receiving: list[Message] = []
         copies: list[tuple[Tensor, Tensor]] = []
         if self.rank in recvs:
             recvs[self.rank].copy_(sends[self.rank])
-        for distance in range(1, self.size):  # start with the next rank, so that no link is idle
+        for distance in range(1, self.size):  # from the next rank on, so that no link is idle
             to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
             if to in sends and sends[to].numel():
                 sending.append((to, sends[to].contiguous().to(self._wire_device(sends[to]))))
@@ -166,7 +159,7 @@ class PostedComm(Comm):
 
 
 def rooms(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-    """Return empty tensors like x of these lengths: on a GPU in one buffer, so that one kernel reads them."""
+    """Return empty tensors like x; on a GPU in one buffer, for one kernel."""
     if x.is_cpu:
         return [x.new_empty(length) for length in lengths]
     return list(torch.split(x.new_empty(sum(lengths)), list(lengths)))

@@ -1,7 +1,6 @@
 """Collectives of a step that any rank may skip, because its gradient is not finite.
 
-If a rank passes None, every rank returns None. The skip is encoded in the messages, at no cost to other
-steps:
+If a rank passes None, every rank returns None. The messages encode the skip:
 
     gather, all to all    an empty message instead of bytes, one byte instead of an empty message
     sum                   NaN
@@ -20,12 +19,12 @@ from torch import Tensor
 from laconic.comm.comm import Comm
 
 SKIP_LENGTH = 1 << 62
-LARGEST = torch.finfo(torch.float32).max * (1 - 1e-6)  # so that rounding in a sum does not exceed the largest
-EXPONENT = 0x7F800000  # bits of the smallest float32 magnitude that is not finite: infinity
+LARGEST = torch.finfo(torch.float32).max * (1 - 1e-6)  # margin for the rounding of a sum
+EXPONENT = 0x7F800000  # bits of float32 infinity
 
 
 class NonFiniteSum(Exception):
-    """A sum is not finite after the reduction: every rank skips the step."""
+    """Error of a sum that is not finite: every rank skips the step."""
 
 
 def gather_or_skip(
@@ -38,8 +37,8 @@ def gather_or_skip(
     """Return every rank's message (m_r,), in rank order.
 
     Args:
-        message: this rank's message (m,). An empty one that is due is sent as a single zero.
-        due: whether each rank has a message; default: all have.
+        message: this rank's (m,). An empty one that is due is sent as a single zero.
+        due: whether each rank has a message; default: all.
 
     >>> from laconic.comm.loopback import Loopback
     >>> def gather(finite):
@@ -58,11 +57,11 @@ def gather_or_skip(
 def all_to_all_or_skip(
     comm: Comm, messages: Sequence[Tensor] | None, device: torch.device, due: Sequence[bool] | None = None
 ) -> list[Tensor] | None:
-    """Return the messages uint8 (m_r,) for this rank, in rank order; `messages[r]` is sent to rank r.
+    """Return the messages uint8 (m_r,) for this rank, in rank order.
 
     Args:
-        messages: one for each rank. An empty one that is due is sent as a single zero, except this rank's
-        own. due: whether each rank receives messages from the others; default: all do.
+        messages: one per rank. An empty one that is due is sent as a single zero, except this rank's own.
+        due: whether each rank receives messages; default: all.
     """
     empty = torch.empty(0, dtype=torch.uint8, device=device)
     all_due = [True] * comm.size if due is None else due
@@ -79,7 +78,7 @@ def all_to_all_or_skip(
 def sum_or_skip(
     comm: Comm, x: Tensor | None, n: int, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Tensor | None:
-    """Sum x (n,) over ranks, in place if n > 0; None also if the sum is not finite."""
+    """Sum x (n,) over ranks, in place if n > 0; None if x or the sum is not finite."""
     total = comm.all_reduce(_summand(x, n, torch.nan, device, dtype))
     return total[:n] if _is_finite(total) else None
 
@@ -87,17 +86,15 @@ def sum_or_skip(
 def sum_unchecked(
     comm: Comm, x: Tensor | None, n: int, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Sum x (n,) over ranks like `sum_or_skip`, for a caller that skips the step if it is not finite.
+    """Sum like `sum_or_skip`, for a caller that checks the sum, without waiting for a GPU.
 
-    It does not wait for a GPU. If n is 0 the sum has one element, which may be NaN.
+    If n is 0 the sum has one element, which may be NaN.
     """
     return comm.all_reduce(_summand(x, n, torch.nan, device, dtype))
 
 
 def largest_of(views: Sequence[Tensor]) -> Tensor:
     """Return the largest magnitude in these (n,), n > 0, as float32 (1,), or float64 (1,) for float64.
-
-    It is finite exactly if all entries are: one number to read instead of a flag for every entry.
 
     >>> largest_of([torch.tensor([1.0, -2.0]), torch.tensor([]), torch.tensor([0.5])])
     tensor([2.])
@@ -110,7 +107,7 @@ def largest_of(views: Sequence[Tensor]) -> Tensor:
 
 
 def not_finite(*views: Tensor) -> Tensor:
-    """Return int32 (1,), not 0 if one of these (n,), n > 0, is not finite, for `deferred.check`."""
+    """Return int32 (1,) for `deferred.check`, not 0 if one of these is not finite."""
     bits = largest_of(views).to(torch.float32).view(torch.int32)  # a magnitude has no sign bit
     flag: Tensor = torch.div(bits, EXPONENT, rounding_mode="floor")
     return flag
@@ -127,9 +124,9 @@ def max_or_skip(comm: Comm, x: Tensor | None, n: int, device: torch.device) -> T
 
 
 def largest_or_skip(comm: Comm, x: Tensor | None, n: int, device: torch.device) -> Tensor | None:
-    """Return `max_or_skip` of x float32 (n,) >= 0, such as norms: the host reads one number.
+    """Return `max_or_skip` of x float32 (n,) >= 0; the host reads one number.
 
-    The bits of such floats are ordered like the floats, with NaN last, so the maximum preserves a NaN.
+    The bits of such floats are ordered like the floats, with NaN last.
     """
     bits = None if x is None else x.view(torch.int32)
     largest = comm.all_reduce(_summand(bits, n, EXPONENT, device, torch.int32), "max")
@@ -137,7 +134,7 @@ def largest_or_skip(comm: Comm, x: Tensor | None, n: int, device: torch.device) 
 
 
 def any_skips(comm: Comm, finite: bool, device: torch.device) -> bool:
-    """Return whether any rank is not `finite`, for messages that cannot encode a skip. Wire: 4 bytes."""
+    """Return whether any rank is not `finite`. Wire: 4 bytes."""
     return (
         max_or_skip(comm, torch.zeros(1, device=device, dtype=torch.float32) if finite else None, 1, device)
         is None
@@ -147,7 +144,7 @@ def any_skips(comm: Comm, finite: bool, device: torch.device) -> bool:
 def broadcast_or_skip(comm: Comm, root: int, message: Tensor | None, device: torch.device) -> Tensor | None:
     """Return the root's message uint8 (m,); on other ranks `message` only says whether x is finite.
 
-    Two rounds: the length, 8 bytes per rank, since the others do not know it; then a broadcast.
+    Two rounds: the length, 8 bytes per rank, then a broadcast.
 
     >>> from laconic.comm.loopback import Loopback
     >>> def body(comm):
@@ -164,7 +161,7 @@ def broadcast_or_skip(comm: Comm, root: int, message: Tensor | None, device: tor
 
 
 def fits(x: Sequence[Tensor], alpha: float) -> bool:
-    """Return whether alpha times each entry of these finite (n,) on the CPU is less than float32's largest.
+    """Return whether alpha times each of these finite (n,) on the CPU stays below float32's largest.
 
     >>> fits([torch.tensor([1e30])], 1e8), fits([torch.tensor([-1e30])], 1e9), fits([], 1.0)
     (True, False, True)
@@ -174,14 +171,13 @@ def fits(x: Sequence[Tensor], alpha: float) -> bool:
 
 
 def _is_finite(x: Tensor) -> bool:
-    """Return whether all entries of x (n,), n > 0, are finite: on a GPU one launch and one number."""
     if x.is_cpu or not x.is_floating_point():
         return bool(x.isfinite().all())
     return math.isfinite(largest_of([x]).item())
 
 
 def _filled(message: Tensor | None, due: bool, empty: Tensor) -> Tensor:
-    """Return the message to send: not empty if it is due; a skip is empty exactly if it is due."""
+    """Return the message to send; a skip is empty exactly if a message is due."""
     if message is None:
         return empty if due else empty.new_zeros(1)
     return message if message.numel() or not due else empty.new_zeros(1)
@@ -192,7 +188,7 @@ def _says_skip(message: Tensor, due: bool) -> bool:
 
 
 def _summand(x: Tensor | None, n: int, skip: float, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return x, or the value of a skip; at least one element, so that an empty x can be skipped."""
+    """Return x, or the value of a skip; at least one element."""
     if x is None:
         return torch.full((max(1, n),), skip, dtype=dtype, device=device)
     return x if n else torch.zeros(1, dtype=dtype, device=device)

@@ -1,18 +1,13 @@
 """TorchComm: a process group of torch.distributed, with any backend.
 
-Long sums and broadcasts are the backend's own. All other collectives are sends and receives that every rank
-posts at once (`PostedComm`), because the alternatives fail with ragged sizes or are slower. On gloo,
-all_gather and all_to_all of lists refuse unequal sizes, and all_to_all_single needs a copy of the own
-message for each rank. At 1 MB and 2 ranks, sends and receives take 0.6 ms, one broadcast per rank 0.8,
-all_to_all_single 2.0, all_gather padded to the longest 3.0; at 10 MB 7, 11, 82 and 74 ms. NCCL fuses the
-posts into one launch, as in its own all-to-all.
+Long sums and broadcasts are the backend's own; other collectives are sends and receives that every rank
+posts at once. On gloo, all_gather and all_to_all of lists refuse unequal sizes, and all_to_all_single
+copies the own message for each rank. At 1 MB and 2 ranks, sends and receives take 0.6 ms, one broadcast per
+rank 0.8, all_to_all_single 2.0, padded all_gather 3.0; at 10 MB 7, 11, 82 and 74 ms. NCCL fuses the posts
+into one launch.
 
-Groups created here also accept host tensors, over gloo, for any backend: lengths, agreements and weights are
-control messages of a few bytes, which NCCL does not support.
-
-On gloo, a short sum among three or more ranks is our own. gloo's ring takes 2 (N - 1) consecutive messages;
-here every rank sums one piece and sends it to all, in two rounds with the same number of messages and
-bytes. On shared cores each round waits until every rank has been scheduled.
+On gloo, three or more ranks do a short sum in two rounds, with as many messages and bytes as the 2 (N - 1)
+rounds of gloo's ring: on shared cores each round waits until every rank has been scheduled.
 """
 
 from __future__ import annotations
@@ -37,14 +32,15 @@ from laconic.comm.waiting import ATTACHING, log_if_slow
 from laconic.comm.wire_model import is_direct
 from laconic.core.errors import AttachError, PeerError
 
-CHILDREN: collections.Counter[str] = collections.Counter()  # groups created from each group, by its name
-COUNTERS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()  # number of counters per group
+CHILDREN: collections.Counter[str] = collections.Counter()
+COUNTERS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 
 
 class TorchComm(PostedComm):
-    """The ranks of a process group. Tensors stay on their device; on a GPU, gloo copies through the host.
+    """Ranks of a process group. On a GPU, gloo copies through the host.
 
-    A collective raises `PeerError` if a peer dies or leaves; the group is unusable after that.
+    A collective raises `PeerError` if a peer dies or leaves; the group is unusable after that. Groups
+    created here also accept small host tensors, over gloo.
 
     Args:
         group: A process group with any backend; default: all ranks.
@@ -67,8 +63,8 @@ class TorchComm(PostedComm):
         self._waits = self.timeout
         self._original_ranks: Sequence[int] = range(self.size)
         self._original_size = self.size
-        self._parts: list[TorchComm] = []  # made by `split`
-        self._by_name = self.size < dist.get_world_size()  # parts are created by name, by their ranks
+        self._parts: list[TorchComm] = []
+        self._by_name = self.size < dist.get_world_size()  # parts are then created by name
 
     @classmethod
     def among(cls, members: Sequence[int], name: str, like: TorchComm) -> TorchComm:
@@ -85,10 +81,10 @@ class TorchComm(PostedComm):
 
     @classmethod
     def own(cls, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> TorchComm:
-        """Return a new process group of the same ranks, so that other code's collectives cannot interfere.
+        """Return a new process group of the same ranks, safe from other code's collectives.
 
-        Call it on all ranks of `group`, by default all, and `close` at the end. `timeout`: of a collective;
-        default: that of `group`.
+        Call it on all ranks of `group`, and `close` it. `timeout`: of a collective; default: that of
+        `group`.
         """
         comm = cls(group)
         with log_if_slow(comm.rank, ATTACHING):
@@ -116,10 +112,9 @@ class TorchComm(PostedComm):
         return waits
 
     def close(self) -> None:
-        """Free the process group and those split from it. Only for groups from `own`, `among` or `split`.
+        """Free a process group from `own`, `among` or `split`, and those split from it.
 
-        gloo closes its connections, which wakes waiting peers, when the last reference to the group is
-        dropped; this call drops this object's reference. The remaining groups close when Python ends.
+        gloo wakes waiting peers when the last reference to the group is dropped.
         """
         group, self._group = self._group, None
         if group is not None:
@@ -131,7 +126,7 @@ class TorchComm(PostedComm):
         return self._begin_all_reduce(x, op)()
 
     def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
-        """Start a sum: the backend's runs in the background; of a sum in two rounds the first round does."""
+        """Start a sum, in the background; of a sum in two rounds only the first."""
         return self._begin_all_reduce(x, "sum")
 
     def _begin_all_reduce(self, x: Tensor, op: ReduceOp) -> Callable[[], Tensor]:
@@ -170,8 +165,7 @@ class TorchComm(PostedComm):
         colors = torch.cat(self.all_gather(mine)).tolist()
         pairs = list(zip(colors, self.ranks, strict=True))
         # torch requires all ranks of the world to create all parts. If this group is smaller or recreated,
-        # only its ranks can: a process that joined later has counted fewer groups, and torch names groups
-        # by that count.
+        # only its ranks can: torch names groups by a count that is lower in a process that joined later.
         for made in [color] if self._by_name else sorted(set(colors)):
             part = self._new_group([rank for each, rank in pairs if each == made], self.timeout)
             if made == color:
@@ -180,15 +174,13 @@ class TorchComm(PostedComm):
         return self._parts[-1]
 
     def counter(self) -> Counter:
-        """Return a counter in the store of the default process group."""
-        # not by name, which earlier groups of this process may have had
+        # earlier groups may have had its name
         COUNTERS[self.group] = COUNTERS.get(self.group, 0) + 1
         store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
         return StoreCounter(store, f"{in_store(self.group.group_name)}/counter/{COUNTERS[self.group]}")
 
     @property
     def _small(self) -> torch.device:
-        """Device of this group's small tensors: the host, if the backend supports it."""
         return torch.device("cpu" if "cpu" in self.backends else next(iter(self.backends)))
 
     def _home(self, x: Tensor) -> torch.device:
@@ -215,5 +207,4 @@ class TorchComm(PostedComm):
         return made
 
     def _wire_device(self, x: Tensor) -> torch.device:
-        """Return the device from which a tensor is sent: for gloo only the host."""
         return torch.device("cpu") if self.backends.get(x.device.type) == "gloo" else x.device

@@ -1,4 +1,4 @@
-"""Warnings of a rank that waits for other ranks in a call that every rank must make."""
+"""Warnings of a rank that waits for others in a call that every rank must make."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 ATTACHING = "a call that attaches, such as laconic.compress or laconic.distribute"
-PATIENT_S = 15.0  # before a warning; a rank may be late because of imports and data loading
+PATIENT_S = 15.0  # seconds; imports and data loading may make a rank late
 
 log = logging.getLogger("laconic")
 
 
 @contextmanager
 def log_if_slow(rank: int, call: str) -> Iterator[None]:
-    """Log a warning after `PATIENT_S` inside `with`: this rank waits for the others in `call`."""
+    """Log a warning after `PATIENT_S` inside `with`."""
     timer = threading.Timer(PATIENT_S, log.warning, (waiting_message(rank, call),))
     timer.daemon = True
     timer.start()
@@ -27,7 +27,7 @@ def log_if_slow(rank: int, call: str) -> Iterator[None]:
 
 
 def waiting_message(rank: int, call: str) -> str:
-    """Return the warning of a rank that has waited in `call`.
+    """Return the warning of `log_if_slow`.
 
     >>> waiting_message(1, "finish()")[:59]
     'rank 1 has waited 15 s for the other ranks in finish(): eve'

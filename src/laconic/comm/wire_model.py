@@ -1,18 +1,16 @@
-"""The bytes that messages and collectives put on a TCP/IP link, as the interface counts them.
+"""Bytes that messages and collectives put on a TCP/IP link, as the interface counts them.
 
-The model is fitted to gloo on Ethernet. `benchmarks/wire` finds it within 1 % of the counters at 200
-Mbit/s and 1 MB a step and more, for 2 to 4 ranks, and within 1.3 % at 10 kB:
+The model is fitted to gloo on Ethernet. For 2 to 4 ranks it is within 1 % of the counters at 200 Mbit/s and
+1 MB a step and more, and within 1.3 % at 10 kB (`benchmarks/wire`):
 
 - Every packet has 66 bytes of headers: Ethernet 14, IPv4 20, TCP 20, TCP time stamps 12. Data travel in
   segments of `mtu` - 52 bytes (1448 of 1500).
-- A message has a preamble of 48 bytes. Before it, sender and receiver each announce that they are ready: a
-  packet of 48 bytes each way.
-- The receiver acknowledges every second packet with an empty one (RFC 5681). If packets arrive faster than
-  the receiver handles them, it acknowledges less often: the model then counts up to 2.2 % too much.
+- A message has a preamble of 48 bytes. Before it, sender and receiver each send a packet of 48 bytes.
+- The receiver acknowledges every second packet with an empty one (RFC 5681); a slow one less often, where the
+  model counts up to 2.2 % too much.
 
-It ignores other traffic (creating groups, the store, ARP) and retransmissions. A network card that splits
-segments itself (TSO) hides the headers of all but one in up to 45 packets from the host's counters, though
-not from the link.
+It ignores other traffic (creating groups, the store, ARP) and retransmissions. Segmentation by the network
+card (TSO) hides up to 44 of 45 headers from the host's counters.
 """
 
 from __future__ import annotations
@@ -23,21 +21,19 @@ from functools import lru_cache
 
 HEADERS = 66
 PREAMBLE = 48
-SEGMENT = 1 << 20  # bytes; the largest message in gloo's ring
-SHORT = 1 << 18  # bytes; up to here a sum is two rounds of direct messages, not a ring
+SEGMENT = 1 << 20  # bytes; gloo's largest message in its ring
+SHORT = 1 << 18  # bytes; up to here a sum is two rounds of direct messages
 
 
 @dataclass(frozen=True)
 class Messages:
-    """Sizes in bytes of the messages that one rank sends and receives in one collective."""
-
     sent: tuple[int, ...] = ()
     received: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class PacketModel:
-    """A link whose packets carry at most `mtu` bytes above the Ethernet header.
+    """Link whose packets carry at most `mtu` bytes above the Ethernet header.
 
     >>> PacketModel().forth(1_000_000), PacketModel().back(1_000_000)
     (1045768, 22950)
@@ -46,23 +42,20 @@ class PacketModel:
     mtu: int = 1500
 
     def forth(self, nbytes: int) -> int:
-        """Return the bytes in the direction of a message of `nbytes`, with headers and announcement."""
+        """Return the bytes in the direction of a message, with headers and announcement."""
         return (self.packets(nbytes) + 1) * HEADERS + 2 * PREAMBLE + nbytes
 
     def back(self, nbytes: int) -> int:
-        """Return the bytes in the other direction: the receiver's announcement and acknowledgements."""
+        """Return the bytes in the other direction."""
         return HEADERS + PREAMBLE + (self.packets(nbytes) + 1) // 2 * HEADERS
 
     def packets(self, nbytes: int) -> int:
-        """Return the number of packets of the message itself."""
         return -(-(PREAMBLE + nbytes) // (self.mtu - 52))
 
     def sent(self, messages: Messages) -> int:
-        """Return the bytes that a rank sends in a collective."""
         return _one_way(self, messages.sent, messages.received)
 
     def received(self, messages: Messages) -> int:
-        """Return the bytes that a rank receives in a collective."""
         return _one_way(self, messages.received, messages.sent)
 
 
@@ -72,12 +65,11 @@ def _one_way(link: PacketModel, forth: tuple[int, ...], back: tuple[int, ...]) -
 
 
 def is_direct(nbytes: int, size: int) -> bool:
-    """Return whether `TorchComm` sums this many bytes in two rounds instead of gloo's ring."""
+    """Return whether `TorchComm` sums this many bytes in two rounds, not by gloo's ring."""
     return size > 2 and nbytes <= SHORT
 
 
 def rounds(nbytes: float, size: int) -> int:
-    """Return the number of successive messages in a sum of this many bytes."""
     return 2 if is_direct(int(nbytes), size) else 2 * (size - 1)
 
 
@@ -85,8 +77,8 @@ def rounds(nbytes: float, size: int) -> int:
 def all_reduce(nbytes: int, size: int) -> Messages:
     """Return the messages of a sum: 2(N-1)/N of the bytes each way.
 
-    Short sums: one piece to each other rank, and the piece's sum back. gloo's ring: at least two pieces per
-    rank; each rank passes on all other pieces, twice.
+    Short sums: one piece to each other rank, and its sum back. gloo's ring: at least two pieces per rank;
+    each rank passes on all other pieces, twice.
 
     >>> sum(all_reduce(4_000_000, size=4).sent), len(all_reduce(4_000, size=4).sent)
     (6000000, 6)
@@ -103,7 +95,7 @@ def all_reduce(nbytes: int, size: int) -> Messages:
 
 
 def all_reduce_bytes(nbytes: float, size: int) -> float:
-    """Return the bytes that a rank sends to all-reduce `nbytes`, without headers: 2(N-1)/N of them.
+    """Return the bytes sent to all-reduce `nbytes`, without headers.
 
     >>> all_reduce_bytes(4_000_000, size=4)
     6000000.0
@@ -112,7 +104,7 @@ def all_reduce_bytes(nbytes: float, size: int) -> float:
 
 
 def all_gather_bytes(nbytes: float, size: int) -> float:
-    """Return the bytes that a rank sends to all-gather its `nbytes`, without headers: N-1 copies.
+    """Return the bytes sent to all-gather `nbytes`, without headers.
 
     >>> all_gather_bytes(500_000, size=4)
     1500000
@@ -121,7 +113,7 @@ def all_gather_bytes(nbytes: float, size: int) -> float:
 
 
 def direct(sent: Sequence[int], received: Sequence[int], lengths: int = 0) -> Messages:
-    """Return these messages without empty ones, after `lengths` messages of 8 bytes each way."""
+    """Return these messages without empty ones, after `lengths` messages of 8 bytes."""
     return _direct(tuple(sent), tuple(received), lengths)
 
 

@@ -1,4 +1,4 @@
-"""Aliases: names in papers and other libraries for names registered here."""
+"""Names in papers and other libraries for names registered here."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 
 def canonical_names(name: str) -> tuple[str, ...]:
-    """Return the specs that correspond to a name from papers or other libraries; () for an unknown name.
+    """Return the registered specs of a name from papers; () for an unknown name.
 
     >>> canonical_names("EF-SignSGD".replace("-", "_")), canonical_names("1x")
     (('signmean()',), ())

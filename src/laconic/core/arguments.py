@@ -1,8 +1,7 @@
-"""Checks of a spec's arguments, with uniform errors.
+"""Checks of a spec's arguments. They raise `SpecError` with the argument, its limit and the value.
 
-Each function raises `SpecError`, which names the argument, its limit, the value and, if the caller passes
-one, a hint. Numbers are Python's own `int` and `float`, and finite: a spec is printed as the call that
-creates it, and neither `inf` nor `np.float64(0.1)` can be parsed. `True` is not a number.
+Numbers are Python's own finite `int` and `float`: neither `inf` nor `np.float64(0.1)` can be parsed in a
+printed spec. `True` is not a number.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from typing import Any
 
 from laconic.core.errors import SpecError
 
-MOST = (1 << 63) - 1  # the largest int64
-FAR = 100  # characters of a value in a message
+MOST = (1 << 63) - 1
+FAR = 100
 
 
 def whole(name: str, value: Any, least: int = 0, most: int = MOST, hint: str = "") -> None:
-    """Check that value is an integer from `least` to `most`, inclusive.
+    """Check for an integer from `least` to `most`, inclusive.
 
     >>> whole("levels", 7, 1, 255)
     >>> whole("levels", 7.5, 1, 255)
@@ -40,7 +39,7 @@ def number(
     below: float | None = None,
     hint: str = "",
 ) -> None:
-    """Check for a finite number within the limits: `least` and `most` inclusive, `above` and `below` not.
+    """Check for a finite number: `least` and `most` inclusive, `above` and `below` not.
 
     >>> number("density", 0.01, above=0, most=1)
     >>> number("density", 1.5, above=0, most=1)
@@ -77,19 +76,16 @@ def choice(name: str, value: Any, options: tuple[Any, ...], hint: str = "") -> N
 
 
 def piece(name: str, value: Any, kind: type, example: str) -> None:
-    """Check for a spec of this kind."""
     if not isinstance(value, kind):
         _refuse(name, f"a {kind.__name__.lower()}, such as {example}", value, "")
 
 
 def names(name: str, value: Any, example: str) -> None:
-    """Raise `SpecError` unless value is a list or tuple of strings."""
     if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
         raise SpecError(f"{name} must be a list of names, such as {name}=[{example!r}], got {shown(value)}")
 
 
 def shown(value: Any) -> str:
-    """Return the repr of a value for a message, shortened if it is long."""
     if isinstance(value, int) and value.bit_length() > 4 * FAR:  # Python refuses to format very long integers
         return f"an integer of {value.bit_length()} bits"
     text = repr(value)

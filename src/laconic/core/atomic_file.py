@@ -1,4 +1,4 @@
-"""Atomic replacement of a file: a crash or a full disk leaves the old content or the new one, whole."""
+"""Atomic replacement of a file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file in the folder of `path`; at the end of the block, flush and rename it to `path`.
+    """Open a temporary file; at the end of the block, flush and rename it to `path`.
 
-    If the block or the writing raises, `path` is unchanged and the temporary file is removed.
+    A crash or a full disk leaves the old content. If the block raises, the temporary file is removed.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

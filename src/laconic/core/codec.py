@@ -1,9 +1,4 @@
-"""Codec: converts ranges of a flat float32 buffer to one message of bytes and back, pure and stateless.
-
-Bytes, length and the codec's public fields decode everything: there is no hidden context, so any rank,
-any process and any later version can read a wire. A message contains several tensors of one buffer
-(`Segments`), so that many small tensors cost one call; the wire of one tensor is a message with one segment.
-"""
+"""Codec: converts ranges of a flat float32 buffer to one message of bytes and back, pure and stateless."""
 
 from __future__ import annotations
 
@@ -21,15 +16,14 @@ from laconic.core.spec import Spec
 from laconic.core.turn import Turn
 
 KEYS = 1 << 64
-LARGE = 1 << 20  # elements of a tensor that represents large tensors
-NORMAL = (2.0**-126, torch.finfo(torch.float32).max)  # range of normal float32 numbers
+LARGE = 1 << 20
+NORMAL = (2.0**-126, torch.finfo(torch.float32).max)  # normal float32 numbers
 
 
 class Carried(NamedTuple):
     """Entries of a sparse message: values float32 (K,) at indices int32 (K,) from their segment's start.
 
-    counts int64 (s,), on the CPU: entries per segment. positions int64 (K,) in the flat buffer, or None if
-    they were not needed.
+    counts int64 (s,), on the CPU: entries per segment. positions int64 (K,) in the flat buffer, or None.
     """
 
     indices: Tensor
@@ -39,12 +33,12 @@ class Carried(NamedTuple):
 
 
 class Codec(Spec):
-    """Converts x float32 (n,) to wire uint8 (m,) and back. x must be finite.
+    """Conversion of finite x float32 (n,) to wire uint8 (m,) and back.
 
-    A codec implements `encode_segments`, `decode_segments_add_`, `nbytes`, `omega` and `unbiased`; its
-    methods for one tensor follow from these and are final. To write a codec for one tensor at a time,
-    derive it from `TensorCodec`. Override a property by a property if it depends on the codec's options,
-    else by a class variable.
+    Bytes, length and the codec's public fields decode everything. A message contains several tensors of one
+    buffer (`Segments`). A codec implements `encode_segments`, `decode_segments_add_`, `nbytes`, `omega` and
+    `unbiased`; a codec for one tensor at a time derives from `TensorCodec`. Override a property by a
+    property if it depends on options, else by a class variable.
     """
 
     @property
@@ -54,54 +48,43 @@ class Codec(Spec):
 
     @abstractmethod
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
-        """Encode these ranges of a flat buffer as one message. Equal keys give equal bytes.
+        """Encode these ranges of a flat buffer as one message uint8 (m,). Equal keys give equal bytes.
 
         Args:
             x: float32 (n,), unchanged.
-            segments: the ranges of x to encode, one for each tensor.
-            keys: one key in 0..2^64 - 1 for each segment, from which random codecs draw.
-
-        Returns:
-            The message, uint8 (m,).
+            segments: the ranges of x, one per tensor.
+            keys: one key in 0..2^64 - 1 per segment, for random codecs.
         """
 
     @abstractmethod
     def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
-        """Add alpha times the decoded message to these ranges of a flat buffer, in place.
+        """Add alpha times the decoded message to these ranges of `out`, in place; return `out`.
 
         Args:
-            wire: the message, uint8 (m,). It is not trusted.
+            wire: the message, uint8 (m,), not trusted.
             segments: the ranges, with the sizes that were encoded.
             out: float32 (n,). Only the ranges change.
             alpha: factor of the decoded values.
 
-        Returns:
-            `out`.
-
         Raises:
-            WireError: for bytes that no encoder can have produced, or that mean NaN or Inf, before anything
-                is written.
+            WireError: for bytes that no encoder can have produced, or NaN or Inf, before any write.
         """
 
     def decode_messages_add_(
         self, messages: Sequence[tuple[Tensor, Segments]], out: Tensor, alpha: float = 1
     ) -> Tensor:
-        """Add alpha times each of these messages to flat `out`, in their order, in place.
+        """Add alpha times each message to flat `out`, in order, in place; return `out`.
 
-        A codec with a kernel for several messages overrides this: one launch decodes those of all ranks.
+        Override it to decode several messages in one launch.
 
         Args:
             messages: wires uint8 (m,), each with its ranges of `out`.
             out: float32 (n,).
             alpha: factor of the decoded values.
 
-        Returns:
-            `out`.
-
         Raises:
             WireError: for bytes that no encoder can have produced; its `message` is the number of the
-            message.
-                Earlier messages may have been added.
+                message. Earlier messages may have been added.
         """
         for number, (wire, segments) in enumerate(messages):
             try:
@@ -120,22 +103,22 @@ class Codec(Spec):
     def omega(self, n: int) -> float:
         """Return the least known omega with E|C(x) - x|^2 <= omega * |x|^2 for all x of n elements, or inf.
 
-        It holds for x in the `normal` range; outside there is no such bound.
+        It holds in the `normal` range only.
         """
 
     @property
     def fixed_size(self) -> bool:
-        """Whether `nbytes(n)` is exact, not only an upper bound. Default: True."""
+        """Whether `nbytes(n)` is exact. Default: True."""
         return True
 
     @property
     def scale_decides_size(self) -> bool:
-        """Whether the length of a message depends on the scale of x, as with an absolute threshold."""
+        """Whether a message's length depends on the scale of x."""
         return False
 
     @property
     def lossless(self) -> bool:
-        """Whether decoding restores the input: `omega` of a large tensor is 0."""
+        """Whether `omega` of a large tensor is 0."""
         return self.omega(LARGE) == 0
 
     @property
@@ -147,21 +130,18 @@ class Codec(Spec):
     def normal(self) -> tuple[float, float]:
         """The smallest nonzero and the largest |x_i| for which `omega` and `unbiased` hold.
 
-        Smaller values are rounded to a fixed grid or to zero. Larger values saturate, so error feedback sends
-        the rest in later steps.
+        Smaller values are rounded to a grid or to zero. Larger values saturate; error feedback sends the
+        rest later.
         """
         return NORMAL
 
     @property
     def concatenates(self) -> bool:
-        """Whether a message of several tensors is the concatenation of their wires.
-
-        One call may then encode or decode several messages. Default: False.
-        """
+        """Whether a message is the concatenation of its tensors' wires. Default: False."""
         return False
 
     def absolute_error(self, n: int) -> float | None:
-        """Return a bound on |C(x) - x|^2 for every x of n elements, or None without one."""
+        """Return a bound on |C(x) - x|^2 for every x of n elements, or None."""
         return None
 
     def at(self, step: int) -> Codec:
@@ -173,15 +153,12 @@ class Codec(Spec):
         return sum(map(self.nbytes, segments.sizes))
 
     def clear_segments_(self, wire: Tensor, segments: Segments, memory: Tensor) -> Tensor:
-        """Set the entries of flat memory that this message contains to zero: all entries, unless sparse.
+        """Set the entries of flat memory that this message contains to zero: all, unless sparse.
 
         Args:
             wire: the message, uint8 (m,).
             segments: the ranges, with the sizes that were encoded.
-            memory: float32 (n,). Only the ranges change.
-
-        Returns:
-            `memory`.
+            memory: float32 (n,), returned. Only the ranges change.
 
         Raises:
             WireError: if no message of these segments has this many bytes.
@@ -194,29 +171,27 @@ class Codec(Spec):
     ) -> Tensor:
         """Multiply the entries of flat memory that this message contains by `factor`, if it omits others.
 
-        By default a message contains all entries, and nothing changes; a sparse codec overrides this.
-
-        Arguments, result and error as for `clear_segments_`. `waited` float32 (n,): an entry that is 0 there
-        does not change.
+        By default it contains all, and nothing changes. Arguments and errors as for `clear_segments_`.
+        `waited` float32 (n,): an entry that is 0 there does not change.
         """
         self.check_size(wire, segments)
         return memory
 
     def encode_layout(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
-        """Encode these tensors of flat x as one message with this rank's keys: ranks round independently."""
+        """Encode these tensors of flat x with this rank's keys: ranks round independently."""
         return self.encode_segments(x, layout.segments, turn.own_keys(layout.names))
 
     def encode_carried(self, x: Tensor, layout: Layout, turn: Turn) -> tuple[Tensor, Carried | None]:
-        """Encode like `encode_layout`, and also return the decoded entries, or None if unknown."""
+        """Encode like `encode_layout`; also return the decoded entries, or None."""
         return self.encode_layout(x, layout, turn), None
 
     @final
     def encode(self, x: Tensor, key: int = 0) -> Tensor:
-        """Encode one tensor: the message of this one segment. Equal keys give equal bytes.
+        """Encode one tensor. Equal keys give equal bytes.
 
         Args:
             x: float32 (n,), contiguous and finite, unchanged.
-            key: an integer in 0..2^64 - 1, from which random codecs draw.
+            key: an integer in 0..2^64 - 1, for random codecs.
 
         Returns:
             The wire, uint8 (m,) with m = `nbytes(n)` if `fixed_size`, else m <= `nbytes(n)`.
@@ -230,14 +205,11 @@ class Codec(Spec):
 
     @final
     def decode(self, wire: Tensor, n: int) -> Tensor:
-        """Decode one tensor.
+        """Decode one tensor to float32 (n,).
 
         Args:
-            wire: the result of `encode` for n elements, uint8 (m,), contiguous. It is not trusted.
+            wire: a result of `encode`, uint8 (m,), contiguous, not trusted.
             n: the number of encoded elements.
-
-        Returns:
-            float32 (n,).
 
         Raises:
             ValueError: if `wire` is not a vector of bytes, or n not a size.
@@ -254,7 +226,7 @@ class Codec(Spec):
         """Add alpha times one decoded tensor to `out` float32 (n,), in place, and return it.
 
         Raises:
-            WireError: for bytes that no encoder can have produced, before anything is written.
+            WireError: for bytes that no encoder can have produced, before any write.
         """
         return self.decode_segments_add_(wire, Segments.whole(out.numel()), out, alpha)
 
@@ -273,7 +245,7 @@ class Codec(Spec):
 
 
 def _check_vector(name: str, x: Tensor, dtype: torch.dtype) -> None:
-    """Raise `ValueError`, with a fix, unless x is a contiguous vector of this dtype.
+    """Raise `ValueError` unless x is a contiguous vector of this dtype.
 
     >>> _check_vector("x", torch.zeros(2, 3), torch.int8)
     Traceback (most recent call last):

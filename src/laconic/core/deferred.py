@@ -1,10 +1,8 @@
 """Deferred checks of GPU flags, and deferred writes of means whose step may be skipped.
 
-Reading a flag makes the host wait for all work queued on the GPU. By default `check` reads at once. Inside a
-`deferred` block, flags on a GPU are collected and read in one copy when the block ends.
-
-Until the ranks agree whether to skip a step, the buffer of a mean may hold corrected gradients. By default
-`write` writes the mean at once. Inside a `late` block writes are collected for the caller of the block.
+Reading a flag makes the host wait for the GPU; inside a `deferred` block, all flags are read in one copy at
+its end. Inside a `late` block, writes of means are collected: the buffer may hold corrected gradients until
+the ranks agree on a skip.
 """
 
 from __future__ import annotations
@@ -21,8 +19,6 @@ Write = Callable[[], object]
 
 
 class _Pending(threading.local):
-    """Each thread's flags of its `deferred` block, translation of errors, and writes of its `late` block."""
-
     flags: list[tuple[Tensor, MakeError]] | None = None
     translate: Callable[[Exception], Exception] | None = None
     writes: list[Write] | None = None
@@ -34,8 +30,8 @@ _pending = _Pending()
 def check(flags: Tensor, error: MakeError) -> None:
     """Raise `error(i)` for the first entry i of `flags` int32 (k,) that is not zero.
 
-    Inside a `deferred` block, flags on a GPU are read when the block ends. Until then nothing may depend on
-    them on the host: a kernel that would write wrong values reads the flag on the GPU and writes nothing.
+    In a `deferred` block, a kernel that would write wrong values must itself read the flag, and write
+    nothing.
 
     >>> check(torch.tensor([0, 1], dtype=torch.int32), lambda i: ValueError(f"tensor {i} is not finite"))
     Traceback (most recent call last):
@@ -51,9 +47,9 @@ def check(flags: Tensor, error: MakeError) -> None:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Collect the flags on GPUs that `check` gets in this thread, and read them when the block ends.
+    """Collect the flags on GPUs that `check` gets in this thread, and read them at the end.
 
-    If the block raises, the flags are dropped. Blocks nest: an inner block reads its own flags.
+    If the block raises, they are dropped. Blocks nest.
     """
     outer = _pending.flags, _pending.translate
     _pending.flags, _pending.translate = [], None
@@ -69,7 +65,7 @@ def deferred() -> Iterator[None]:
 
 @contextmanager
 def translated(translate: Callable[[Exception], Exception]) -> Iterator[None]:
-    """Pass errors of this block, and those of its checks that are raised later, through `translate`."""
+    """Pass errors of this block and its deferred checks through `translate`."""
     outer = _pending.translate
     _pending.translate = translate if outer is None else lambda error: outer(translate(error))
     try:
@@ -105,7 +101,7 @@ def is_late() -> bool:
 
 @contextmanager
 def late(wait: bool = True) -> Iterator[list[Write]]:
-    """Collect the writes of this block in this thread; with `wait` False they happen at once."""
+    """Collect the writes of this block in this thread, unless `wait` is False."""
     outer, writes = _pending.writes, list[Write]()
     _pending.writes = writes if wait else None
     try:

@@ -1,15 +1,15 @@
-"""The errors that Laconic raises.
+"""Errors that Laconic raises.
 
     LaconicError
-    +-- SpecError       (ValueError)       an invalid spec string or argument
-    +-- WireError       (ValueError)       bytes that no encoder of this codec can have produced
-    +-- AttachError     (ValueError)       this model, optimiser or group does not support the method
-    +-- StateError      (ValueError)       a saved state that does not match, or is damaged
-    +-- DataError       (ValueError)       a data set that is missing or unreadable
-    +-- ExtraError      (ImportError)      an optional package that this command needs is not installed
-    +-- NonFiniteError  (ArithmeticError)  a step whose gradients hold NaN or Inf was about to be applied
-    +-- PeerError       (RuntimeError)     another rank failed, died or disagrees
-    +-- LabError        (RuntimeError)     this machine cannot emulate a network, or an emulated host failed
+    +-- SpecError       (ValueError)
+    +-- WireError       (ValueError)
+    +-- AttachError     (ValueError)
+    +-- StateError      (ValueError)
+    +-- DataError       (ValueError)
+    +-- ExtraError      (ImportError)
+    +-- NonFiniteError  (ArithmeticError)
+    +-- PeerError       (RuntimeError)
+    +-- LabError        (RuntimeError)
 
 Each message names the value, the limit and the fix.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 
 class LaconicError(Exception):
-    """Any error that Laconic raises on purpose."""
+    """Base class of all errors that Laconic raises on purpose."""
 
 
 class SpecError(LaconicError, ValueError):
@@ -28,7 +28,7 @@ class SpecError(LaconicError, ValueError):
 class WireError(LaconicError, ValueError):
     """Bytes that no encoder of this codec can have produced.
 
-    `message`: number of the damaged message among those decoded in one call; None if there was one message.
+    `message`: number of the damaged message among several that one call decodes, or None.
     """
 
     message: int | None = None
@@ -53,7 +53,7 @@ class ExtraError(LaconicError, ImportError):
 class NonFiniteError(LaconicError, ArithmeticError):
     """A step whose gradients, or their means, hold NaN or Inf was about to be applied.
 
-    No parameter has changed, and under `compress` all memory is bit-identical to its value before the step.
+    No parameter has changed; under `compress` all memory is bit-identical to its value before the step.
     """
 
 

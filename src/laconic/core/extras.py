@@ -1,4 +1,4 @@
-"""Optional packages of some commands, installed by extras."""
+"""Optional packages, installed by extras."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ INSTALL_FEDERATED = "pip install 'laconic[federated]'"
 
 
 def require(module: str, use: str, install: str = INSTALL_TRAIN) -> None:
-    """Check that a module of an extra can be imported, without importing it.
+    """Check that a module can be imported, without importing it.
 
     Args:
         module: The import name, such as "plotly".
-        use: The feature that needs it, as subject of the error message.
+        use: The feature that needs it, for the error.
         install: The command that installs it.
 
     Raises:

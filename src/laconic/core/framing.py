@@ -1,6 +1,6 @@
 """Conversion between bytes and numbers: the fixed parts of a wire, little-endian.
 
-Importing it on a big-endian machine raises `ImportError`, since kernels write numbers in native byte order.
+Importing it on a big-endian machine raises `ImportError`: kernels write numbers in native byte order.
 """
 
 from __future__ import annotations
@@ -25,25 +25,24 @@ MASK32 = (1 << 32) - 1
 
 
 def as_bytes(values: Tensor) -> Tensor:
-    """Return the bytes of a contiguous tensor, uint8 (m,), without a copy."""
     return values.view(torch.uint8) if values.numel() else values.new_empty(0, dtype=torch.uint8)
 
 
 def as_numbers(wire: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the values of wire uint8 (m,); copied only if their bytes are not aligned."""
+    """Return the values of wire uint8 (m,); copied only if not aligned."""
     aligned = wire.storage_offset() % dtype.itemsize == 0 and wire.is_contiguous()
     return wire.view(dtype) if aligned else wire.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
 def sent_to(values: Tensor, device: torch.device | None) -> Tensor:
-    """Return these CPU values on a device, by default the CPU, without a host wait."""
+    """Return these CPU values on a device, without a host wait."""
     if device is None or device.type == "cpu":
         return values
     return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 
 
 def consecutive(wires: Sequence[Tensor]) -> Tensor:
-    """Concatenate wires to uint8 (sum of m,): without a copy if they are adjacent in memory.
+    """Concatenate wires to uint8 (sum of m,), without a copy if adjacent in memory.
 
     >>> room = torch.arange(5, dtype=torch.uint8)
     >>> consecutive(room.split([2, 3])).data_ptr() == room.data_ptr()
@@ -59,22 +58,17 @@ def consecutive(wires: Sequence[Tensor]) -> Tensor:
 
 
 def read_bytes(wire: Tensor, nbytes: int, what: str) -> tuple[Tensor, Tensor]:
-    """Return the first bytes of a wire, and the rest. Raises `WireError` if it is too short."""
     if wire.numel() < nbytes:
         raise WireError(f"{what} fill {nbytes} bytes, but {wire.numel()} are left")
     return wire[:nbytes], wire[nbytes:]
 
 
 def unsigned(wire: Tensor) -> Tensor:
-    """Return uint32 numbers as int64 (k,) on the CPU."""
     return as_numbers(wire.cpu(), torch.int32).to(torch.int64) & MASK32
 
 
 def check_heads(wires: Sequence[Tensor], count: int) -> None:
-    """Raise `WireError`, with the number of the wire, for one shorter than `count` numbers uint32.
-
-    They are the counts of a sparse message, and the length of its positions.
-    """
+    """Raise `WireError`, with its number, for a wire shorter than `count` uint32."""
     for number, wire in enumerate(wires):
         if wire.numel() < 4 * count:
             text = (
@@ -84,14 +78,13 @@ def check_heads(wires: Sequence[Tensor], count: int) -> None:
 
 
 def numbered(text: str, number: int, messages: Sequence[object]) -> WireError:
-    """Return the `WireError` of one of these messages."""
     error = WireError(text)
     error.message = number if len(messages) > 1 else None
     return error
 
 
 def read_positions(wire: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the bytes of positions, which follow their length as uint32, and the rest of the wire."""
+    """Return the bytes of positions, after their length uint32, and the rest."""
     head, rest = read_bytes(wire, 4, "the length of the positions")
     return read_bytes(rest, int(unsigned(head)), "the positions")
 
@@ -99,10 +92,7 @@ def read_positions(wire: Tensor) -> tuple[Tensor, Tensor]:
 def split_sparse(
     wires: Sequence[Tensor], segments: Segments
 ) -> tuple[NDArray[np.int64], list[Tensor], list[Tensor]]:
-    """Split N sparse messages: counts, coded positions, values.
-
-    Return the counts int64 (N, s) and the bytes of positions and of values of N messages, none trusted.
-    """
+    """Split N untrusted sparse messages: counts int64 (N, s), bytes of positions, and of values."""
     count = len(segments) + 1
     check_heads(wires, count)
     each = [wire[: 4 * count] for wire in wires]
@@ -124,7 +114,7 @@ def split_sparse(
 
 
 def counts_bytes(counts: Tensor) -> Tensor:
-    """Return counts int64 (s,) as uint32 bytes on the CPU. Raises `ValueError` for one above 2^32 - 1."""
+    """Return counts int64 (s,) as uint32 bytes on the CPU. Raises `ValueError` above 2^32 - 1."""
     if counts.numel() and int(counts.numpy().max()) >> 32:
         raise ValueError(
             f"one message holds at most {MASK32} entries, and bytes of positions, got {int(counts.max())}:"
@@ -134,7 +124,7 @@ def counts_bytes(counts: Tensor) -> Tensor:
 
 
 def read_counts(wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
-    """Return one count per segment, int64 (s,) on the CPU and at most its size, and the rest of the wire."""
+    """Return one count per segment, int64 (s,) on the CPU and at most its size, and the rest."""
     head, rest = read_bytes(wire, 4 * len(segments), "the counts")
     counts = unsigned(head)
     if (counts.numpy() > segments.sizes_tensor.numpy()).any():
@@ -143,12 +133,10 @@ def read_counts(wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
 
 
 def keys_bytes(keys: Sequence[int]) -> Tensor:
-    """Return keys as uint64 bytes on the CPU."""
     signed = [(key + SIGN & MASK) - SIGN for key in keys]
     return as_bytes(torch.tensor(signed, dtype=torch.int64, device="cpu"))
 
 
 def read_keys(wire: Tensor, segments: Segments) -> tuple[list[int], Tensor]:
-    """Return one key per segment, and the rest of the wire."""
     head, rest = read_bytes(wire, 8 * len(segments), "the keys")
     return [key & MASK for key in as_numbers(head.cpu(), torch.int64).tolist()], rest

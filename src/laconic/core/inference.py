@@ -1,4 +1,4 @@
-"""Decorator for methods that create or change state: they leave `torch.inference_mode`.
+"""Decorator for methods that create or change state.
 
 A tensor created in inference mode can never be changed outside it, and autograd cannot save it.
 """
@@ -15,7 +15,7 @@ Kind = TypeVar("Kind", bound=type)
 
 
 def outside_inference_mode(*methods: str) -> Callable[[Kind], Kind]:
-    """Return a class decorator: these methods leave inference mode, and return to it.
+    """Make these methods of a class leave inference mode.
 
     >>> @outside_inference_mode("reset")
     ... class Sum:

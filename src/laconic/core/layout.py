@@ -1,8 +1,6 @@
-"""Positions of tensors in a flat buffer.
+"""Positions of tensors in a flat buffer, such as a bucket of gradients.
 
-A bucket of gradients is one flat buffer. A `Layout` names the tensors in it, with their shapes and offsets; a
-route uses a sub-layout with the same offsets, so gradient, residual and mean share one set of coordinates
-and nothing is repacked. `Segments` are the ranges without names, the form that kernels take.
+A sub-layout has the same offsets: gradient, residual and mean share one set of coordinates.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from laconic.core.errors import SpecError
 
 T = TypeVar("T")
 
-FEW = 4  # ranges that are sliced one by one; more are split in one call
+FEW = 4  # ranges; more are split in one call
 
 
 @dataclass(frozen=True)
@@ -45,12 +43,10 @@ class Segments:
 
     @classmethod
     def whole(cls, n: int) -> Segments:
-        """Return one segment: the whole buffer of `n` elements."""
         return cls((0,), (n,))
 
     @classmethod
     def consecutive(cls, sizes: Iterable[int]) -> Segments:
-        """Return consecutive segments of these sizes, from offset 0."""
         sizes = tuple(sizes)
         starts, total = [], 0
         for size in sizes:
@@ -63,7 +59,6 @@ class Segments:
 
     @cached_property
     def _hash(self) -> int:
-        """Cached hash: segments are keys of many caches."""
         return hash((self.starts, self.sizes))
 
     def __len__(self) -> int:
@@ -74,27 +69,23 @@ class Segments:
 
     @cached_property
     def numel(self) -> int:
-        """Elements in all segments together."""
         return sum(self.sizes)
 
     @cached_property
     def end(self) -> int:
-        """One past the last element that any segment touches."""
+        """One past the last element."""
         return max((start + size for start, size in self), default=0)
 
     @cached_property
     def starts_tensor(self) -> Tensor:
-        """`starts` as int64 (s,), for kernels."""
         return torch.tensor(self.starts, dtype=torch.int64, device="cpu")
 
     @cached_property
     def sizes_tensor(self) -> Tensor:
-        """`sizes` as int64 (s,), for kernels."""
         return torch.tensor(self.sizes, dtype=torch.int64, device="cpu")
 
     @cached_property
     def packed(self) -> Segments:
-        """Return consecutive segments of the same sizes, from offset 0."""
         return Segments.consecutive(self.sizes)
 
     @cached_property
@@ -114,7 +105,7 @@ class Segments:
 
     @cached_property
     def merged(self) -> Segments:
-        """The same elements in ascending order, with neighbours joined into the fewest ranges."""
+        """The same elements in ascending order, in the fewest ranges."""
         ranges = sorted(self)
         return Segments(tuple(start for start, _ in ranges), tuple(size for _, size in ranges)).joined
 
@@ -132,7 +123,6 @@ class Segments:
         return tuple(sizes), tuple(ranges)
 
     def views(self, x: Tensor) -> list[Tensor]:
-        """Return the ranges of flat `x` (n,) as views."""
         sizes, ranges = self._parts
         if len(self) < FEW or not ranges:
             return [x[start : start + size] for start, size in self]
@@ -140,18 +130,17 @@ class Segments:
         return [parts[i] for i in ranges]
 
     def gathered(self, x: Tensor) -> Tensor:
-        """Return the concatenated ranges of flat `x` (n,): a copy, or a view if there is one range."""
+        """Return the concatenated ranges, copied unless there is one."""
         views = self.views(x)
         return views[0] if len(views) == 1 else torch.cat([x[:0], *views])
 
     def scale_(self, x: Tensor, factor: float) -> Tensor:
-        """Multiply these ranges of flat `x` (n,) by `factor`."""
         if factor != 1 and len(self):
             torch._foreach_mul_(self.merged.views(x), factor)  # one launch on a GPU
         return x
 
     def add_(self, x: Tensor, values: Tensor, alpha: float = 1) -> Tensor:
-        """Add alpha times consecutive `values` (numel,) to these ranges of flat `x` (n,)."""
+        """Add alpha times consecutive `values` (numel,) to these ranges."""
         joined = self.joined
         if len(joined) == 1:
             joined.views(x)[0].add_(values, alpha=alpha)
@@ -160,7 +149,6 @@ class Segments:
         return x
 
     def zero_(self, x: Tensor) -> Tensor:
-        """Set these ranges of flat `x` (n,) to zero."""
         if len(self):
             torch._foreach_zero_(self.merged.views(x))
         return x
@@ -168,21 +156,18 @@ class Segments:
 
 @dataclass(frozen=True)
 class Entry:
-    """One named tensor of a flat buffer."""
-
     name: str
     shape: tuple[int, ...]
     offset: int
 
     @cached_property
     def numel(self) -> int:
-        """Elements of the tensor."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The named tensors of a flat buffer: `((name, shape, offset), ...)`.
+    """Named tensors of a flat buffer.
 
     >>> layout = Layout.of([("weight", (2, 3)), ("bias", (2,))])
     >>> layout.numel, layout["bias"].offset
@@ -199,7 +184,6 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, Sequence[int]]]) -> Layout:
-        """Return a layout of consecutive tensors with these names and shapes, from offset 0."""
         entries, offset = [], 0
         for name, shape in tensors:
             entry = Entry(name, tuple(shape), offset)
@@ -226,12 +210,10 @@ class Layout:
 
     @cached_property
     def numel(self) -> int:
-        """Elements of all tensors together."""
         return sum(entry.numel for entry in self.entries)
 
     @cached_property
     def segments(self) -> Segments:
-        """One segment per tensor."""
         return Segments(
             tuple(entry.offset for entry in self.entries), tuple(entry.numel for entry in self.entries)
         )
@@ -242,12 +224,11 @@ class Layout:
         return self.where(lambda entry: entry.name in wanted)
 
     def where(self, wanted: Callable[[Entry], bool]) -> Layout:
-        """Return the entries that `wanted` accepts, at their old offsets."""
         return Layout(tuple(entry for entry in self.entries if wanted(entry)))
 
     @cached_property
     def runs(self) -> Layout:
-        """Return one flat entry per run of adjacent tensors, named after its first and last tensor."""
+        """One flat entry per run of adjacent tensors, named after its first and last."""
         joined: list[list[Entry]] = []
         for entry in sorted(self.entries, key=lambda entry: entry.offset):
             if joined and joined[-1][-1].offset + joined[-1][-1].numel == entry.offset:
@@ -267,7 +248,7 @@ class Layout:
 
 
 class PerLayout(Generic[T]):
-    """Results computed once per layout: a bucket has the same layout object at every step.
+    """Results cached per layout object.
 
     >>> halves = PerLayout(lambda layout: layout.numel // 2)
     >>> halves(Layout.of([("a", (4, 3))]))
@@ -285,7 +266,6 @@ class PerLayout(Generic[T]):
         return known[1]
 
     def refresh(self, make: Callable[[Layout, T], T]) -> None:
-        """Replace each result by `make(layout, result)`."""
         self._made = {key: (layout, make(layout, known)) for key, (layout, known) in self._made.items()}
 
     def clear(self) -> None:

@@ -27,10 +27,10 @@ class Part:
 
 @dataclass(frozen=True)
 class LayoutCodec:
-    """Encodes flat float32 tensors (n,) by the codec of each part.
+    """Codec of flat float32 tensors (n,), part by part.
 
     Wire: if `framed`, the length of each part's message, uint32 (p,); then the messages. Otherwise at most
-    one part may have a codec of variable size.
+    one codec may have variable size.
     """
 
     parts: Sequence[Part]
@@ -43,11 +43,9 @@ class LayoutCodec:
 
     @property
     def most_nbytes(self) -> int:
-        """Maximum bytes of a message, without schedules."""
         return sum(self._sizes) + 4 * len(self.parts) * self.framed
 
     def encode(self, x: Tensor, turn: Turn) -> Tensor:
-        """Return the message uint8 (m,) of flat x (n,)."""
         wires = [part.codec.at(turn.step).encode_layout(x, part.layout, turn) for part in self.parts]
         if self.framed:
             sizes = torch.tensor([wire.numel() for wire in wires], dtype=torch.int64, device="cpu")
@@ -58,8 +56,7 @@ class LayoutCodec:
         """Add alpha * the decoded message to out (n,), in place.
 
         Raises:
-            WireError: For bytes that no encoder can have produced. Some parts may have been added by then:
-                pass a buffer of zeros if that matters.
+            WireError: For bytes that no encoder can have produced. Some parts may have been added by then.
         """
         for part, piece in zip(self.parts, self._pieces(wire), strict=True):
             codec = part.codec.at(step)

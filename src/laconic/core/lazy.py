@@ -1,6 +1,6 @@
-"""Lazy packages: `import laconic` is quick, and a public name is imported when it is first used.
+"""Lazy packages: a public name is imported when it is first used.
 
-A lazy package declares its names for type checkers and editors in `__all__` and under `TYPE_CHECKING`.
+They declare their names in `__all__` and, for type checkers, under `TYPE_CHECKING`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from laconic.core import spec
 
 
 class _OnDemand(ModuleType):
-    """Package that finds a name in `__all__` when it is first used, and keeps it."""
-
     __all__: list[str]
 
     def __getattr__(self, name: str) -> Any:
@@ -33,8 +31,6 @@ class _OnDemand(ModuleType):
 
 
 class LazyPackage(_OnDemand):
-    """Package whose names in `homes` are imported from there; each other name in `__all__` is a submodule."""
-
     homes: dict[str, str]
 
     def _find(self, name: str) -> Any:
@@ -44,28 +40,27 @@ class LazyPackage(_OnDemand):
 
 
 class NamePackage(_OnDemand):
-    """Package whose names in `__all__` are the registered classes and functions: `laconic.codecs.qsgd`.
+    """Package whose names in `__all__` are registered classes and functions: `laconic.codecs.qsgd`.
 
-    A module of that name in the package, here `laconic/codecs/qsgd/`, is still imported by its path.
+    A module `laconic/codecs/qsgd/` is still imported by its path.
     """
 
     def _find(self, name: str) -> Any:
         return spec.find(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; when Python binds an imported submodule, set the submodule's maker instead."""
+        """Set the submodule's maker when Python binds an imported submodule."""
         if isinstance(value, ModuleType) and name in self.__all__:
             value = spec.own_maker(value, name)
         super().__setattr__(name, value)
 
 
 def import_lazily(package: str, homes: dict[str, str]) -> None:
-    """Make the package that calls this lazy; `homes` are the modules of its classes and functions."""
+    """Make the calling package lazy; `homes`: modules of its names."""
     module = sys.modules[package]
     module.__class__ = LazyPackage
     module.__dict__["homes"] = homes
 
 
 def name_makers(package: str) -> None:
-    """Make the package that calls this a `NamePackage`."""
     sys.modules[package].__class__ = NamePackage

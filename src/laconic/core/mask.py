@@ -1,8 +1,4 @@
-"""Masks of the parameter entries in use; all other entries are zero and get no gradient.
-
-Sparse training sets masks, and gradient compression reads them: all ranks have the same masks, so positions
-need not be sent.
-"""
+"""Masks of the parameter entries in use, equal on all ranks; all others are zero and get no gradient."""
 
 from __future__ import annotations
 
@@ -17,12 +13,11 @@ from laconic.core.memory_order import by_stride
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """The entries of one parameter that are in use. A changed mask is a new object.
+    """Entries of one parameter that are in use. A changed mask is a new object.
 
     Attributes:
         used: bool, in the parameter's shape.
-        positions: int64 (k,), ascending: positions of these entries in the parameter's memory, and so in a
-            bucket of gradients.
+        positions: int64 (k,), ascending, in the parameter's memory, and so in a bucket.
         stride: The parameter's strides, for which the positions hold.
 
     >>> import torch
@@ -36,13 +31,12 @@ class Mask:
 
     @classmethod
     def of(cls, parameter: Tensor, used: Tensor) -> Mask:
-        """Return the mask of `used`, bool in the parameter's shape."""
         used = used.to(parameter.device)
         positions = used.permute(by_stride(parameter)).flatten().nonzero().flatten()
         return cls(used, positions, parameter.stride())
 
     def clear_(self, x: Tensor) -> Tensor:
-        """Set the entries of x, in the parameter's shape, that are not in use to zero."""
+        """Set the unused entries of x to zero."""
         return x.masked_fill_(~self.used, 0)
 
 
@@ -50,10 +44,7 @@ _masks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def mask_of(parameter: Tensor) -> Mask | None:
-    """Return the parameter's mask; None if all entries are in use.
-
-    It is rebuilt if the parameter's memory format, such as channels_last, or its device has changed.
-    """
+    """Return the parameter's mask, for its present memory format and device; None without a mask."""
     found: Mask | None = _masks.get(parameter)  # type: ignore[no-untyped-call]
     if found is not None and (found.stride, found.used.device) != (parameter.stride(), parameter.device):
         found = Mask.of(parameter, found.used)
@@ -62,7 +53,6 @@ def mask_of(parameter: Tensor) -> Mask | None:
 
 
 def set_mask(parameter: Tensor, mask: Mask | None) -> None:
-    """Set the parameter's mask; None: all entries are in use."""
     if mask is None:
         _masks.pop(parameter, None)  # type: ignore[no-untyped-call]
     else:
@@ -70,7 +60,7 @@ def set_mask(parameter: Tensor, mask: Mask | None) -> None:
 
 
 def cleared(state: Mapping[str, Tensor], masks: Mapping[str, Mask]) -> dict[str, Tensor] | None:
-    """Return a state with zeros for entries that are not in use; None if that changes nothing.
+    """Return a state with zeros for unused entries; None if that changes nothing.
 
     Args:
         state: "<kind>/<tensor name>" to a tensor. One of a masked tensor's size is ordered as in a bucket.
@@ -95,20 +85,17 @@ def cleared(state: Mapping[str, Tensor], masks: Mapping[str, Mask]) -> dict[str,
 
 
 class MaskWatch:
-    """Detects changes of the masks of these parameters, by name."""
-
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
         self._masks: dict[str, Mask] = {}
 
     @property
     def present(self) -> Mapping[str, Mask]:
-        """The masks at the last call of `changed`."""
         return self._masks
 
     def changed(self) -> Mapping[str, Mask] | None:
-        """Return all masks if one differs from the last call, else None."""
-        held = self._parameters if len(_masks) else {}  # without any mask, as usual, look up none
+        """Return all masks if one has changed, else None."""
+        held = self._parameters if len(_masks) else {}  # usually there are no masks
         found = {name: mask for name, each in held.items() if (mask := mask_of(each)) is not None}
         same = found.keys() == self._masks.keys() and all(found[name] is self._masks[name] for name in found)
         self._masks = found

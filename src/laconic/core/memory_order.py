@@ -1,4 +1,4 @@
-"""The order of a tensor's entries in memory, which is also their order in a bucket of gradients."""
+"""Order of a tensor's entries in memory, and so in a bucket of gradients."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from torch import Tensor
 
 
 def by_stride(tensor: Tensor) -> list[int]:
-    """Return the tensor's dimensions, largest stride first."""
     return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """Return the entries (n,) of a tensor without gaps or overlaps in memory order.
+    """Return the entries (n,) of a dense tensor in memory order.
 
     >>> import torch
     >>> flat(torch.tensor([[1, 2], [3, 4]]).T)

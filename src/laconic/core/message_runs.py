@@ -16,9 +16,9 @@ from laconic.core.layout import Segments
 def add_runs_(
     messages: Sequence[tuple[Tensor, Segments]], add: Callable[[list[Tensor], Segments], object]
 ) -> None:
-    """Call `add` with the wires of consecutive messages with equal segments, in order.
+    """Call `add` with the wires of consecutive messages with equal segments; omit empty ones.
 
-    Messages without elements are omitted. A `WireError` has the number of the message among all.
+    A `WireError` has the number of the message among all.
     """
     first = 0
     for segments, group in groupby(messages, key=lambda message: message[1]):

@@ -28,8 +28,8 @@ OF_CODECS = ("encode", "decode", "decode_add_", "nbytes", "fixed_size", "unbiase
 class Padded:
     """Selected entries that the host has not counted yet.
 
-    indices: int32, the selected ones followed by padding. totals: int64 (2, s), entries of each segment that
-    reach its threshold, and selected entries. If more than `room` reach a threshold, the indices are invalid.
+    indices: int32, the selected ones, then padding. totals: int64 (2, s), entries of each segment that
+    reach its threshold, and selected ones. If more than `room` reach it, the indices are invalid.
     """
 
     indices: Tensor
@@ -38,14 +38,14 @@ class Padded:
 
 
 class Selector(Spec):
-    """Chooses at most `max_count(n)` nonzero entries of x float32 (n,), by ascending position.
+    """Choice of at most `max_count(n)` nonzero entries of x float32 (n,), by ascending position.
 
-    `replayable`: the positions depend only on (key, n), so a wire contains the 8-byte key instead of them.
+    `replayable`: the positions depend only on (key, n), and a wire contains the 8-byte key instead.
     """
 
     replayable: ClassVar[bool] = False
 
-    if not TYPE_CHECKING:  # type checkers report missing attributes themselves
+    if not TYPE_CHECKING:  # type checkers report missing attributes
 
         def __getattr__(self, name: str) -> Any:
             if name in OF_CODECS:
@@ -61,32 +61,31 @@ class Selector(Spec):
 
         Args:
             x: float32 (n,), unchanged. A replayable selector reads its device only.
-            segments: the ranges of x, one for each tensor.
-            keys: one key in 0..2^64 - 1 for each segment, from which random selectors draw.
+            segments: the ranges of x, one per tensor.
+            keys: one key in 0..2^64 - 1 per segment, for random selectors.
 
         Returns:
-            Positions int32 (k,), each counted from the start of its segment, one segment after the other;
-            and how many are in each segment, int64 (s,) on the CPU.
+            Positions int32 (k,), each counted from the start of its segment; and their number in each
+            segment, int64 (s,) on the CPU.
         """
 
     def padded(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Padded, Tensor] | None:
-        """Choose like `select_segments`, without waiting for a GPU.
+        """Choose like `select_segments`, without waiting for a GPU, or return None.
 
-        Returns:
-            The entries, and the maximum count per segment, int64 (s,) on the CPU; None if impossible.
+        Returns the entries, and the maximum count per segment, int64 (s,) on the CPU.
         """
         return None
 
     @abstractmethod
     def max_count(self, n: int) -> int:
-        """Return the maximum number of entries chosen from n."""
+        """Return the maximum number of chosen entries."""
 
     @abstractmethod
     def omega(self, n: int) -> float:
         """Return the least known omega <= 1 with |x - x_S|^2 <= omega * |x|^2."""
 
     def absolute_error(self, n: int) -> float | None:
-        """Return a bound on |x - x_S|^2 for every x of n elements, or None if no bound exists."""
+        """Return a bound on |x - x_S|^2 for every x of n elements, or None."""
         return None
 
     def at(self, step: int) -> Selector:
@@ -94,13 +93,13 @@ class Selector(Spec):
         return self
 
     def select(self, x: Tensor, key: int = 0) -> Tensor:
-        """Return the positions int32 (k,), ascending, of the chosen entries of x float32 (n,)."""
+        """Return the positions int32 (k,), ascending, of the chosen entries."""
         return self.select_segments(x, Segments.whole(x.numel()), (key,))[0]
 
 
 @dataclass(frozen=True, repr=False)
 class DensitySelector(Selector):
-    """Base of selectors that choose k = ceil(density * n) of n entries; by default omega = 1 - k / n."""
+    """Base of selectors of k = ceil(density * n) entries; by default omega = 1 - k / n."""
 
     density: float
 
@@ -115,24 +114,21 @@ class DensitySelector(Selector):
 
 
 class IndexCoding(Spec):
-    """Encodes ascending positions as bytes and back. The wire does not contain counts and sizes."""
+    """Coding of ascending positions as bytes. The wire does not contain counts and sizes."""
 
     @abstractmethod
     def encode(self, indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-        """Encode ascending positions as bytes.
+        """Encode ascending positions as a wire uint8 (m,).
 
         Args:
             indices: int32 (k,), each counted from the start of its segment.
             counts: indices per segment, int64 (s,) on the CPU.
-            segments: the ranges; only the sizes matter.
-
-        Returns:
-            The wire, uint8 (m,).
+            segments: only the sizes matter.
         """
 
     @abstractmethod
     def decode(self, wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-        """Decode a wire of `encode` with these counts and segments to indices int32 (k,).
+        """Decode a wire of `encode` to indices int32 (k,).
 
         Raises:
             WireError: unless the positions ascend in their segments and fill the wire.
@@ -144,8 +140,8 @@ class IndexCoding(Spec):
         """Decode the wires of N messages, with the same segments, to positions in the flat buffer.
 
         Args:
-            wires: uint8 (m_i,) for each message. They are not trusted.
-            counts: positions of each segment of each message, int64 (N, s), from 0 to the segment's size.
+            wires: uint8 (m_i,) for each message, not trusted.
+            counts: int64 (N, s), per message and segment, from 0 to the segment's size.
             segments: the ranges.
 
         Returns:
@@ -175,12 +171,11 @@ class IndexCoding(Spec):
 
 
 def check_density(density: float) -> None:
-    """Raise `SpecError` unless the density is a number in (0, 1]."""
     arguments.number("density", density, above=0, most=1)
 
 
 def kept(density: float, n: int) -> int:
-    """Return the number of entries to select: ceil(density * n), at least one of a nonempty tensor.
+    """Return ceil(density * n), at least 1 for a nonempty tensor.
 
     >>> kept(0.001, 2500), kept(0.1, 30), kept(1e-12, 1), kept(0.5, 0)
     (3, 3, 1, 0)
@@ -190,5 +185,5 @@ def kept(density: float, n: int) -> int:
 
 @lru_cache(maxsize=1024)
 def counts_per_segment(density: float, segments: Segments) -> Tensor:
-    """Return `kept(density, size)` of each segment, int64 (s,). Shared between calls: do not modify."""
+    """Return `kept(density, size)` per segment, int64 (s,). Shared: do not modify."""
     return torch.tensor([kept(density, size) for size in segments.sizes], dtype=torch.int64, device="cpu")

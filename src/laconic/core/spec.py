@@ -1,9 +1,8 @@
 """Spec strings: a Python call expression over registered names, read with `ast` and never evaluated.
 
-A spec is a frozen dataclass whose `repr` is the call that creates it: `parse(repr(x)) == x`. A name is found
-by the module or package that defines it (`codecs/cast.py` holds `cast`, `reducers/deft/` holds `deft` and,
-inside it, `micro`), then by the entry point `laconic.methods` of an installed package: a new codec is one new
-file, and no list is edited. Helper modules without a spec of their name are ignored.
+A spec is a frozen dataclass whose `repr` is the call that creates it: `parse(repr(x)) == x`. A name is
+found by its module or package (`codecs/cast.py` holds `cast`, `reducers/deft/` holds `deft` and, inside it,
+`micro`), then by the entry point `laconic.methods` of an installed package.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ ROOMS = (
 LIBRARIES = ("laconic.lowbit", "laconic.sparsity", "laconic.activations", "laconic.admm")
 """Packages whose files are names or helpers: a transform of a model is one file there."""
 
-READING = threading.Lock()  # ast.parse in several threads at once can fail, seen on CPython 3.11
-LONGEST = 10_000  # characters of a spec string
+READING = threading.Lock()  # ast.parse in several threads can fail (CPython 3.11)
+LONGEST = 10_000
 
 # verified or partial: checked against public code. recalled: standard knowledge, not checked against code.
 # reconstruction: only the abstract was available. own: no paper.
@@ -55,7 +54,7 @@ Status = Literal["verified", "partial", "recalled", "reconstruction", "own"]
 
 @runtime_checkable
 class Maker(Protocol):
-    """A callable that a spec string can name; unlike a plain function, it has a registered name."""
+    """Callable that a spec string can name."""
 
     name: str
 
@@ -65,11 +64,10 @@ class Maker(Protocol):
 class Spec(ABC):
     """Base of every frozen dataclass that a spec string can name.
 
-    `name` is its name in a spec: by default that of the module that defines the class. `examples` are spec
-    strings for the law tests, by default the bare name; the table of methods shows the bare name and the
-    first example. `paper` is the source, `status` says how the implementation was checked, and `code` names
-    the public repository that a verified or partial one was checked against. Each registered class has its
-    own `status`; the default is for installed packages.
+    `name` is its name in a spec: by default that of its module. `examples` are spec strings for tests and
+    the table of methods, by default the bare name. `paper` is the source, `status` says how the
+    implementation was checked, and `code` names the public repository for that. The default `status` is for
+    installed packages.
     """
 
     name: ClassVar[str]
@@ -85,7 +83,7 @@ class Spec(ABC):
 
     @property
     def warm_at(self) -> int:
-        """First step after the warm-up of the spec and its parts; 0 without one."""
+        """First step after the warm-up; 0 without one."""
         values = (getattr(self, field.name) for field in fields(cast(Any, self)))
         return max((value.warm_at for value in values if isinstance(value, Spec)), default=0)
 
@@ -94,7 +92,7 @@ class Spec(ABC):
 
 
 def call_text(name: str, value: Any) -> str:
-    """Return the call `name(...)` that creates the dataclass `value`, without default arguments."""
+    """Return the call `name(...)` that creates `value`, without default arguments."""
     arguments: list[str] = []
     for position, field in enumerate(fields(value)):
         given = getattr(value, field.name)
@@ -170,7 +168,6 @@ def _build(node: ast.expr, text: str) -> Any:
 
 
 def _dict(node: ast.Dict, text: str) -> dict[str, Any]:
-    """Build a dict with unique string keys and specs or literals as values."""
     built: dict[str, Any] = {}
     for key, value in zip(node.keys, node.values, strict=True):
         if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
@@ -205,7 +202,7 @@ def _call(name: str, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
 
 
 def signature_text(make: Callable[..., Any]) -> str:
-    """Return the arguments of a registered name with their defaults, without annotations.
+    """Return the arguments of a registered name with their defaults.
 
     >>> signature_text(find("sparse"))
     '(select, values=dense(), indices=raw32())'
@@ -237,7 +234,6 @@ def find(name: str) -> Callable[..., Any]:
 
 
 def _hint(name: str) -> str:
-    """Return a hint for an unknown name."""
     if known := canonical_names(name):
         return f"here it is called {' or '.join(known)}"
     near = difflib.get_close_matches(name.lower(), names(), n=3)
@@ -245,17 +241,13 @@ def _hint(name: str) -> str:
 
 
 def names() -> tuple[str, ...]:
-    """Return all registered names, sorted."""
     own = [name for name, home in modules().items() if own_maker(importlib.import_module(home), name)]
     return tuple(sorted({*own, *(entry.name for entry in entry_points(group="laconic.methods"))}))
 
 
 @lru_cache(maxsize=1)
 def modules() -> dict[str, str]:
-    """Return the path of every module in the packages of specs and in installed libraries, by last name.
-
-    None of them is imported.
-    """
+    """Return the path of every module in the packages of specs, by last name, without importing it."""
     homes: dict[str, str] = {}
     for room in (*ROOMS, *LIBRARIES):
         top, *below = room.split(".")
@@ -269,15 +261,14 @@ def modules() -> dict[str, str]:
 
 
 def _inside(package: str, folder: str) -> list[tuple[str, bool]]:
-    """Yield names in a package's folder, without packages of specs, and whether each is a package."""
     found = [(module.name, module.ispkg) for module in pkgutil.iter_modules([folder])]
     return [(name, is_package) for name, is_package in found if f"{package}.{name}" not in ROOMS]
 
 
 def own_maker(module: ModuleType, name: str) -> Callable[..., Any] | None:
-    """Return the module's spec class or `Maker` of this `name`; None for a helper module."""
+    """Return the module's spec class or `Maker` of this `name`, or None."""
     for value in vars(module).values():
-        # its module first: in Python 3.10 `list[int]` is an instance of `type`, and issubclass refuses it
+        # in Python 3.10 `list[int]` is an instance of `type`, and issubclass refuses it
         own = isinstance(value, type) and value.__module__ == module.__name__ and issubclass(value, Spec)
         if own and value.name == name and not inspect.isabstract(value):
             return cast("Callable[..., Any]", value)

@@ -16,10 +16,10 @@ from laconic.core.layout import Segments
 
 
 class TensorCodec(Codec):
-    """A codec that encodes and decodes one tensor; this base class handles messages of several tensors.
+    """Codec of one tensor at a time. A kernel for many tensors belongs in a `Codec`.
 
-    A message is the concatenation of the tensors' wires. If there are several of varying size, it starts with
-    their lengths uint32 (s,). A codec whose kernel handles many tensors in one call derives from `Codec`.
+    A message is the concatenation of the tensors' wires. If there are several of varying size, it starts
+    with their lengths uint32 (s,).
     """
 
     @abstractmethod
@@ -36,15 +36,11 @@ class TensorCodec(Codec):
 
     @abstractmethod
     def decode_tensor(self, wire: Tensor, n: int) -> Tensor:
-        """Decode one tensor.
+        """Decode one tensor to values (n,), of any dtype.
 
         Args:
-            wire: uint8 (m,), not trusted; m = `nbytes(n)` if `fixed_size`. It is an aligned copy, so `view`
-                accepts any dtype.
+            wire: uint8 (m,), not trusted; m = `nbytes(n)` if `fixed_size`. A copy aligned for any dtype.
             n: the number of encoded elements.
-
-        Returns:
-            The decoded values (n,), of any dtype.
 
         Raises:
             WireError: for bytes that no encoder can have produced.
@@ -78,7 +74,6 @@ class TensorCodec(Codec):
         return out
 
     def _head(self, segments: Segments) -> int:
-        """Return the bytes of the lengths: 0 if they are known."""
         return 4 * len(segments) if len(segments) > 1 and not self.fixed_size else 0
 
     def _wires(self, wire: Tensor, segments: Segments) -> Sequence[Tensor]:

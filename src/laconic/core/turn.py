@@ -1,7 +1,6 @@
-"""The current step and its random keys.
+"""The current step and its random keys: 64-bit integers from (seed, step, tensor name, rank or "common").
 
-A key is a 64-bit integer derived from (seed, step, tensor name, rank or "common"). There is no generator
-state to save: a resumed run draws the same bits, even if DDP has regrouped its buckets.
+There is no generator state: a resumed run draws the same bits, even if DDP has regrouped its buckets.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from functools import lru_cache
 import numpy as np
 
 MASK = (1 << 64) - 1
-COMMON = MASK  # replaces the rank in keys that are equal on all ranks
+COMMON = MASK  # in place of the rank
 
 
 @lru_cache(maxsize=65536)
 def name_key(name: str) -> int:
-    """Return a 64-bit hash of a name, equal in every process and Python version."""
+    """Return a 64-bit hash, equal in every process."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
@@ -28,7 +27,7 @@ def _name_keys(names: tuple[str, ...]) -> np.ndarray[tuple[int], np.dtype[np.uin
 
 
 def mix(*parts: int) -> int:
-    """Return one 64-bit integer from several, by the SplitMix64 finaliser (Steele et al. 2014).
+    """Return one 64-bit integer, by the SplitMix64 finaliser (Steele et al. 2014).
 
     >>> mix(1, 2) == mix(1, 2), mix(1, 2) == mix(2, 1)
     (True, False)
@@ -44,14 +43,12 @@ def mix(*parts: int) -> int:
 
 @dataclass(frozen=True)
 class Turn:
-    """The current step, rank and seed, and the keys derived from them."""
-
     step: int
     rank: int = 0
     seed: int = 0
 
     def own(self, name: str) -> int:
-        """Return a key that differs by rank: stochastic rounding, sampling."""
+        """Return a key of this rank: stochastic rounding, sampling."""
         return mix(self.seed, self.step, name_key(name), self.rank)
 
     def own_keys(self, names: tuple[str, ...]) -> list[int]:
@@ -70,5 +67,5 @@ class Turn:
         return keys
 
     def common(self, name: str) -> int:
-        """Return a key that is equal on all ranks: random-k, leaders, rotations."""
+        """Return a key of all ranks: random-k, leaders, rotations."""
         return mix(self.seed, self.step, name_key(name), COMMON)

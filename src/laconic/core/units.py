@@ -1,7 +1,4 @@
-"""Quantities with units in text: 1gbit, 2ms, 25.6M.
-
-Rates are in bits per second, as is usual for links; sizes are in bytes.
-"""
+"""Quantities with units in text: 1gbit, 2ms, 25.6M. Rates are in bits per second, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ def seconds(name: str, text: str, *, least: float | None = None) -> float:
 
 
 def count(name: str, text: str) -> int:
-    """Parse an integer, with k, M or B for thousands, millions and billions.
+    """Parse an integer, with k, M or B.
 
     >>> count("--params", "25.6M")
     25600000
@@ -57,7 +54,7 @@ def share(name: str, text: str) -> float:
 
 
 def format_rate(bits: float) -> str:
-    """Format a rate in its shortest form.
+    """Format a rate.
 
     >>> format_rate(1e9), format_rate(2.5e6)
     ('1 Gbit/s', '2.5 Mbit/s')
@@ -69,7 +66,7 @@ def format_rate(bits: float) -> str:
 
 
 def format_count(number: float, noun: str) -> str:
-    """Format a number of things, with a singular noun for 1.
+    """Format a number of things.
 
     >>> format_count(1, "core"), format_count(0.5, "core"), format_count(1024, "worker")
     ('1 core', '0.5 cores', '1,024 workers')
@@ -78,7 +75,7 @@ def format_count(number: float, noun: str) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """Format a time in its shortest form.
+    """Format a time.
 
     >>> format_seconds(0.00213), format_seconds(12.0)
     ('2.13 ms', '12 s')

@@ -1,4 +1,4 @@
-"""The installed version of this package."""
+"""Installed version of this package."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Agreement of all ranks before they attach or load something.
 
-Each rank sends a fingerprint of the object to attach, or its error. If the fingerprints differ, or one rank
-has an error, every rank raises, so that no rank waits in a collective for a rank that has failed.
+If fingerprints differ, or one rank has an error, every rank raises, and none waits for a failed rank.
 """
 
 from __future__ import annotations
@@ -15,14 +14,12 @@ from laconic.comm.gather_text import gather_json, gather_text
 from laconic.comm.waiting import ATTACHING, log_if_slow
 from laconic.core.errors import AttachError, StateError
 
-QUOTES = " says: "  # as in "rank 1 says: no such layer": the launcher then waits for rank 1's own message
+QUOTES = " says: "  # the launcher then waits for rank 1's own message
 
-Fingerprint = Mapping[str, str]  # name -> value, as shown in errors
+Fingerprint = Mapping[str, str]  # by name, for errors
 
 
 class Attachable(Protocol):
-    """An object that all ranks attach."""
-
     @property
     def fingerprint(self) -> Fingerprint:
         """Settings that must be equal on all ranks."""
@@ -38,12 +35,10 @@ def built_by_all(comm: Comm, build: Callable[[], T], undo: Callable[[T], object]
     """Return the result of `build` on this rank, if every rank builds the same.
 
     Args:
-        comm: The group.
-        build: Returns the object to attach.
         undo: Removes it on this rank alone: other ranks may have built none. Default: its `remove`.
 
     Raises:
-        AttachError: On every rank, with nothing attached, if the ranks differ or `build` failed on one.
+        AttachError: On every rank, with nothing attached.
     """
     built: list[T] = []
 
@@ -61,7 +56,7 @@ def built_by_all(comm: Comm, build: Callable[[], T], undo: Callable[[T], object]
 
 
 def agree(comm: Comm, describe: Callable[[], Fingerprint]) -> Fingerprint:
-    """Return the fingerprint from `describe` on this rank, if it is equal on every rank.
+    """Return the fingerprint from `describe`.
 
     Raises:
         AttachError: On every rank, if fingerprints differ or `describe` failed on one.
@@ -91,7 +86,7 @@ def agree(comm: Comm, describe: Callable[[], Fingerprint]) -> Fingerprint:
 
 
 def accepted_by_all(comm: Comm, check: Callable[[], object]) -> None:
-    """Check a state that every rank is about to load; if one refuses, raise `StateError` on every rank."""
+    """Check a state before loading; if one rank refuses, raise `StateError` on every rank."""
     refused: StateError | None = None
     try:
         check()

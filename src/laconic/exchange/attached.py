@@ -1,8 +1,8 @@
-"""Attached: a method in use on a model and a group: its routes, rules, memory and statistics.
+"""Attached: a method in use on a model and a group.
 
-It takes a flat bucket with its layout and leaves the mean there: correct -> reduce -> settle, route by route.
-If a gradient or a mean is not finite, all ranks skip the step: the bucket gets NaN, every memory is
-bit-identical to its value before the step, and the optimiser refuses the step.
+It replaces a flat bucket by the mean: correct -> reduce -> settle, route by route. If a gradient or a mean
+is not finite, all ranks skip the step: the bucket gets NaN, every memory is bit-identical to its value
+before the step, and the optimiser refuses the step.
 """
 
 from __future__ import annotations
@@ -48,14 +48,9 @@ from laconic.exchange.stopwatch import Seconds, Stopwatch
 
 @outside_inference_mode("discard", "state_dict", "load_state_dict")
 class Attached:
-    """A method in use; all ranks create one.
+    """Method in use; all ranks create one.
 
     Args:
-        method: The method.
-        layout: The model's tensors.
-        comm: The group.
-        optimisers: The model's optimisers: their momentum may be applied here, and rules act in their steps.
-        seed: Seed of sampling and stochastic rounding.
         seconds: Clock to add to; by default a new one.
         parameters: Parameters that may have masks, by name.
         exchanging: Context around each exchange, which takes its name.
@@ -74,10 +69,10 @@ class Attached:
     ) -> None:
         self.method = method = limited(method, layout, optimisers)
         self.layout, self.comm, self.seed = layout, comm, seed
-        self.step = 0  # backward passes so far
-        self.skip_reason: str | None = None  # why the present step is skipped
-        self.checks: list[Callable[[], None]] = []  # raise before a step if it must not be taken
-        self.observers: list[Observer] = []  # called in order before each step of an optimiser, after these
+        self.step = 0  # backward passes
+        self.skip_reason: str | None = None
+        self.checks: list[Callable[[], None]] = []
+        self.observers: list[Observer] = []  # called before each optimiser step, after `checks`
         self.seconds = seconds or Seconds()
         self.dense_bytes = 0
         pairs = [*zip(method.routes, method.assign(layout), strict=True)]
@@ -89,17 +84,16 @@ class Attached:
         self._parts = PerLayout(partial(parts_of, self._routes))
         self._masks = MaskWatch(parameters or {})
         self._exchanging = exchanging
-        self.remembers = any(route.memories for route in self._routes)  # whether a step changes a memory
-        self._changed: list[tuple[BoundRoute, Layout]] = []  # in the present step
-        self._unwritten: list[Bucket] = []  # buckets whose means are written at the end
+        self.remembers = any(route.memories for route in self._routes)
+        self._changed: list[tuple[BoundRoute, Layout]] = []
+        self._unwritten: list[Bucket] = []  # their means are written at the end
         context = RuleContext(comm, seed, self.seconds)
         self.rules = BoundRules(method, layout, optimisers, context, parameters or {}, exchanging)
         optimisers.before_steps(self.before_step)
 
     def begin(self) -> None:
-        """Begin a backward pass, before its first bucket; called by all ranks."""
         self._reset()
-        with self._exchanging(f"the exchange of step {self.step}"):  # of momentum, if it goes back to SGD
+        with self._exchanging(f"the exchange of step {self.step}"):  # if momentum goes back to SGD
             self.momentum.begin()
         if (masks := self._masks.changed()) is not None:
             self.momentum.remask(masks)
@@ -108,14 +102,14 @@ class Attached:
 
     def _reset(self) -> None:
         self.skip_reason = None
-        self._put_back()  # of a step that ended with an error
+        self._put_back()  # after an error
         self._unwritten.clear()
         self.noise.begin()
         if self._clip is not None:
             self._clip.begin()
 
     def end(self) -> None:
-        """End a backward pass, after its last bucket, and write the means that waited for it."""
+        """End a backward pass, and write the means that waited for it."""
         began = time.perf_counter()
         for route, part in self._changed:
             route.accept(part)
@@ -133,10 +127,10 @@ class Attached:
         self.step += 1
 
     def mean_(self, bucket: Tensor, layout: Layout, scale: float = 1.0, *, wait: bool = False) -> bool:
-        """Replace bucket float32 (n,) by the group's mean; by NaN, and return False, if the step is skipped.
+        """Replace bucket float32 (n,) by the group's mean; by NaN, and return False, in a skipped step.
 
-        Gradients are multiplied by 1 / `scale` before the feedback, and clipped if it asks for that; the mean
-        is multiplied by `scale`. `wait`: write it in `end()`; until then the bucket can hold old values.
+        Gradients are multiplied by 1 / `scale` before feedback and clipping, the mean by `scale`. `wait`:
+        write it in `end()`; until then the bucket can hold old values.
         """
         watch = Stopwatch(self.seconds, self.comm, bucket.device, self.step)
         try:
@@ -164,7 +158,7 @@ class Attached:
         self._changed += parts
         shares: list[Sent] = []
         try:
-            with deferred():  # flags on a GPU, such as those of damaged messages, are read in one copy
+            with deferred():  # flags on a GPU are read in one copy
                 inputs = correct_all(parts, bucket, given)
                 suspect = None
                 if any(x is None for x in inputs):
@@ -192,8 +186,8 @@ class Attached:
     ) -> list[Sent]:
         """Reduce each route in place, and return its sent share; fewer if the step is skipped.
 
-        Routes that can run in the background overlap with the others. The shares are passed to the feedback
-        once all flags were read. `suspect`: the tensor that is not finite on this rank, if it is known.
+        The shares are passed to the feedback once all flags were read. `suspect`: the tensor known to be
+        not finite.
         """
         ends, shares = [], []
         for (route, part), x in zip(parts, inputs, strict=True):
@@ -214,7 +208,6 @@ class Attached:
         return shares
 
     def sparse_mean(self, grad: Tensor) -> Tensor:
-        """Return the mean over ranks of sparse COO `grad`, gathered unchanged; NaN if the step is skipped."""
         watch = Stopwatch(self.seconds, self.comm, grad.device, self.step)
         before = self.comm.snapshot().network_sent
         with self._exchanging(f"the exchange of step {self.step}"), self.comm.phase("sparse gradients"):
@@ -228,7 +221,7 @@ class Attached:
         return mean
 
     def cancel(self, reason: str) -> None:
-        """Skip this step: every memory is again as before it. All ranks call it. `reason`: the bad tensor."""
+        """Skip this step and restore every memory, on all ranks. `reason`: the bad tensor."""
         self.skip_reason = reason
         self._put_back()
 
@@ -253,17 +246,14 @@ class Attached:
         return self.rules.step_(optimiser, self.step - 1) + self.momentum.hand_over(optimiser)
 
     def stats(self, buckets: int = 0) -> Stats:
-        """Return bytes and seconds of this rank since the start."""
         counts = {"steps": self.step, "dense": self.dense_bytes, "buckets": buckets}
         return Stats.of(self.comm.snapshot(), self.seconds, **counts, noise=self.noise.noise)
 
     @property
     def holds_back(self) -> bool:
-        """Whether a part of a gradient may be sent in a later step."""
         return any(route.holds_back for route in self._routes)
 
     def discard(self) -> None:
-        """Forget all gradients so far, between steps: no part of them is sent later."""
         self._changed.clear()
         for route in self._routes:
             route.discard()
@@ -273,13 +263,12 @@ class Attached:
         return self._memory() | self.momentum.state_dict() | self.rules.state_dict()
 
     def _memory(self) -> dict[str, Tensor]:
-        self._put_back()  # a step that an error has interrupted
+        self._put_back()  # after an error
         norms = {} if self._clip is None else self._clip.state_dict()
         states = enumerate(route.state_dict() for route in self._routes)
         return norms | {f"route{i}/{key}": value for i, state in states for key, value in state.items()}
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Raise `StateError` unless the state has exactly the tensors of this method's memory."""
         state = adapted(state, own := self._memory(), rules=bool(self.method.rules))
         self.rules.check_state(state)
         self.momentum.check_state(state)

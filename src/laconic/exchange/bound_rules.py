@@ -1,4 +1,4 @@
-"""BoundRules: the rules of a method, bound to a model's optimisers."""
+"""Rules of a method, bound to a model's optimisers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,8 @@ class BoundRules:
     """Each rule, bound to every optimiser and the tensors that it may step.
 
     Args:
-        method: The method whose rules are bound.
-        layout: The model's tensors.
-        optimisers: The model's optimisers.
-        context: The group, and the seed.
         parameters: Parameters that may have masks, by name.
-        exchanging: Context around each rule's step, which takes its name.
+        exchanging: Context around each rule's step.
     """
 
     def __init__(
@@ -41,7 +37,7 @@ class BoundRules:
         self._exchanging = exchanging
         self._masks = MaskWatch(parameters)
         self._bound: list[tuple[OptimiserView, BoundRule]] = []
-        self._apart: list[BoundRule] = []  # rules under which replicas differ between rounds
+        self._apart: list[BoundRule] = []  # replicas differ between rounds
         for view, own in optimisers.views(layout):
             for rule, part in method.governed(layout):
                 bound = rule.bind(part.named(own.names), view, context)
@@ -54,11 +50,9 @@ class BoundRules:
 
     @property
     def keep_equal(self) -> bool:
-        """Whether replicas are equal after every step."""
         return not self._apart
 
     def step_(self, optimiser: OptimiserView, step: int) -> list[str]:
-        """Update tensors in place of this optimiser, and return their names."""
         updated: list[str] = []
         for view, rule in self._bound:
             if view is optimiser:
@@ -67,7 +61,7 @@ class BoundRules:
         return updated
 
     def finish(self) -> None:
-        """Make replicas equal if they differ between rounds. Call it on all ranks."""
+        """Make replicas equal. Call it on all ranks."""
         with self._optimisers.on_masters():
             for rule in self._apart:
                 rule.close()
@@ -79,25 +73,19 @@ class BoundRules:
                 rule.close()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state of every rule, "rule<i>/<kind>/<tensor name>" to a tensor."""
         states = enumerate(rule.state_dict() for rule in self)
         return {f"rule{i}/{key}": value for i, state in states for key, value in state.items()}
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Raise `StateError` for a state that is not of these rules."""
         for i, rule in enumerate(self):
             rule.check_state(under(f"rule{i}/", state))
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the state of every rule."""
         for i, rule in enumerate(self):
             rule.load_state_dict(under(f"rule{i}/", state))
 
     def follow_masks(self) -> None:
-        """Clear the rules' state of entries that are no longer in use.
-
-        Raises `AttachError` if a rule cannot follow masks.
-        """
+        """Clear the rules' state of masked entries. Raises `AttachError` if a rule cannot follow masks."""
         masks = self._masks.changed()
         if self._masks.present and any(rule.exchanges_in_step for rule in self._method.rules):
             raise AttachError(

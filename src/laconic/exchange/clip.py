@@ -1,7 +1,6 @@
 """Clip: limits the norm of each rank's whole gradient, bucket by bucket.
 
-The factor of a bucket depends on the norm of all tensors, vectors included. A single bucket has all of
-them. With several, the rest is estimated from the last step, scaled by the growth of the tensors so far:
+The norm of the tensors still missing is estimated from the last step, scaled by the growth of the others:
 
     |g|^2 ~ s + rest' * growth       s: squared norm of this step's tensors so far,
                                      s', rest': of the same tensors and of the others in the last step
@@ -25,32 +24,27 @@ from laconic.core.layout import Layout
 from laconic.feedback import Feedback
 
 KIND = "clip"
-MIN_SHARE = 0.01  # of the last step's squared norm: a part of this size predicts the growth of the rest
+MIN_SHARE = 0.01  # see `growth` above
 
 
 class Clip:
-    """Measures a model's gradients, bucket by bucket, and stores the squared norm of each tensor.
-
-    `feedbacks`: those that clip; their smallest limit applies. `size`: the number of ranks.
-    """
+    """Squared norms of gradients by tensor; the smallest limit of `feedbacks` applies."""
 
     def __init__(self, feedbacks: Sequence[Feedback], layout: Layout, size: int) -> None:
         self._feedbacks, self._size = feedbacks, size
-        self._before = dict.fromkeys(layout.names, 0.0)  # of the last step that was not skipped
+        self._before = dict.fromkeys(layout.names, 0.0)  # of the last step not skipped
         self._now: dict[str, float] = {}
 
     @classmethod
     def of(cls, feedbacks: Sequence[Feedback], layout: Layout, size: int) -> Clip | None:
-        """Return a clip for these feedbacks; None if none of them clips."""
         clipping = [each for each in feedbacks if each.clip_at(each.warm_at) is not None]
         return cls(clipping, layout, size) if clipping else None
 
     def begin(self) -> None:
-        """Start a step, before its first bucket."""
         self._now.clear()
 
     def factor(self, grad: Tensor, layout: Layout, scale: float, step: int) -> float:
-        """Return the factor that clips scale * grad, this bucket, in this step."""
+        """Return the factor that clips scale * grad."""
         if len(layout):
             norms = torch._foreach_norm(layout.segments.views(grad), dtype=torch.float64)
             squares = (torch.stack(norms) * scale).square().tolist()
@@ -61,7 +55,6 @@ class Clip:
         return 1.0 if limit is None or not limit < norm < math.inf else limit / norm
 
     def end(self) -> None:
-        """End a step that was not skipped."""
         if all(map(math.isfinite, self._now.values())):
             self._before |= self._now
 
@@ -73,12 +66,10 @@ class Clip:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the norms."""
         self._before = {name: float(state[f"{KIND}/{name}"]) for name in self._before}
         self._now.clear()
 
     def _norm(self) -> float:
-        """Return the norm of the whole gradient, estimated for missing tensors."""
         now = sum(self._now.values())
         before = sum(self._before[name] for name in self._now)
         rest = sum(square for name, square in self._before.items() if name not in self._now)

@@ -16,7 +16,7 @@ from laconic.exchange.state import FORMAT, RankState
 
 
 class GatheredState(TypedDict):
-    """Gathered states. `ranks`: every rank's state in rank order on rank 0, empty on other ranks."""
+    """Gathered states. `ranks`: every rank's state on rank 0, empty on other ranks."""
 
     format: int
     ranks: list[RankState]
@@ -25,13 +25,13 @@ class GatheredState(TypedDict):
 def gather_states(state: RankState, comm: Comm) -> GatheredState:
     """Gather every rank's state on rank 0, in host memory. Call it on all ranks.
 
-    Wire: each rank sends 8 bytes of length and its state in `torch.save` format to rank 0.
+    Wire: each rank sends 8 bytes of length and its state in `torch.save` format.
     """
     return GatheredState(format=FORMAT, ranks=gathered(state, comm))
 
 
 def same_states(state: RankState, comm: Comm) -> GatheredState:
-    """Return every rank's state on rank 0 for ranks without memory, whose states differ only by rank."""
+    """Return every rank's state on rank 0, for ranks without memory."""
     ranks = range(comm.size if comm.rank == 0 else 0)
     return GatheredState(format=FORMAT, ranks=[RankState(**{**state, "rank": rank}) for rank in ranks])
 

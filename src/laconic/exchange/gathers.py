@@ -1,7 +1,7 @@
 """Warnings about gathers that send more than a dense all-reduce.
 
-A dense all-reduce sends 2(N-1)/N of the gradient and a gather N - 1 messages. So a message of m bits per
-element is worth gathering among fewer than 64 / m ranks.
+They send N - 1 messages, the all-reduce 2(N-1)/N of the gradient: a message of m bits per element is worth
+gathering among fewer than 64 / m ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from laconic.core.layout import Layout
 from laconic.core.warning import warn
 from laconic.exchange.method import Method
 
-SAMPLE = 1 << 16  # elements: enough to estimate the bits of a codec with messages of varying length
+SAMPLE = 1 << 16  # elements, to estimate the bits of a codec whose messages vary in length
 ALTERNATIVES = (
     "scatter_reduce(codec), as in cgx(), or server(codec, codec) send as much in a group of any size"
 )
@@ -24,7 +24,6 @@ BETWEEN = ", and two_level(sum(), gather(codec)) gathers between machines only"
 
 
 def warn_of_gathers(method: Method, layout: Layout, size: int) -> None:
-    """Warn about each of `expensive_gathers`."""
     for text in expensive_gathers(method, layout, size):
         warn(text)
 
@@ -32,9 +31,8 @@ def warn_of_gathers(method: Method, layout: Layout, size: int) -> None:
 def expensive_gathers(method: Method, layout: Layout, size: int) -> Iterator[str]:
     """Yield a text for each gather in which a rank sends more bytes than in a dense all-reduce.
 
-    Each level of `two_level` is compared with a dense one. `masked` is compared with all entries in use: with
-    fewer, both send fewer. Messages whose length depends on the gradients' scale, as with `threshold`, are
-    ignored.
+    `two_level` is compared level by level, `masked` with all entries in use. Lengths that depend on the
+    scale, as with `threshold`, are ignored.
     """
     for route, part in zip(method.routes, method.assign(layout), strict=True):
         for each in route.reducer.gathers(size):

@@ -1,4 +1,4 @@
-"""Routes that take only tensors of certain optimisers, such as the matrices that Muon trains."""
+"""Routes that take only tensors of certain optimisers, such as Muon's matrices."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from laconic.reducers.sum import Sum
 def limited(method: Method, layout: Layout, optimisers: OptimiserSide) -> Method:
     """Return the method with each rule's route limited to tensors that the rule can step.
 
-    Other tensors take the next route that accepts them, or are summed without compression.
-    Tensors that no optimiser holds stay in their route.
+    Others take the next route, or are summed. Tensors without an optimiser stay in their route.
 
     Raises:
         AttachError: A rule can step none of its tensors.
@@ -37,15 +36,12 @@ def limited(method: Method, layout: Layout, optimisers: OptimiserSide) -> Method
 
 
 def _others(rule: Rule, part: Layout, optimisers: OptimiserSide) -> Iterable[str]:
-    """Yield the tensors that an optimiser holds with settings that the rule is not made for."""
     for view, own in optimisers.views(part):
         yield from (name for name in own.names if view.holds(name) and not rule.steps(view.settings(name)))
 
 
 @dataclass(frozen=True)
 class _Except:
-    """Condition without these tensors."""
-
     takes: Takes
     names: frozenset[str]
 

@@ -1,14 +1,12 @@
 """LocalMomentum: the tensors whose momentum is applied before the exchange, and the steps that apply them.
 
-It is decided once, at attachment, tensor by tensor: local if the feedback asks for it and the tensor's
-optimiser is an SGD with momentum in a form that can be handed over, otherwise in the optimiser. All ranks
-have the same optimisers, so they make the same decision. A reducer such as `autotune` may only be allowed to
-apply momentum, and then does so in some steps.
+Momentum is local if the feedback asks for it and the tensor's optimiser is an SGD whose momentum can be
+handed over; all ranks decide equally, at attachment. A reducer such as `autotune` may apply it in some
+steps only.
 
-Two operations of scripts suit gradients but not velocities: changes between backward pass and step, as by
-clipping, and sums of two exchanged passes. Then momentum goes back to the optimiser for good, after one more
-step that applies the velocities that were sent. The optimiser continues from the mean velocity over ranks,
-one dense exchange. If the changed gradients are shorter, the velocity is shortened by the same factor.
+Changes between backward pass and step, as by clipping, and sums of two exchanged passes suit gradients but
+not velocities. Then, after one more step that applies the sent velocities, the optimiser continues from the
+mean velocity, one dense exchange. If the changed gradients are shorter, so is the velocity.
 """
 
 from __future__ import annotations
@@ -36,19 +34,13 @@ from laconic.reducers import BoundReducer
 log = logging.getLogger("laconic")
 PREFIX = "momentum/"
 NO_BUFFER = "it cannot be handed back to this optimiser"
-RELEASED = "released"  # key of a state whose momentum is back in the optimiser
+RELEASED = "released"
 
 
 class LocalMomentum:
     """Momentum that an exchange applies on this rank.
 
-    Args:
-        routes: The routes, each with its tensors.
-        optimisers: The model's optimisers.
-        comm: The group. Its first rank logs the decision.
-
-    Attributes:
-        bound: The working feedbacks and reducers of the routes.
+    `bound`: the working feedbacks and reducers of the routes.
     """
 
     def __init__(self, routes: Sequence[tuple[Route, Layout]], optimisers: OptimiserSide, comm: Comm) -> None:
@@ -80,11 +72,11 @@ class LocalMomentum:
         self._decay: dict[str, Tensor] = {}  # momentum of the weight decay
         self._stepped = True  # since the last backward pass
         self._passes = 0  # backward passes with local momentum
-        self._fresh = True  # whether there was no momentum before these passes
-        self._in_gradients: frozenset[str] = frozenset()  # tensors whose gradients hold velocities
-        self._handed: dict[int, int] = {}  # passes that each optimiser has applied, by id
+        self._fresh = True  # no momentum before these passes
+        self._in_gradients: frozenset[str] = frozenset()  # their gradients hold velocities
+        self._handed: dict[int, int] = {}  # applied passes, by the optimiser's id
         self._releasing: str | None = None
-        self._kept = 1.0  # share of the velocity from which the optimiser continues
+        self._kept = 1.0  # share of the velocity that continues
         self._released = False
         for reason, names in reasons.items():
             self._log(f"momentum of {names[0]}{_and_others(names)} stays in the optimiser: {reason}")
@@ -98,15 +90,13 @@ class LocalMomentum:
             )
 
     def settings(self, name: str) -> Mapping[str, Any]:
-        """Return the present settings of the group that this tensor is in."""
         return self._optimisers.settings(name)
 
     def is_local(self, name: str) -> bool:
-        """Return whether the tensor's momentum is applied before the exchange."""
         return any(name in own for _, own in self._wanting)
 
     def momentum_buffer(self, name: str) -> Tensor | None:
-        """Return SGD's momentum buffer of this tensor, or None; one that exists rules out a fresh start."""
+        """Return SGD's momentum buffer; one that exists rules out a fresh start."""
         buffer = self._optimisers.momentum_buffer(name)
         self._fresh &= buffer is None
         return buffer
@@ -126,7 +116,6 @@ class LocalMomentum:
         self._optimisers.set_momentum_buffer(name, buffer)
 
     def names(self, step: int) -> frozenset[str]:
-        """Return the tensors whose momentum is applied before the exchange in this step."""
         if self._released:
             return frozenset()
         own = [own for first, own in self._wanting if step >= first]
@@ -139,7 +128,7 @@ class LocalMomentum:
         """Leave momentum to the optimiser after the next step; all ranks call it in one step.
 
         Warn if the method is made for local momentum and `instead` names an alternative. `kept`: share of
-        the velocity from which the optimiser continues, equal on all ranks.
+        the velocity that the optimiser continues, equal on all ranks.
         """
         has_local = any(own for _, own in self._wanting)
         if not has_local or self._releasing is not None or self._released:
@@ -149,7 +138,6 @@ class LocalMomentum:
             warn(f"{reason}: from the next step on, momentum is left to the optimiser; {instead}")
 
     def begin(self) -> None:
-        """Begin a backward pass, on all ranks."""
         releasing = self._releasing is not None and not self._released
         fresh = self._fresh and self._passes <= 1  # so far velocities are gradients
         releasing &= self._stepped or fresh  # else the velocities that were sent are not applied yet
@@ -177,18 +165,17 @@ class LocalMomentum:
             self._passes += 1
 
     def hand_over(self, optimiser: OptimiserView) -> list[str]:
-        """Prepare the step of an optimiser, and return the tensors that have been stepped already."""
+        """Prepare an optimiser's step, and return the tensors stepped already."""
         self._check_idle(optimiser)
         self._stepped = True
         if not self._in_gradients or self._handed.get(id(optimiser), 0) == self._passes:
-            return []  # there was no exchange since its last step
+            return []  # no exchange since its last step
         self._handed[id(optimiser)] = self._passes
         names = [name for name in self._in_gradients if optimiser.holds(name)]
         keep = self._fresh and self._passes == 1 and self._releasing is not None
         return [*optimiser.hand_over(names, self._decay, keep=keep)]
 
     def _check_idle(self, optimiser: OptimiserView) -> None:
-        """Log once if a tensor that had no momentum at attachment has some now."""
         if self._idle and any(group.get("momentum") for group in optimiser.optimiser.param_groups):
             changed = [
                 name
@@ -203,19 +190,17 @@ class LocalMomentum:
                 )
 
     def remask(self, masks: Mapping[str, Mask]) -> None:
-        """Clear the momentum of the decay of entries that are no longer in use."""
         state = cleared({f"decay/{name}": value for name, value in self._decay.items()}, masks)
         if state is not None:
             self._decay = under("decay/", state)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the momentum of the weight decay, and whether momentum is back in the optimiser."""
+        """Return the momentum of the weight decay, or that momentum is back in the optimiser."""
         if self._released:
             return {f"{PREFIX}{RELEASED}": torch.tensor(1, dtype=torch.int64, device="cpu")}
         return {f"{PREFIX}decay/{name}": value.detach().clone() for name, value in self._decay.items()}
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Raise `StateError` for a state of another model."""
         for key, value in under(f"{PREFIX}decay/", state).items():
             if key not in self._layouts or value.numel() != self._layouts[key].numel:
                 raise StateError(
@@ -224,7 +209,6 @@ class LocalMomentum:
                 )
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore it, apart from whether momentum is back in the optimiser."""
         self._decay = {name: value.clone() for name, value in under(f"{PREFIX}decay/", state).items()}
         self._fresh, self._stepped = False, True
         self._in_gradients = frozenset()
@@ -242,8 +226,8 @@ class LocalMomentum:
 def adapted(state: Mapping[str, Tensor], own: Mapping[str, Tensor], *, rules: bool) -> dict[str, Tensor]:
     """Return a state as an exchange with `own` memory would have saved it.
 
-    An older state has no velocity: it starts at zero. Velocities that this exchange does not use are
-    dropped. The momentum of the weight decay was a rule's; `rules`: whether there are rules now.
+    An older one has no velocity, and has the momentum of the weight decay in a rule; `rules`: whether there
+    are rules now. Unused velocities are dropped.
     """
     was = "rule0/decay/"
     made = {

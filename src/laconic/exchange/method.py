@@ -1,4 +1,4 @@
-"""Method: routes for a model's tensors. A paper is a function that composes routes in one expression."""
+"""Method: routes for a model's tensors. A paper is a function that composes routes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,6 @@ Takes = Callable[[Entry, Layout], bool]  # a tensor, and the layout of the whole
 
 @dataclass(frozen=True)
 class Route:
-    """A set of tensors with their reducer, feedback, and update rule."""
-
     takes: Takes = field(compare=False)
     reducer: Reducer
     feedback: Feedback = field(default_factory=NoFeedback)
@@ -42,12 +40,10 @@ class Route:
 
 
 def everything(entry: Entry, model: Layout) -> bool:
-    """Accept all tensors."""
     return True
 
 
 def matrices(entry: Entry, model: Layout) -> bool:
-    """Accept tensors of two or more dimensions: the weights, and nearly all of the bytes."""
     return len(entry.shape) > 1
 
 
@@ -63,27 +59,24 @@ class Method(Composition):
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rules of its routes, without duplicates."""
         return tuple(dict.fromkeys(route.rule for route in self.routes if route.rule is not None))
 
     @property
     def warm_at(self) -> int:
-        """The first step after all warm-ups."""
         parts = [part for route in self.routes for part in (route.reducer, route.feedback, route.rule)]
         return max((part.warm_at for part in parts if part is not None), default=0)
 
     @property
     def adaptive(self) -> bool:
-        """Whether its messages depend on measured times, so that the bytes of two runs can be unequal."""
+        """Whether its messages depend on measured times."""
         return any(route.reducer.adaptive for route in self.routes)
 
     @property
     def keeps_equal(self) -> bool:
-        """Whether replicas are equal after every step; otherwise they are equal after `remove`."""
+        """Whether replicas are equal after every step."""
         return all(rule.keeps_equal for rule in self.rules)
 
     def governed(self, layout: Layout) -> tuple[tuple[Rule, Layout], ...]:
-        """Return each rule with its tensors in a whole model's layout."""
         names: dict[Rule, set[str]] = {}
         for route, part in zip(self.routes, self.assign(layout), strict=True):
             if route.rule is not None:
@@ -91,7 +84,6 @@ class Method(Composition):
         return tuple((rule, layout.named(own)) for rule, own in names.items())
 
     def assign(self, layout: Layout) -> tuple[Layout, ...]:
-        """Return each route's part of a whole model's layout."""
         parts: list[list[Entry]] = [[] for _ in self.routes]
         for entry in layout:
             home = next((i for i, route in enumerate(self.routes) if route.takes(entry, layout)), None)
@@ -103,16 +95,16 @@ class Method(Composition):
         return tuple(Layout(tuple(part)) for part in parts)
 
     def nbytes(self, layout: Layout) -> int:
-        """Return one rank's payload in bytes for an exchange of these tensors: exact, or an upper bound."""
+        """Return one rank's payload in bytes: exact, or an upper bound."""
         parts = zip(self.routes, self.assign(layout), strict=True)
         return sum(route.reducer.nbytes(part) for route, part in parts if len(part))
 
 
 class Paper(Generic[Arguments]):
-    """A registered method: call it for a `Method`.
+    """Registered method: call it for a `Method`.
 
-    `paper` is the source, `status` says how it was checked, `code` names the repository that it was checked
-    against, and `sends` describes its messages.
+    `paper` is the source, `status` says how it was checked, `code` names the repository for that, and
+    `sends` describes its messages.
     """
 
     def __init__(
@@ -146,7 +138,7 @@ class Paper(Generic[Arguments]):
 def method(
     *, paper: str, status: Status, sends: str, examples: tuple[str, ...] = (), code: str = "-"
 ) -> Callable[[Callable[Arguments, Method]], Paper[Arguments]]:
-    """Return a decorator that registers a function that composes routes. `examples`: spec strings."""
+    """Register a function that composes routes. `examples`: spec strings."""
     return lambda compose: Paper(compose, paper, status, sends, examples, code)
 
 
@@ -156,10 +148,7 @@ def routes(*parts: Route) -> Method:
 
 
 def governed_by(rule: Rule, compressor: Any) -> Method:
-    """`lift(compressor)`, a codec, selector or reducer, with this rule for all tensors.
-
-    Momentum stays in the optimiser that the rule is made for.
-    """
+    """Return `lift(compressor)` with this rule for all tensors. Momentum stays in the optimiser."""
 
     def governed(route: Route) -> Route:
         feedback = route.feedback
@@ -171,18 +160,14 @@ def governed_by(rule: Rule, compressor: Any) -> Method:
 
 
 def lift(spec: Any) -> Method:
-    """The method that a spec stands for: a string, a method, a codec, a selector or a reducer.
+    """Return the method of a spec: a string, a method, a codec, a selector or a reducer.
 
-    A selector becomes error-fed `gather(sparse(selector, indices=golomb()))`, a codec `gather(codec)` with
-    error feedback where it is biased, a reducer a method with error feedback where it needs that.
-    Tensors of one dimension stay dense: they are a small share of the bytes and carry much of the accuracy.
-    Whatever loses nothing takes the dense route.
-
-    Args:
-        spec: A spec string, or its parsed object.
+    A selector becomes `gather(sparse(selector, indices=golomb()))`, a codec `gather(codec)`, with error
+    feedback if biased, a reducer a method with error feedback if needed. Tensors of one dimension stay
+    dense: few bytes, much of the accuracy. A lossless codec is summed densely.
 
     Raises:
-        SpecError: It is neither of these, such as a strategy or a topology.
+        SpecError: It is something else, such as a strategy or a topology.
 
     >>> [type(route.feedback).__name__ for route in lift("topk(density=0.01)").routes]
     ['ErrorFeedback', 'NoFeedback']
@@ -212,13 +197,12 @@ def lift(spec: Any) -> Method:
 
 
 def error_feedback(reducer: Reducer, momentum: Momentum = "local") -> ErrorFeedback:
-    """Error feedback for this reducer: with local momentum, unless the reducer is better without."""
     inner = reducer.reducer if isinstance(reducer, Masked) else reducer
     return ErrorFeedback(momentum=momentum if inner.local_momentum else "optimizer")
 
 
 def between_machines(levels: TwoLevel, outer: Method) -> Method:
-    """Return the method `outer` with its reductions between machines; its plain sums do not change."""
+    """Return `outer` with its reductions, except plain sums, between machines."""
     for rule in outer.rules:
         if rule.exchanges_in_step:
             raise SpecError(
@@ -244,13 +228,9 @@ def plain(compressor: Any, taker: str) -> Method:
 
 
 def lift_codec(spec: Any) -> Codec:
-    """Return the codec of a spec, for callers that accept only codecs: `lift` and gossip.
+    """Return the codec of a spec: a string, a codec, or a selector.
 
-    Args:
-        spec: a string, a codec, or a selector, which becomes `sparse(selector, indices=golomb())`.
-
-    Raises:
-        SpecError: for anything else, such as a reducer or a method.
+    A selector becomes `sparse(selector, indices=golomb())`. Raises `SpecError` for anything else.
 
     >>> lift_codec("topk(density=0.01)")
     sparse(topk(density=0.01), indices=golomb())

@@ -15,7 +15,7 @@ from laconic.exchange.rule import OptimiserView
 
 
 class NoOptimiser:
-    """Replacement for an optimiser, without momentum and steps. It reports `settings`.
+    """Replacement for an optimiser, without momentum and steps.
 
     >>> NoOptimiser({"lr": 0.1}).settings("weight")
     {'lr': 0.1}
@@ -25,41 +25,33 @@ class NoOptimiser:
         self._settings = settings or {}
 
     def settings(self, name: str) -> Mapping[str, Any]:
-        """Return the settings, equal for every tensor."""
         return self._settings
 
     def momentum_buffer(self, name: str) -> Tensor | None:
-        """No momentum so far."""
         return None
 
     def continues_momentum(self, name: str) -> bool:
-        """Whether the settings have a momentum."""
         return bool(self._settings.get("momentum"))
 
     def set_momentum_buffer(self, name: str, value: Tensor) -> None:
-        """Do nothing: no step follows."""
+        """Do nothing."""
 
     def why_in_optimizer(self, name: str) -> str | None:
-        """The settings' momentum, if any, can be applied before the exchange."""
         return None if self._settings.get("momentum") else ""
 
     def held(self, name: str) -> bool:
-        """Every tensor has the settings."""
         return True
 
     def hand_over(self, names: Collection[str], decay: dict[str, Tensor], *, keep: bool) -> Collection[str]:
-        """Return no tensors, as no optimiser steps."""
         return ()
 
     def views(self, layout: Layout) -> Iterable[tuple[OptimiserView, Layout]]:
-        """Return no optimisers."""
         return ()
 
     def before_steps(self, act: Callable[[OptimiserView], Iterable[str]]) -> None:
-        """Do nothing: there are no steps."""
+        """Do nothing."""
 
     def on_masters(self) -> AbstractContextManager[None]:
-        """Do nothing: there are no master weights."""
         return nullcontext()
 
 
@@ -67,10 +59,7 @@ MOMENTUM_SGD = NoOptimiser({"lr": 0.1, "momentum": 0.9, "nesterov": False})
 
 
 def refuse_optimised(method: Method, where: str) -> None:
-    """Raise `AttachError` for a method that changes how the optimiser steps, or applies its momentum.
-
-    `where`: the unsupported place, as in "between replicas of shards".
-    """
+    """Raise `AttachError` for a method that changes how the optimiser steps, or applies its momentum."""
     if any(route.rule is not None or route.feedback.needs_optimiser for route in method.routes):
         raise AttachError(
             f"{method} cannot be used {where}: it changes how the optimiser steps; use cgx(bits=4), or"

@@ -1,17 +1,15 @@
 """Gradient noise scale: the largest useful batch, from the norms of local and mean gradients.
 
 McCandlish et al. 2018, arXiv:1812.06162, section 2.2 and appendix A.1. With G the true gradient and S the
-covariance of the gradient of one unit batch, the squared norm over a batch of n units is |G|^2 + tr(S) / n in
-expectation. Two batch sizes give both:
+covariance of the gradient of one unit batch, the squared norm over a batch of n units is |G|^2 + tr(S) / n
+in expectation. Two batch sizes give both:
 
     |G|^2 = (n_big |g_big|^2 - n_small |g_small|^2) / (n_big - n_small)
     tr(S) = (|g_small|^2 - |g_big|^2) / (1 / n_small - 1 / n_big)
     noise scale = tr(S) / |G|^2                                              in unit batches
 
-An exchange has both: a rank's own gradient is one unit, the mean is `size` units. So it needs no extra
-bytes and no extra backward pass, only two norms at every `EVERY`-th step. At a batch as large as the noise
-scale, training takes twice the fewest possible steps and twice the fewest possible examples: up to there a
-larger batch pays, and far beyond it hardly saves a step.
+In an exchange a rank's own gradient is one unit, the mean is `size` units: no extra bytes. At a batch as
+large as the noise scale, training takes twice the fewest possible steps and examples.
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ from laconic.exchange.method import Method
 from laconic.feedback.no_feedback import NoFeedback
 from laconic.reducers.sum import Sum
 
-EVERY = 5  # steps from one measurement to the next
-DECAY = 0.95  # of the running means, per measurement
+EVERY = 5  # steps between measurements
+DECAY = 0.95
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class NoiseScale:
         self._samples = 0
 
     def add(self, small: float, big: float, units: float) -> None:
-        """Add one step: squared norms of the gradient of one unit batch, and of the mean of `units` > 1."""
+        """Add one step: squared norms of one unit batch, and of the mean of `units` > 1."""
         variance = (small - big) / (1 - 1 / units)
         signal = (units * big - small) / (units - 1)
         if math.isfinite(variance) and math.isfinite(signal):
@@ -81,46 +79,42 @@ class NoiseScale:
             self._samples += 1
 
     def noise(self, share: float = 1.0) -> Noise | None:
-        """Return the noise measured so far; None before the first step."""
         if not self._samples:
             return None
         return Noise(self._variance / self._weight, self._signal / self._weight, self._samples, share)
 
 
-Norms = tuple[Sequence[Tensor], float]  # of a bucket's ranges, float32 (); and scale^2
+Norms = tuple[Sequence[Tensor], float]  # of a bucket's ranges, and scale^2
 
 
 class NoiseMeter:
-    """Measures an exchange of `size` ranks, on the tensors `exact`, whose mean is the true mean."""
+    """Meter of an exchange, on the tensors `exact`, whose mean is the true mean."""
 
     def __init__(self, exact: Layout, model: Layout, size: int) -> None:
         names = frozenset(exact.names)
         self._names, self._size = names, size
         self._share = exact.numel / max(1, model.numel)
         self._scale = NoiseScale()
-        self._runs = PerLayout(lambda bucket: bucket.named(names).segments.merged)  # of measured tensors
+        self._runs = PerLayout(lambda bucket: bucket.named(names).segments.merged)
         self._small: list[Norms] = []
         self._big: list[Norms] = []
 
     def due(self, step: int) -> bool:
-        """Return whether to measure this step."""
         return self._size > 1 and bool(self._names) and step % EVERY == 0
 
     def begin(self) -> None:
-        """Start a new step."""
         self._small.clear()
         self._big.clear()
 
     def local(self, grad: Tensor, layout: Layout, scale: float) -> None:
-        """Measure the rank's own gradient, `scale` times the values in this bucket."""
+        """Measure the rank's own gradient, `scale` times this bucket."""
         self._small.append((norms(grad, self._runs(layout)), scale))
 
     def mean(self, mean: Tensor, layout: Layout, scale: float) -> None:
-        """Measure the mean of all ranks, in the same bucket."""
         self._big.append((norms(mean, self._runs(layout)), scale))
 
     def end(self) -> None:
-        """Add the finished step, which is not skipped. Only here the host waits for a GPU."""
+        """Add the finished step. Only here the host waits for a GPU."""
         read = iter(torch.stack(every).tolist() if (every := self._all_norms()) else ())
         small, big = (
             sum(scale**2 * sum(next(read) ** 2 for _ in norms) for norms, scale in some)
@@ -129,17 +123,15 @@ class NoiseMeter:
         self._scale.add(small, big, self._size)
 
     def _all_norms(self) -> list[Tensor]:
-        """Return the norms of the step, in the order of `end`."""
         return [norm for some in (self._small, self._big) for norms, _ in some for norm in norms]
 
     @property
     def noise(self) -> Noise | None:
-        """Return the noise measured so far, in batches of a rank."""
         return self._scale.noise(self._share)
 
 
 def exactly_summed(method: Method, layout: Layout) -> Layout:
-    """Return the tensors whose mean is that of the ranks' gradients, except for rounding to fp16."""
+    """Return the tensors whose mean is that of the gradients, except for rounding to fp16."""
     parts = zip(method.routes, method.assign(layout), strict=True)
     exact: set[str] = set()
     for route, part in parts:
@@ -149,7 +141,7 @@ def exactly_summed(method: Method, layout: Layout) -> Layout:
 
 
 def norms(x: Tensor, runs: Segments) -> Sequence[Tensor]:
-    """Return the Euclidean norms of these ranges of flat x, float32 () each: one launch on a GPU.
+    """Return the norms of these ranges of flat x, float32 () each: one launch on a GPU.
 
     >>> norms(torch.tensor([3.0, 9.0, 4.0]), Segments((0, 2), (1, 1)))
     (tensor(3.), tensor(4.))

@@ -10,9 +10,9 @@ from laconic.exchange.method import Method, Route, Takes, lift, routes
 
 
 def split(*arms: tuple[Takes, Any]) -> Method:
-    """Return a method that sends each tensor to the first arm that accepts it.
+    """Return a method that sends each tensor to the first arm, (condition, spec), that accepts it.
 
-    An arm is a condition and the spec of a method. Equal routes are merged, so that they share collectives.
+    Equal routes are merged and share collectives.
     """
     wanted: list[Takes] = []
     alike: list[tuple[Route, list[int]]] = []
@@ -30,8 +30,6 @@ def split(*arms: tuple[Takes, Any]) -> Method:
 
 @dataclass(frozen=True)
 class _Both:
-    """Condition that accepts a tensor if both conditions do."""
-
     one: Takes
     other: Takes
 

@@ -1,4 +1,4 @@
-"""BoundRoute: one route of a method at work on its tensors: correct -> reduce -> settle."""
+"""One route of a method at work on its tensors: correct -> reduce -> settle."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ from laconic.reducers.sum import BoundSum
 
 @dataclass(frozen=True)
 class Bucket:
-    """A flat gradient float32 (n,) on its way through the routes, which becomes `scale` times the mean.
+    """Flat gradient float32 (n,) that becomes `scale` times the mean.
 
     Attributes:
-        waits: Whether the mean may be written after the step, so that routes can keep old values of a memory
-            here until then.
+        waits: Whether the mean may be written after the step; until then routes can keep old values here.
         writes: Writes of the mean that wait.
     """
 
@@ -43,7 +42,6 @@ class Bucket:
     writes: list[Write] = field(default_factory=list)
 
     def write_mean(self, *, skipped: bool = False) -> None:
-        """Write the mean; NaN if the step is skipped."""
         if skipped:
             self.flat.fill_(math.nan)
             return
@@ -54,19 +52,19 @@ class Bucket:
 
 @dataclass(frozen=True)
 class BoundRoute:
-    """A route bound to all of its tensors. `part`: its tensors in a bucket."""
+    """Route bound to all of its tensors. `part`: its tensors in a bucket."""
 
     name: str
     tensors: Layout
     feedback: BoundFeedback
     reducer: BoundReducer
     gain: float
-    overlaps: bool  # whether its reduction can run in the background
-    memories: tuple[BoundFeedback | BoundReducer, ...]  # those of both that a step changes
+    overlaps: bool
+    memories: tuple[BoundFeedback | BoundReducer, ...]  # those that a step changes
 
     @classmethod
     def of(cls, route: Route, tensors: Layout, comm: Comm, optimised: Optimised) -> BoundRoute:
-        """Bind a route; all ranks do. Raises `SpecError` if its feedback is unsafe for its reducer."""
+        """Bind a route, on all ranks. Raises `SpecError` if its feedback is unsafe for its reducer."""
         if (why := route.reducer.unaccountable) is not None and route.feedback.keeps_unsent:
             raise SpecError(f"{route.reducer!r} takes no {route.feedback!r}: {why}; use it without feedback")
         gain = route.feedback.gain(route.reducer.feedback_codec(), tensors)
@@ -78,14 +76,13 @@ class BoundRoute:
         return cls(repr(route.reducer), tensors, feedback, reducer, gain, reducer.overlaps, tuple(memories))
 
     def correct(self, bucket: Bucket, part: Layout, scale: float) -> Tensor | None:
-        """Return the reducer's input for `scale` times the gradient; None if it is found not finite."""
         late = self.is_late(bucket)
         return self.feedback.correct(bucket.flat, part, bucket.turn, scale, free=late)
 
     def begin(self, x: Tensor | None, part: Layout, bucket: Bucket) -> Callable[[], Sent | None]:
-        """Start the reduction if it `overlaps`, and return the call that ends it.
+        """Start the reduction if it `overlaps`, and return the call that ends it with the sent share.
 
-        That returns the sent share; None on every rank if any of them has no finite `x`.
+        Every rank gets None if any rank has no finite `x`.
         """
         if self.overlaps:
             return self.reducer.begin(x, part, bucket.turn, bucket.flat, self.gain * bucket.scale)
@@ -98,7 +95,7 @@ class BoundRoute:
         return sent
 
     def settle(self, sent: Sent, part: Layout, bucket: Bucket) -> None:
-        """Pass the sent share to the feedback, and let it correct the mean for the optimiser."""
+        """Pass the sent share to the feedback, which may correct the mean."""
         share = sent if self.gain == 1 else ScaledShare(sent, self.gain)
         self.feedback.settle(share, part, bucket.turn)
         if not self.feedback.replaces_mean:
@@ -110,51 +107,42 @@ class BoundRoute:
             receive()
 
     def put_back(self, part: Layout) -> None:
-        """Undo the present step: it is skipped."""
         for each in self.memories:
             each.put_back(part)
 
     def accept(self, part: Layout) -> None:
-        """Forget the old values of the memory: the step counts."""
         for each in self.memories:
             each.accept(part)
 
     def is_late(self, bucket: Bucket) -> bool:
-        """Return whether the mean of this route is written at the end of the step."""
         late = bucket.waits and self.feedback.holds_back
         return late and self._reducer_at(bucket.turn).writes_late(bucket.turn.step)
 
     def finite_is_unknown(self, turn: Turn) -> bool:
-        """Return whether neither the feedback nor the reducer looks for NaN and Inf in this step."""
+        """Return whether neither the feedback nor the reducer looks for NaN and Inf."""
         return not (self.feedback.detects_non_finite or self._reducer_at(turn).detects_non_finite)
 
     def mean_is_unknown(self, bucket: Bucket) -> bool:
-        """Return whether it is still unchecked if the mean in the bucket is finite."""
         return not (self.is_late(bucket) or self._reducer_at(bucket.turn).checks_mean)
 
     @property
     def holds_back(self) -> bool:
-        """Whether a part of a gradient may be sent in a later step."""
         return bool(len(self.tensors)) and (self.feedback.holds_back or self.reducer.holds_back)
 
     def discard(self) -> None:
-        """Forget all gradients so far."""
         self.feedback.discard()
         self.reducer.discard()
 
     def remask(self, masks: Mapping[str, Mask]) -> None:
-        """Clear the memory of entries that are no longer in use."""
         self.reducer.remask(masks)
         state = cleared(self.feedback.state_dict(), masks)
         if state is not None:
             self.feedback.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Memory of this rank, "<kind>/<tensor name>" to a tensor."""
         return {**self.feedback.state_dict(), **self.reducer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore the memory."""
         own = self.reducer.state_dict().keys()
         self.feedback.load_state_dict({key: value for key, value in state.items() if key not in own})
         self.reducer.load_state_dict({key: value for key, value in state.items() if key in own})
@@ -163,11 +151,10 @@ class BoundRoute:
         return self.reducer.at(turn.step) if isinstance(self.reducer, BoundDenseFirst) else self.reducer
 
 
-Parts = tuple[tuple[BoundRoute, Layout], ...]  # the routes with tensors in a bucket, with these tensors
+Parts = tuple[tuple[BoundRoute, Layout], ...]  # with their tensors in a bucket
 
 
 def parts_of(routes: Sequence[BoundRoute], bucket: Layout) -> Parts:
-    """Return the routes that have tensors in a bucket, with these tensors."""
     parts = ((route, bucket.named(route.tensors.names)) for route in routes)
     return tuple((route, part) for route, part in parts if len(part))
 
@@ -175,8 +162,7 @@ def parts_of(routes: Sequence[BoundRoute], bucket: Layout) -> Parts:
 def correct_all(parts: Parts, bucket: Bucket, scale: float) -> list[Tensor | None]:
     """Return the reducer's input of each route; None where it is not finite and the reducer cannot tell.
 
-    On a GPU one number is read for all inputs that neither the feedback nor the reducer checks: all of them
-    become None together, as the step is skipped anyway.
+    On a GPU one number is read for all unchecked inputs, which become None together.
     """
     corrected = [route.correct(bucket, part, scale) for route, part in parts]
     unknown = [
@@ -195,10 +181,7 @@ def correct_all(parts: Parts, bucket: Bucket, scale: float) -> list[Tensor | Non
 
 
 def check_means(parts: Parts, bucket: Bucket) -> None:
-    """Raise `NonFiniteSum` if a mean that is still unchecked is not finite; on a GPU as `deferred.check`.
-
-    On a GPU all means of the bucket are checked at once. Ranks have the same means, so all of them raise.
-    """
+    """Raise `NonFiniteSum` on all ranks if an unchecked mean is not finite; on a GPU as `deferred.check`."""
     unknown = [part.segments.merged for route, part in parts if part.numel and route.mean_is_unknown(bucket)]
     if unknown and not bucket.flat.is_cpu:
         check(not_finite(*bucket.layout.segments.merged.views(bucket.flat)), lambda _: NonFiniteSum())
@@ -207,13 +190,11 @@ def check_means(parts: Parts, bucket: Bucket) -> None:
 
 
 def first_not_finite(x: Tensor, layout: Layout) -> str | None:
-    """Return the name of the first tensor of flat x that holds NaN or Inf."""
     views = zip(layout.names, layout.segments.views(x), strict=True)
     return next((name for name, view in views if not bool(view.isfinite().all())), None)
 
 
 def with_late_sums(reducer: BoundReducer) -> BoundReducer:
-    """Return the reducer with its sums checked by `deferred.check`."""
     if isinstance(reducer, BoundSum):
         return replace(reducer, late=True)
     if isinstance(reducer, BoundDenseFirst):
@@ -222,7 +203,6 @@ def with_late_sums(reducer: BoundReducer) -> BoundReducer:
 
 
 def _all_finite(parts: Sequence[tuple[Tensor, Segments]]) -> bool:
-    """Return whether all of these ranges are finite, with one read from a GPU."""
     if not parts:
         return True
     of: dict[int, tuple[Tensor, list[Segments]]] = {}
@@ -234,7 +214,7 @@ def _all_finite(parts: Sequence[tuple[Tensor, Segments]]) -> bool:
 
 @lru_cache(maxsize=512)
 def together(parts: tuple[Segments, ...]) -> Segments:
-    """Return the ranges of all parts of one buffer, in the fewest runs.
+    """Return the ranges of all parts, in the fewest runs.
 
     >>> together((Segments((0, 5), (2, 1)), Segments((2,), (3,))))
     Segments(starts=(0,), sizes=(6,))

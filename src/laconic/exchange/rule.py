@@ -1,9 +1,7 @@
 """Rule: requirements of a method on the optimiser, and its updates in place of the optimiser's.
 
-Most methods need nothing: they leave a mean gradient for any optimiser. Some are made for one kind of
-optimiser (AMSGrad, AdaGrad), and some change the update itself: 1-bit Adam exchanges the momentum inside the
-step. The tensors that a rule has updated are hidden
-from the optimiser for that step; its parameter groups are never rewritten.
+Tensors that a rule has updated are hidden from the optimiser for that step; its parameter groups are never
+rewritten.
 """
 
 from __future__ import annotations
@@ -24,18 +22,18 @@ from laconic.exchange.stopwatch import Seconds
 
 
 class OptimiserView(Protocol):
-    """The optimiser's side of a model, as rules see it."""
+    """One optimiser, as rules see it."""
 
     optimiser: Optimizer
 
     def settings(self, name: str) -> Mapping[str, Any]:
-        """The present settings (`lr`, `momentum`, ...) of the group that this tensor is in."""
+        """Return the present settings of this tensor's group."""
 
     def parameter(self, name: str) -> Tensor:
-        """Return the model's parameter of this name."""
+        """Return the parameter of this name."""
 
     def holds(self, name: str) -> bool:
-        """Return whether this tensor is currently in a group of the optimiser."""
+        """Return whether the optimiser has this tensor now."""
 
     def hand_over(self, names: Collection[str], decay: dict[str, Tensor], *, keep: bool) -> Collection[str]:
         """Let this step apply the gradients of these tensors without further momentum.
@@ -43,65 +41,61 @@ class OptimiserView(Protocol):
         Args:
             names: Tensors whose momentum was applied before the exchange.
             decay: Momentum of the weight decay by name, which is updated.
-            keep: Whether the optimiser continues their momentum after this step.
+            keep: Whether the optimiser continues their momentum.
 
         Returns:
-            Those that have been stepped already.
+            Those stepped already.
         """
 
 
 class OptimiserSide(Protocol):
-    """All optimisers of a model, as an attached exchange sees them."""
+    """All optimisers of a model."""
 
     def settings(self, name: str) -> Mapping[str, Any]:
-        """The present settings (`lr`, `momentum`, ...) of the group that this tensor is in."""
+        """Return the present settings of this tensor's group."""
 
     def momentum_buffer(self, name: str) -> Tensor | None:
-        """The momentum that SGD has gathered of this tensor; None if it has none."""
+        """Return SGD's momentum of this tensor, or None."""
 
     def continues_momentum(self, name: str) -> bool:
-        """Whether SGD can continue a momentum of this tensor that was gathered elsewhere."""
+        """Return whether SGD can continue a momentum from elsewhere."""
 
     def set_momentum_buffer(self, name: str, value: Tensor) -> None:
-        """Set SGD's momentum buffer of this tensor to flat `value` (n,)."""
+        """Set SGD's momentum buffer to flat `value` (n,)."""
 
     def why_in_optimizer(self, name: str) -> str | None:
-        """Why this tensor's momentum stays in its optimiser, "" if it has none; None if it need not."""
+        """Return why momentum stays in the optimiser, "" without momentum; None if it need not."""
 
     def held(self, name: str) -> bool:
-        """Whether an optimiser holds this tensor, now."""
+        """Return whether an optimiser has this tensor now."""
 
     def views(self, layout: Layout) -> Iterable[tuple[OptimiserView, Layout]]:
-        """Return each optimiser, with the tensors that it may step."""
+        """Return each optimiser with the tensors that it may step."""
 
     def before_steps(self, act: Callable[[OptimiserView], Iterable[str]]) -> None:
-        """Call `act` before each step, which then skips the tensors that `act` returns."""
+        """Call `act` before each step, which skips the tensors that it returns."""
 
     def on_masters(self) -> AbstractContextManager[None]:
-        """Return a context in which master weights replace their parameters, as in a step."""
+        """Return a context in which master weights replace their parameters."""
 
 
 class Observer(Protocol):
-    """Part of an adapter that acts before the optimiser's step."""
-
     def before_step(self, optimiser: OptimiserView, step: int) -> None:
-        """Act before this optimiser's step. Raises if the step is not allowed."""
+        """Act before this optimiser's step. Raises if it is not allowed."""
 
 
 @dataclass(frozen=True)
 class RuleContext:
-    """Context of a rule: the group, the seed of its keys, and the clock of its exchanges."""
-
     comm: Metered
     seed: int
     seconds: Seconds
 
 
 class Rule(ABC):
-    """Configuration of a rule: a frozen dataclass. `bind` returns the working object.
+    """Configuration of a rule. `bind` returns the working object.
 
-    `exchanges_in_step`: whether it exchanges inside `optimizer.step()`, so that every rank must take every
-    step. `keeps_equal`: whether replicas are equal after every step; otherwise they are equal after `close`.
+    `exchanges_in_step`: whether it exchanges inside `optimizer.step()`, which every rank must then call.
+    `keeps_equal`: whether replicas are equal after every step, not only after `close`.
     """
 
     exchanges_in_step: ClassVar[bool] = False
@@ -109,38 +103,34 @@ class Rule(ABC):
 
     @property
     def warm_at(self) -> int:
-        """The first step after its warm-up; 0 without one."""
         return 0
 
     @property
     @abstractmethod
     def wants(self) -> str:
-        """The required optimiser, as text for messages."""
+        """Required optimiser, for messages."""
 
     @abstractmethod
     def check(self, optimiser: Optimizer, missing: Collection[str]) -> None:
         """Raise `AttachError` unless this optimiser is suitable. `missing`: trained tensors not in it."""
 
     def steps(self, settings: Mapping[str, Any]) -> bool:
-        """Return whether it is made for tensors of a group with these settings; by default for all."""
+        """Return whether it is made for tensors with these settings."""
         return True
 
     def make(self, parameters: list[Tensor], *, lr: float | None, weight_decay: float) -> Optimizer | None:
-        """Return a suitable optimiser, at this or a usual rate; None if plain SGD is suitable."""
+        """Return a suitable optimiser; None if plain SGD is."""
         return None
 
     @abstractmethod
     def bind(self, layout: Layout, view: OptimiserView, context: RuleContext) -> BoundRule:
-        """Return the working object for these tensors of the model."""
+        """Return the working object for these tensors."""
 
 
 def refuse_settings(
     optimiser: Optimizer, settings: Iterable[str], what: str, hints: Mapping[str, str] | None = None
 ) -> None:
-    """Raise `AttachError` if a group of the optimiser uses one of these settings.
-
-    `what`: the rule's own action, and `hints`: alternatives to a setting, for the message.
-    """
+    """Raise `AttachError` if the optimiser uses one of these settings. `what`: the rule's own action."""
     for group in optimiser.param_groups:
         for setting in settings:
             if group.get(setting):
@@ -151,46 +141,39 @@ def refuse_settings(
 
 
 class BoundRule(ABC):
-    """A rule bound to tensors."""
-
     @abstractmethod
     def step_(self, step: int) -> Iterable[str]:
-        """Update tensors instead of the optimiser, at its step `step`, and return their names."""
+        """Update tensors instead of the optimiser, and return their names."""
 
     @abstractmethod
     def close(self) -> None:
-        """Make replicas equal before the rule is removed. Call it on every rank, between steps."""
+        """Make replicas equal, between steps. Call it on every rank."""
 
     def end_warmup(self) -> None:
-        """End an automatic warm-up, so that a rehearsal measures the phase after it."""
+        """End an automatic warm-up, for a rehearsal."""
         return
 
     def follow(self, root: int) -> None:
-        """Copy the state of rank `root`, since other ranks have run out of inputs before it.
+        """Copy the state of rank `root`, which had more inputs.
 
         Call it on every rank after `close`, if the rule exchanges in the step.
         """
         raise NotImplementedError(f"{type(self).__name__} does not exchange in the step")
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state of this rank, "<kind>/<tensor name>" to a tensor."""
         return {}
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Raise `StateError` for a state that is not of this rule."""
         if state:
             raise StateError(f"the saved state has {sorted(state)[0]}, which this method does not use")
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load the state."""
         self.check_state(state)
 
 
 class OnlyChecks(BoundRule):
-    """A rule that requires a certain optimiser, which does the update."""
-
     def step_(self, step: int) -> Iterable[str]:
         return ()
 
     def close(self) -> None:
-        """Do nothing: replicas are equal."""
+        """Do nothing."""

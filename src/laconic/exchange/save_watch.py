@@ -1,7 +1,7 @@
-"""Save watch: warns if only some ranks have saved their memory.
+"""Save watch: warns if only some ranks have saved their memory, as by `if rank == 0:`.
 
-A checkpoint that only rank 0 writes lacks the memory of the others. A rank that saves increases a shared
-counter; once every rank has joined the next exchange, all saves are complete.
+A rank that saves increases a shared counter. Once every rank has joined the next exchange, all saves are
+complete.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ GATHER = "Call handle.state_dict(gather=True) on all ranks and save it on rank 0
 def saved_by_rank_0() -> bool:
     """Return whether the caller's caller is Accelerate, saving an object of `register_for_checkpointing`.
 
-    It calls every rank's `state_dict`, and writes only that of rank 0. The caller may be wrapped by
-    `outside_inference_mode`.
+    It calls every rank's `state_dict`, and writes only that of rank 0.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") == outside_inference_mode.__module__:
@@ -32,13 +31,7 @@ def saved_by_rank_0() -> bool:
 
 
 class SaveWatch:
-    """Counts the saves of one rank and of all; warns once.
-
-    Args:
-        counter: The group's.
-        size: The number of ranks of the group.
-        fix: The fix, for the warning.
-    """
+    """Saves of one rank and of all; warns once, with this `fix`."""
 
     def __init__(self, counter: Counter, size: int, fix: str = GATHER) -> None:
         self._counter, self._size, self._fix = counter, size, fix
@@ -47,18 +40,17 @@ class SaveWatch:
         self._warned = False
 
     def saved(self, step: int) -> None:
-        """Count this rank's save before the exchange of this step."""
+        """Count this rank's save."""
         self._mine += 1
         self._saved_at = step
-        with suppress(PeerError):  # the store has ended, and with it the run
+        with suppress(PeerError):  # the run has ended
             self._counter.add(1)
 
     def before_step(self, optimiser: OptimiserView, step: int) -> None:
-        """Call `check`."""
         self.check(step)
 
     def check(self, step: int) -> None:
-        """Warn if another rank has not saved before the exchange of this step, which is finished."""
+        """Warn if another rank has not saved before the exchange of this step."""
         if self._saved_at is None or step < self._saved_at or self._warned:
             return
         saved_at, self._saved_at = self._saved_at, None

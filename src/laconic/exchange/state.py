@@ -1,8 +1,7 @@
 """One rank's state on disk, and its conversion to a new number of ranks.
 
-torch.distributed.checkpoint merges per-rank tensors that are saved under one key: rank 1 would load rank 0's
-residual. So the rank is part of every key, and a state of a different rank, size, model or method is refused.
-`resize` converts states to a new number of ranks.
+torch.distributed.checkpoint merges tensors saved under one key: rank 1 would load rank 0's residual. So
+every key has the rank, and a state of a different rank, size, model or method is refused.
 """
 
 from __future__ import annotations
@@ -40,33 +39,29 @@ class Identity(TypedDict):
 
 
 class RankState(Identity):
-    """State of plain numbers, strings and tensors, which `torch.load(weights_only=True)` accepts."""
+    """State that `torch.load(weights_only=True)` accepts."""
 
     step: int
     tensors: dict[str, Tensor]  # "rank<r>/<what>/<tensor name>"
 
 
 def model_digest(layout: Layout) -> str:
-    """Return a hash of the tensors' names and shapes, in any order."""
     text = repr(sorted((entry.name, entry.shape) for entry in layout))
     digest = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
     return f"{len(layout)} tensors, {layout.numel} elements, {digest}"
 
 
 def identity(spec: object, layout: Layout, rank: int, size: int, seed: int) -> Identity:
-    """Return the identity of a rank's state. `spec`: the method or strategy. `layout`: the model's."""
     return Identity(
         format=FORMAT, spec=repr(spec), model=model_digest(layout), rank=rank, size=size, seed=seed
     )
 
 
 def label(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
-    """Add the rank to the keys."""
     return {f"rank{rank}/{key}": value for key, value in tensors.items()}
 
 
 def unlabel(state: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return a state's tensors without the rank in their keys. Raises `StateError` on a mismatch."""
     check_has(state, RankState.__annotations__)
     for key, value in expected.items():
         if state[key] != value:
@@ -88,7 +83,6 @@ def check_has(state: Mapping[str, Any], keys: Iterable[str]) -> None:
 
 
 def check_shapes(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
-    """Raise `StateError` unless the saved state has exactly these tensors, which are of a `what`."""
     own, other = ({key: tuple(value.shape) for key, value in each.items()} for each in (mine, saved))
     for key in sorted(own.keys() | other.keys()):
         if own.get(key) != other.get(key):
@@ -99,34 +93,32 @@ def check_shapes(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: 
 
 
 def under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose keys have this prefix, by the rest of the key."""
     return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
 def without(prefixes: Collection[str], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose keys have none of these prefixes."""
     return {key: value for key, value in state.items() if not key.startswith(tuple(prefixes))}
 
 
 def resize(states: Sequence[Mapping[str, Any]] | Mapping[str, Any], size: int) -> list[RankState]:
     """Convert the states of all ranks of a run to a new number of ranks.
 
-    A step applies the mean of the sent shares over ranks, so N ranks still owe (1/N) * sum of their
-    residuals. Every new rank gets exactly that: nothing is lost or counted twice. State that one rank holds
-    for all ("once/..." in its key) is copied to every new rank, and the rank that serves the tensor uses
-    it. For a strategy, every new rank gets the ranks' average model, weighted by PushSum's weights if it
-    has them, and the maximum of integers such as rounds.
+    A step applies the mean of the sent shares, so N ranks still owe (1/N) * sum of their residuals: every
+    new rank gets that. State that one rank holds for all ("once/..." in its key) is copied to every new
+    rank. For a strategy, every new rank gets the ranks' average model, by PushSum's weights if it has them,
+    and the maximum of integers such as rounds.
 
     Args:
-        states: The `state_dict()` of every old rank, in rank order; or a handle's `state_dict(gather=True)`.
+        states: The `state_dict()` of every old rank, in rank order; or a handle's
+            `state_dict(gather=True)`.
         size: The new number of ranks, at least 1.
 
     Returns:
         One state for each new rank, in rank order.
 
     Raises:
-        StateError: A state is missing or out of order, the states are of different runs, or of a model under
-            `fully_shard`.
+        StateError: A state is missing or out of order, the states are of different runs, or of a model
+            under `fully_shard`.
     """
     if size < 1:
         raise StateError(f"size must be at least 1, got {size}")
@@ -170,7 +162,7 @@ def resize(states: Sequence[Mapping[str, Any]] | Mapping[str, Any], size: int) -
 
 
 def _weigh(parts: list[dict[str, Tensor]]) -> None:
-    """Scale the models so that their mean is the average by PushSum's weights, whose sum is N."""
+    """Scale the models so that their mean is PushSum's average. The weights' sum is N."""
     for part in parts if "flat" in parts[0] else ():
         for key, value in part.items():
             if key.rpartition("/")[2] == "weight" and value.dtype == torch.float64 and not value.dim():
@@ -181,21 +173,20 @@ ONCE = re.compile(r"(rule\d+/)?route\d+/once/")
 
 
 def _carried(key: str, values: list[Tensor]) -> Tensor:
-    """Return the tensor of every new rank, from one tensor of all old ranks."""
     if not values[0].is_floating_point():
         return torch.stack(values).amax(dim=0)
     if not ONCE.match(key):
         return torch.stack(values).mean(dim=0)
     held = torch.zeros_like(values[0])
-    for value in values:  # the first value that is not zero: the sum, unless the states were resized already
+    for value in values:  # the first nonzero value: the sum, unless the states were resized already
         held = torch.where(held == 0, value, held)
     return held
 
 
 def merged(key: str, value: Tensor, comm: Comm, having: int, *, mine: bool) -> Tensor:
-    """Compute the result of `resize` for this tensor, which `having` ranks of the group have.
+    """Compute the result of `resize` for this tensor, which `having` ranks have, on all ranks.
 
-    Call it on all ranks, each with a tensor of the same shape; `mine`: whether to include this rank's.
+    `mine`: whether to include this rank's.
     """
     counts = value.clone() if mine else torch.zeros_like(value)
     if not value.is_floating_point():

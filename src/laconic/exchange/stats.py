@@ -19,27 +19,26 @@ class Stats:
         payload_sent: Bytes that the method passed to collectives, each counted once.
         payload_received: Bytes that collectives returned.
         network_sent: Bytes that this rank put on the wire, by the model in `laconic.comm.wire_model`: every
-            copy of a message, with headers and acknowledgements. In a group of N an `all_gather` sends N - 1
+            copy of a message, with headers and acknowledgements. Among N ranks an `all_gather` sends N - 1
             copies, an all-reduce 2(N-1)/N of its bytes.
         network_received: The same for received bytes.
-        dense: `network_sent` of all-reduces of the same tensors in float32, in the same group.
+        dense: `network_sent` of all-reduces of the same tensors in float32.
         encode_s: Seconds before the first collective of each exchange. On a GPU these three are measured in
             the first 8 steps, then in one step of 8 and multiplied by 8.
         communicate_s: Seconds in collectives.
         decode_s: The remaining seconds of each exchange.
         buckets: DDP's buckets per step.
-        phases: Payload sent, by purpose and collective; the sum is `payload_sent`.
-            For a method, such as "gather(qsgd()) all_gather", the first part is the printed reducer; "sum()"
-            includes vectors, which stay dense. Others are "sparse gradients" (of embeddings, uncompressed),
-            "parameters minmax()" (FSDP2's all-gather, by its codec) and "parameters as they are" (of modules
-            with several dtypes). For a strategy: "gossip" (to neighbours), "slow momentum" (SlowMo's mean),
-            "centre" (EASGD's centre), "periods" (LSGD's step counts), "election" (ranks' losses),
-            "local leader" and "leader" (the best model of a group and of all ranks), "inside a machine". A
-            collective without a purpose is a mean of parameters, or an agreement, such as on a scale.
+        phases: Payload sent, by purpose and collective; the sum is `payload_sent`. For a method, such as
+            "gather(qsgd()) all_gather", the first part is the printed reducer; "sum()" includes dense
+            vectors. Others are "sparse gradients" (of embeddings, uncompressed), "parameters minmax()"
+            (FSDP2's all-gather, by its codec) and "parameters as they are" (of modules with several
+            dtypes). For a strategy: "gossip" (to neighbours), "slow momentum" (SlowMo's mean), "centre"
+            (EASGD), "periods" (LSGD's step counts), "election" (ranks' losses), "local leader" and "leader"
+            (the best model of a group and of all ranks), "inside a machine". A collective without a purpose
+            is a mean of parameters, or an agreement, such as on a scale.
         noise: Gradient noise, in batches of a rank: `noise.examples(unit=64)` is the largest useful batch
-        if a
-            rank has 64 examples. Measured on the tensors that the method sums uncompressed; None without
-            any, on one rank, and for strategies.
+            if a rank has 64 examples. Measured on the tensors that the method sums uncompressed; None
+            without any, on one rank, and for strategies.
     """
 
     steps: int
@@ -66,7 +65,6 @@ class Stats:
         buckets: int = 0,
         noise: Noise | None = None,
     ) -> Stats:
-        """Return the counts of a meter and a clock."""
         return cls(
             steps=steps,
             payload_sent=meter.payload_sent,
@@ -82,8 +80,8 @@ class Stats:
 
     @property
     def ratio(self) -> float:
-        """`dense / network_sent`: how many times fewer bytes than dense; 1 before the first message.
+        """`dense / network_sent`, for this number of ranks: below 1 a method sends more than dense.
 
-        It depends on the number of ranks: below 1 a method sends more than dense.
+        It is 1 before the first message.
         """
         return self.dense / self.network_sent if self.network_sent else 1.0

@@ -10,14 +10,13 @@ from laconic.codecs.sparse import Sparse
 from laconic.exchange.method import Method
 
 MULTIPLE = (
-    40  # of 1 / density: dgc(density=0.01) is 0.4 points below dense training then (docs/sparse_steps.md)
+    40  # of 1 / density, where dgc(density=0.01) is 0.4 points below dense training (docs/sparse_steps.md)
 )
 
 log = logging.getLogger("laconic")
 
 
 def log_steps_needed(method: Method) -> None:
-    """Log once how many steps a sparse method with feedback needs to come close to dense training."""
     density = lowest_density(method)
     if density is not None:
         log.info(

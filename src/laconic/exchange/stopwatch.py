@@ -1,4 +1,4 @@
-"""Stopwatch: the seconds of an exchange, by the host's clock, or on a GPU by events of sampled steps."""
+"""Seconds of an exchange, by the host's clock, or on a GPU by events of sampled steps."""
 
 from __future__ import annotations
 
@@ -14,17 +14,13 @@ from torch.cuda import Event
 
 from laconic.comm.metered import Metered, StreamClock
 
-Interval: TypeAlias = tuple[Event, Event]  # before and after a collective
+Interval: TypeAlias = tuple[Event, Event]  # around a collective
 EVERY = 8  # steps: on a GPU the first of them are measured, then one of each
 
 
 @dataclass
 class Seconds:
-    """Seconds of the exchanges, by phase.
-
-    On a GPU they are seconds of its stream, between events. Unfinished exchanges are counted later, without
-    waiting. After the first 8 steps one step in 8 is measured, and counts 8 times.
-    """
+    """Seconds of the exchanges, by phase; on a GPU those of its stream, counted without waiting."""
 
     encode_s: float = 0.0
     communicate_s: float = 0.0
@@ -35,17 +31,15 @@ class Seconds:
         self._under_way: deque[tuple[Event, Sequence[Interval], Event, int]] = deque()
 
     def so_far(self) -> dict[str, float]:
-        """Return the seconds of finished exchanges by name."""
         self._count()
         return {"encode_s": self.encode_s, "communicate_s": self.communicate_s, "decode_s": self.decode_s}
 
     def plus(self, other: Seconds) -> Seconds:
-        """Return the sum of both, so far."""
         mine, others = self.so_far(), other.so_far()
         return Seconds(*(mine[name] + others[name] for name in mine))
 
     def add(self, began: float, ended: float, first: float | None, busy: float) -> None:
-        """Add an exchange: begin, end, begin of its first collective, and the seconds in all collectives."""
+        """Add an exchange: begin, end, begin of its first collective, and seconds in all collectives."""
         self.encode_s += (ended if first is None else first) - began
         if first is not None:
             self.communicate_s += busy
@@ -54,12 +48,7 @@ class Seconds:
     def add_events(
         self, began: Event, collectives: Sequence[Interval], ended: Event, weight: int = 1
     ) -> None:
-        """Add `weight` exchanges like this one on a GPU.
-
-        Args:
-            began, ended: Events at its begin and its end.
-            collectives: Events around each of its collectives.
-        """
+        """Add `weight` exchanges like this one on a GPU. `collectives`: events around each one."""
         self._under_way.append((began, collectives, ended, weight))
         self._count()
 
@@ -75,7 +64,7 @@ class Seconds:
 
 
 class Stopwatch:
-    """Clock that starts at once. On a GPU it measures one step in `EVERY`, with that weight."""
+    """Clock that starts at once. On a GPU it measures one step in `EVERY`."""
 
     def __init__(self, seconds: Seconds, comm: Metered, device: torch.device, step: int) -> None:
         self._seconds, self._comm = seconds, comm
@@ -89,7 +78,6 @@ class Stopwatch:
             self._began = time.perf_counter()
 
     def stop(self) -> None:
-        """Count the seconds since the start."""
         if self._clock is not None:
             collectives = self._comm.events_since_mark()
             self._seconds.add_events(self._event, collectives, self._clock.now(), self._weight)

@@ -38,45 +38,41 @@ name_makers(__name__)
 
 
 class Share(Protocol):
-    """The sent share of this rank, as a reducer returns it."""
-
     def subtract_from_(self, x: Tensor) -> Tensor: ...
     def clear_(self, memory: Tensor) -> Tensor: ...
     def scale_chosen_(self, memory: Tensor, waited: Tensor, factor: float) -> Tensor: ...
 
 
 class Optimised(Protocol):
-    """The optimiser, as far as a feedback may use it."""
-
     def settings(self, name: str) -> Mapping[str, Any]:
-        """Return the current settings (`lr`, `momentum`, ...) of this tensor's group."""
+        """Return the current settings of this tensor's group."""
 
     def is_local(self, name: str) -> bool:
-        """Whether the tensor's momentum is applied by its feedback, and not by the optimiser."""
+        """Return whether the feedback applies the tensor's momentum."""
 
     def momentum_buffer(self, name: str) -> Tensor | None:
-        """The momentum that SGD has gathered of this tensor; None where it has none."""
+        """Return SGD's momentum of this tensor, or None."""
 
     def continue_momentum(self, name: str, velocity: Tensor) -> None:
-        """Let SGD continue from the mean over ranks of this tensor's velocity, flat (n,)."""
+        """Let SGD continue from this tensor's mean velocity over ranks, flat (n,)."""
 
 
 class Feedback(Spec):
     """Configuration of a feedback; `bind` returns the working object.
 
-    `keeps_unsent`: whether it holds back unsent entries, so that it needs the sent share.
+    `keeps_unsent`: whether it holds back unsent entries.
     """
 
     keeps_unsent: ClassVar[bool] = True
 
     @property
     def clears_sent(self) -> bool:
-        """Whether sent entries of a memory are cleared, in addition to subtracting the sent share."""
+        """Whether sent entries of a memory are cleared."""
         return False
 
     @abstractmethod
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
-        """Return the working object for these tensors, in a group of `size` ranks."""
+        """Return the working object for these tensors, among `size` ranks."""
 
     def gain(self, codec: Codec | None, layout: Layout) -> float:
         """Return the factor of the decoded mean. Raises `SpecError` if feedback would diverge."""
@@ -88,25 +84,25 @@ class Feedback(Spec):
 
     @property
     def local_momentum(self) -> bool:
-        """Whether momentum is applied here, before the exchange, where the optimiser's kind allows it."""
+        """Whether momentum is applied before the exchange, where the optimiser allows it."""
         return False
 
     @property
     def needs_optimiser(self) -> bool:
-        """Whether it needs an optimiser whose momentum it applies."""
+        """Whether it applies an optimiser's momentum."""
         return False
 
     @property
     def dense_steps(self) -> int:
-        """Number of first steps of a dense warm-up, which leaves momentum to the optimiser; default: 0."""
+        """Steps of a dense warm-up, which leaves momentum to the optimiser."""
         return 0
 
 
 class BoundFeedback(ABC):
-    """A feedback bound to tensors: owns its memory, keyed by tensor name.
+    """Feedback bound to tensors: owns its memory, keyed by tensor name.
 
-    `detects_non_finite`: whether `correct` returns None for a gradient that is not finite. `holds_back`:
-    whether a part of a gradient can be sent in a later step. `replaces_mean`: whether it has a `receive_`.
+    `detects_non_finite`: whether `correct` returns None if the gradient is not finite. `holds_back`:
+    whether a part of a gradient can be sent later. `replaces_mean`: whether it has a `receive_`.
     """
 
     detects_non_finite: ClassVar[bool] = True
@@ -117,13 +113,11 @@ class BoundFeedback(ABC):
     def correct(
         self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False
     ) -> Tensor | None:
-        """Return the tensor to send for scale * grad: flat x in the layout's coordinates; None if not finite.
+        """Return the tensor to send for scale * grad: flat x in the layout's coordinates, or None.
 
-        The returned tensor is the memory itself, or `grad`. With None, no memory has changed.
-
-        Args:
-            free: Whether the buffer of `grad` is unused until `accept` or `put_back`, so that it may hold old
-                values of a memory.
+        It is the memory itself, or `grad`. None stands for a non-finite gradient; no memory has then
+        changed. `free`: whether the buffer of `grad` may hold old values of a memory until `accept` or
+        `put_back`.
         """
 
     @abstractmethod
@@ -133,29 +127,28 @@ class BoundFeedback(ABC):
     def receive_(self, mean: Tensor, layout: Layout, turn: Turn, scale: float) -> None:
         """Replace scale * the mean of the sent shares by the optimiser's gradient.
 
-        Called after `settle` if `replaces_mean`, with the same flat `mean` on every rank.
+        Called after `settle` if `replaces_mean`.
         """
         raise NotImplementedError
 
     @abstractmethod
     def put_back(self, layout: Layout) -> None:
-        """Undo this turn's `correct`, `settle` and `receive_` bit for bit, since the step is skipped."""
+        """Undo this turn's `correct`, `settle` and `receive_` bit for bit."""
 
     def accept(self, layout: Layout) -> None:
-        """Drop the old values of these tensors' memory, since the step is not skipped."""
         return
 
     def release_momentum(self) -> None:
-        """Leave momentum to the optimiser from the next step on, and forget the velocity."""
+        """Leave momentum to the optimiser from the next step on."""
         return
 
     def give_back(self, comm: Comm) -> None:
-        """Leave momentum to the optimiser, which continues it if it can; between steps, on all ranks."""
+        """Hand momentum to the optimiser, if it can continue it; between steps, on all ranks."""
         self.release_momentum()
 
     @abstractmethod
     def discard(self) -> None:
-        """Clear all residuals, between steps, so that no earlier gradient affects a later step."""
+        """Clear all residuals, between steps."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:

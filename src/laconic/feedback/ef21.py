@@ -6,8 +6,8 @@ On rank i, with its gradient g, its estimate v_i and the others' copy h_i of it,
     h_i <- h_i + c_i                      G <- G + mean_j c_j,  the optimiser's gradient
 
 Richtarik, Sokolov, Fatkhullin 2021, arXiv:2106.05203 (eta = 1); with momentum Fatkhullin, Tyurin, Richtarik
-2023, arXiv:2305.15155 (EF21-SGDM). Error feedback (Seide et al. 2014) needs gradients that are bounded and
-similar on all ranks; EF21 does not. The papers begin with v_i = h_i = a first gradient, sent uncompressed.
+2023, arXiv:2305.15155 (EF21-SGDM). Unlike error feedback, it does not need gradients that are bounded and
+similar on all ranks. The papers begin with v_i = h_i = a first gradient, sent uncompressed.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ class EF21(Feedback):
 
 
 class _Estimates(BoundFeedback):
-    """Estimates of one rank. `_difference` v - h changes with v and the sent share, so h is not stored."""
+    """Estimates of one rank. h is not stored: `_difference` is v - h."""
 
     replaces_mean: ClassVar[bool] = True
 
     def __init__(self, layout: Layout, eta: float) -> None:
         self._eta = eta
-        self._estimate = Memory("estimate", layout)  # v, of this rank
+        self._estimate = Memory("estimate", layout)  # v
         self._difference = Memory("residual", layout)
-        self._mean = Memory("mean", layout)  # G, equal on all ranks
+        self._mean = Memory("mean", layout)  # G
         self._pending: Pending[tuple[Share, Tensor]] = Pending(self._finish)
-        self._old: dict[int, tuple[Tensor, Tensor]] = {}  # old v and v - h of this step, by layout
-        self._shares: dict[int, Share] = {}  # settled, but the mean has not arrived
+        self._old: dict[int, tuple[Tensor, Tensor]] = {}  # old v and v - h, by layout
+        self._shares: dict[int, Share] = {}  # settled, before the mean
 
     def _finish(self, sent: tuple[Share, Tensor], layout: Layout) -> None:
         share, mean = sent

@@ -6,13 +6,11 @@ Lin et al. 2018, arXiv:1712.01887 (DGC), section 3. Per tensor, with local gradi
     Nesterov     u = mu * (u + g)         v = v + u + g
     sent = C(v)  v = v - sent             u = 0 where sent (factor masking, against stale momentum)
 
-The optimiser then applies the mean of `sent` without momentum. Weight decay never enters: the optimiser adds
-it after the exchange. Tensors of other optimisers than SGD have plain error feedback.
+The optimiser then applies the mean of `sent` without momentum, and adds weight decay. Tensors of other
+optimisers than SGD have plain error feedback.
 
-Local clipping: the norm of each rank's whole gradient, of all tensors and all routes, is limited to
-clip / sqrt(N), so that the sum over N ranks has about the norm that a global threshold `clip` would leave.
-`laconic.exchange.clip` says how that is done bucket by bucket. The authors' release clips each tensor by
-itself.
+Local clipping limits the norm of each rank's whole gradient to clip / sqrt(N); the sum then has about the
+norm `clip` (see `laconic.exchange.clip`). The authors' release clips each tensor separately.
 """
 
 from __future__ import annotations
@@ -33,13 +31,12 @@ from laconic.feedback.memory.residual import LocalResidual
 class MomentumCorrection(Feedback):
     """Velocity u, accumulator v, and v before the current step: three float32 per element.
 
-    A fourth is needed during a step if the gradient's buffer is not free, as on a GPU. The momentum factor is
-    the optimiser's.
+    A fourth is needed during a step if the gradient's buffer is not free, as on a GPU. The momentum factor
+    is the optimiser's.
 
-    `masking`: clear the velocity of sent entries. `clip`: the global gradient norm whose local share limits
-    each rank's gradient; None: no limit. `dense_steps`: number of first steps that are exchanged dense,
-    unclipped and with the optimiser's own momentum, whose buffers then become the velocity, including any
-    weight decay in them.
+    `masking`: clear the velocity of sent entries. `clip`: limit of the global gradient norm, or None.
+    `dense_steps`: first steps that are exchanged dense, unclipped and with the optimiser's momentum, whose
+    buffers, with any weight decay in them, then become the velocity.
 
     >>> MomentumCorrection(clip=5.0)
     momentum_correction(clip=5.0)

@@ -1,4 +1,4 @@
-"""No feedback: unsent entries are lost. Suitable for exact and unbiased codecs."""
+"""Gradients without feedback: unsent entries are lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 
 @dataclass(frozen=True, repr=False)
 class NoFeedback(Feedback):
-    """Sends x = grad, without memory. Momentum stays in the optimiser."""
+    """Gradients without memory, for exact and unbiased codecs. Momentum stays in the optimiser."""
 
     status: ClassVar[Status] = "own"
     keeps_unsent: ClassVar[bool] = False
@@ -27,7 +27,7 @@ class NoFeedback(Feedback):
 
 
 class _Nothing(BoundFeedback):
-    detects_non_finite: ClassVar[bool] = False  # a check would take an extra pass over memory
+    detects_non_finite: ClassVar[bool] = False  # a check would cost an extra pass
     holds_back: ClassVar[bool] = False
 
     def correct(
@@ -36,13 +36,13 @@ class _Nothing(BoundFeedback):
         return layout.segments.scale_(grad, scale)
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
-        """Do nothing: there is no residual."""
+        """Do nothing."""
 
     def put_back(self, layout: Layout) -> None:
-        """Do nothing: there is no memory."""
+        """Do nothing."""
 
     def discard(self) -> None:
-        """Do nothing: there is no memory."""
+        """Do nothing."""
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}

@@ -6,8 +6,7 @@ many steps less so. Per tensor, with local gradient g and momentum mu:
     heavy ball   u = mu * u + g           x = u
     Nesterov     u = mu * (u + g)         x = u + g
 
-The optimiser then applies the mean of x without momentum. Nothing is held back: whatever of x is not sent
-comes with the next velocity, or not at all.
+The optimiser then applies the mean of x without momentum. Nothing is held back.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from laconic.feedback.memory import Memory, Velocity, copied, mark_overflow_
 
 @dataclass(frozen=True, repr=False)
 class WorkerMomentum(Feedback):
-    """Velocity u and x, one float32 per element each. The momentum factor is read from the optimiser."""
+    """Velocity u and x, one float32 per element each. The momentum factor is the optimiser's."""
 
     paper: ClassVar[str] = "Bernstein et al. 2019, arXiv:1810.05291"
     status: ClassVar[Status] = "recalled"
@@ -52,8 +51,8 @@ class _WorkerMomentum(BoundFeedback):
         self._velocity = Velocity(layout, optimised)
         self._optimised = optimised
         self._released = False
-        self._x = Memory("x", layout)  # of the present step alone
-        self._old: dict[int, Tensor] = {}  # old velocities of this step, by layout
+        self._x = Memory("x", layout)
+        self._old: dict[int, Tensor] = {}  # by layout
 
     def correct(
         self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False
@@ -79,7 +78,7 @@ class _WorkerMomentum(BoundFeedback):
         return x
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
-        """Do nothing: there is no residual."""
+        """Do nothing."""
 
     def put_back(self, layout: Layout) -> None:
         old = self._old.pop(id(layout), None)

@@ -1,7 +1,4 @@
-"""Residuals of a compressed model in checkpoints of Accelerate (huggingface.co/docs/accelerate).
-
-`laconic.compress` accepts the result of `accelerator.prepare`; only checkpoints need an extra call.
-"""
+"""Residuals of a compressed model in checkpoints of Accelerate (huggingface.co/docs/accelerate)."""
 
 from __future__ import annotations
 
@@ -23,15 +20,15 @@ _names: weakref.WeakKeyDictionary[Accelerator, Names] = weakref.WeakKeyDictionar
 def keep_with(accelerator: Accelerator, handle: Handle | ShardedHandle, *, name: str = folder.NAME) -> None:
     """Save and load this handle's state with `accelerator.save_state` and `load_state`.
 
-    Call it on all ranks, once after each `compress`; a removed handle is no longer saved. A resumed run has
-    the same bits as an uninterrupted one. `save_state`, which all ranks call, gathers the state of all ranks
-    on rank 0; with error feedback on a sharded model each rank writes its own.
+    Call it on all ranks, once after each `compress`, which accepts the result of `accelerator.prepare`; a
+    removed handle is no longer saved. A resumed run has the same bits as an uninterrupted one. All ranks
+    call `save_state`, which gathers all states on rank 0; with error feedback on a sharded model each rank
+    writes its own.
 
     Args:
         accelerator: The Accelerator that prepared the model.
         handle: The result of `laconic.compress`.
-        name: Name of the file in the checkpoint's folder, or prefix if each rank writes one, without suffix.
-            Must be unique for each handle.
+        name: Unique name of the handle's file, without suffix, or prefix if each rank writes one.
 
     Raises:
         AttachError: This Accelerator saves another handle with that name.

@@ -3,7 +3,7 @@
     checkpoint-500/laconic.pt          result of `handle.state_dict(gather=True)` on rank 0
     checkpoint-500/laconic-rank3.pt    one file per rank, for error feedback on a sharded model
 
-Only rank 0 reads the single file; of several files, each rank needs its own. Files are replaced atomically.
+Only rank 0 reads the single file; of several files, each rank needs its own.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ NAME = "laconic"
 
 
 def save(handle: Handle | ShardedHandle, folder: Path | str, name: str = NAME) -> None:
-    """Write the state of all ranks to this folder. Called by all ranks, between steps."""
+    """Write the state of all ranks. Call it on all ranks, between steps."""
     rank = dist.get_rank()
     if handle.saved_by_each:
-        Path(folder).mkdir(parents=True, exist_ok=True)  # rank 0 may have created it on its machine only
+        Path(folder).mkdir(parents=True, exist_ok=True)  # rank 0 may have it on another machine
         _write(handle.state_dict(), _of_rank(folder, name, rank))
         return
     state = handle.state_dict(gather=True)
@@ -39,11 +39,11 @@ def save(handle: Handle | ShardedHandle, folder: Path | str, name: str = NAME) -
 
 
 def load(handle: Handle | ShardedHandle, folder: Path | str, name: str = NAME) -> bool:
-    """Restore the state that `save` wrote, and return whether a file exists. Called by all ranks.
+    """Restore the state that `save` wrote, and return whether a file exists. Call it on all ranks.
 
     Raises:
-        StateError: On every rank: a file cannot be read, some ranks have none, or it belongs to another
-            number of ranks, model, method or seed.
+        StateError: On every rank: a file cannot be read, some ranks have none, or it is of another number
+            of ranks, model, method or seed.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     if handle.saved_by_each:
@@ -62,14 +62,14 @@ def load(handle: Handle | ShardedHandle, folder: Path | str, name: str = NAME) -
 
 
 def _load_own(handle: Handle | ShardedHandle, folder: Path | str, name: str) -> bool:
-    """Run `load` with one file per rank. If one rank fails, all fail and keep their state."""
+    """Run `load` with one file per rank. If one fails, all keep their state and fail."""
     before = handle.state_dict()
     own = _read(_of_rank(folder, name, dist.get_rank()))
     wrong = own if isinstance(own, str) else None
     if isinstance(own, dict):
         try:
             handle.load_state_dict(own)
-        except Exception as error:  # reported to all ranks, which would continue without this one
+        except Exception as error:  # the other ranks would continue without this one
             wrong = (
                 str(error) if isinstance(error, StateError) else f"it is not the state of a handle: {error!r}"
             )
@@ -99,10 +99,10 @@ def _write(state: Mapping[str, Any], path: Path) -> None:
 
 
 def _read(path: Path) -> Any:
-    """Return the file's content, None if there is no file, or the error as text."""
+    """Return the file's content, None without a file, or the error as text."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
-    except Exception as error:  # reported to all ranks, which would wait for this one
+    except Exception as error:  # the other ranks would wait for this one
         return f"{path} cannot be used: {error}"
 
 
@@ -114,5 +114,5 @@ def _parts(path: Path, size: int) -> list[Any]:
         return [state] * size
     try:
         return [own_part(state, rank, size) for rank in range(size)]
-    except Exception as error:  # reported to all ranks, which would wait for rank 0
+    except Exception as error:  # the other ranks would wait for rank 0
         return [f"{path} cannot be used: {error}"] * size

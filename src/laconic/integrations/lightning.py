@@ -1,7 +1,6 @@
-"""Callback for Lightning's Trainer that compresses the gradients its ranks exchange (lightning.ai).
+"""Callback for Lightning's Trainer that compresses gradients (lightning.ai).
 
-Lightning registers communication hooks only on CUDA, and wraps the model in `fit`, so the callback attaches
-to the wrapped model when training starts.
+Lightning registers communication hooks only on CUDA, so the callback attaches to the wrapped model.
 """
 
 from __future__ import annotations
@@ -31,31 +30,30 @@ class LightningCompression(Callback):
     """Callback that compresses a model's gradients, `Trainer(callbacks=[LightningCompression("auto()")])`.
 
     Supports `strategy="ddp"`, whose ranks each run the whole script, and ModelParallelStrategy with methods
-    that can be sharded. Accumulation, precision plugins and manual optimisation work unchanged, and so does
-    clipping, except with momentum correction (`dgc`), which has its own `clip=`. Checkpoints hold the state
-    of all ranks, gathered by rank 0; `fit(ckpt_path=...)` resumes with the same bits, on as many ranks.
+    that can be sharded. Accumulation, precision plugins, manual optimisation and clipping work unchanged,
+    but momentum correction (`dgc`) has its own `clip=`. Checkpoints hold the state of all ranks;
+    `fit(ckpt_path=...)` resumes with the same bits, on as many ranks.
 
     Args:
         spec: Spec, as for `laconic.compress`.
         seed: Seed of sampling and stochastic rounding; equal on all ranks.
 
     Attributes:
-        handle: The result of `laconic.compress`, once training has started; its statistics remain after
-            `fit`.
+        handle: The result of `laconic.compress`, once training has started; statistics remain after `fit`.
     """
 
     def __init__(self, spec: Any, *, seed: int = 0) -> None:
         self.spec, self.seed = spec, seed
         self.handle: Handle | ShardedHandle | None = None
         self._saved: dict[str, Any] | None = None
-        self._left: RankState | None = None  # this rank's state after `fit`
+        self._left: RankState | None = None  # after `fit`
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Raise for an unsupported strategy, before anything is wrapped.
+        """Raise before anything is wrapped.
 
         Raises:
             AttachError: The strategy is FSDP1's or DeepSpeed's, already has a communication hook, or starts
-                its ranks from within the script, where they end with `fit`.
+                ranks that end with `fit`.
         """
         self._saved = None  # from a checkpoint used only for testing
         strategy = trainer.strategy
@@ -76,8 +74,8 @@ class LightningCompression(Callback):
         """Attach to the wrapped model, and restore the state from the Trainer's checkpoint.
 
         Raises:
-            AttachError: The model does not support the method, or the method has residuals for shards, which
-                rank 0 cannot gather, and the Trainer writes checkpoints.
+            AttachError: The model does not support the method, or the Trainer writes checkpoints and the
+                method has residuals for shards, which rank 0 cannot gather.
         """
         saved, self._saved, self._left = self._saved, None, None
         model = trainer.strategy.model
@@ -107,7 +105,6 @@ class LightningCompression(Callback):
             )
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Detach from model and optimisers, after the last checkpoint."""
         if self.handle is None:
             return
         stats = self.handle.stats()
@@ -122,7 +119,7 @@ class LightningCompression(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all ranks, on rank 0. The Trainer calls it on all ranks, also after `fit`."""
         if self._left is not None:
-            comm = TorchComm.own(dist.group.WORLD)  # the handle's comm is already closed
+            comm = TorchComm.own(dist.group.WORLD)  # the handle's is closed
             try:
                 return dict(gather_states(self._left, comm))
             finally:
@@ -132,5 +129,5 @@ class LightningCompression(Callback):
         return dict(self.handle.state_dict(gather=True))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Store the loaded state until the model is wrapped."""
+        """Store the state until the model is wrapped."""
         self._saved = state_dict

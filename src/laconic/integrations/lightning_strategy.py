@@ -1,10 +1,7 @@
 """Lightning's Trainer without a barrier: ranks periodically exchange parameters instead of gradients.
 
-distribute(model, optimizer, spec)     replaces DDP when the Trainer sets up
-a batch                                the Trainer runs no collective either
-validation, the model of a checkpoint  use the group's average
-the optimiser in a checkpoint          every rank's replica, optimiser and memory, gathered by rank 0
-the end of training                    every rank loads the average
+`distribute` replaces DDP when the Trainer sets up. The optimiser in a checkpoint is every rank's replica,
+optimiser and memory, gathered by rank 0. At the end of training every rank loads the average.
 """
 
 from __future__ import annotations
@@ -33,8 +30,8 @@ class LightningStrategy(DDPStrategy):
     """Strategy for `laconic.distribute`, as `Trainer(strategy=LightningStrategy("diloco(every=100)"))`.
 
     The LightningModule must have one optimiser, which steps with this rank's gradients. Accumulation,
-    precision plugins, schedules and clipping work unchanged. Validation and the model in a checkpoint use the
-    group's average, and `fit(ckpt_path=...)` restores every rank's replica, on as many ranks.
+    precision plugins, schedules and clipping work unchanged. Validation and the model in a checkpoint use
+    the group's average, and `fit(ckpt_path=...)` restores every rank's replica, on as many ranks.
 
     Args:
         spec: A strategy whose ranks exchange parameters, such as "local_sgd(every=8)".
@@ -77,7 +74,6 @@ class LightningStrategy(DDPStrategy):
         """Leave the model unwrapped."""
 
     def setup_optimizers(self, trainer: Trainer) -> None:
-        """Wrap the optimiser with `laconic.distribute`."""
         super().setup_optimizers(trainer)
         optimizers: list[Optimizer] = super().optimizers
         if len(optimizers) != 1:
@@ -89,7 +85,7 @@ class LightningStrategy(DDPStrategy):
         module = self.lightning_module
         assert module is not None
         if (earlier := _tied.pop(module, None)) is not None:
-            earlier.remove()  # of an earlier fit; its statistics and state were kept until here
+            earlier.remove()  # its statistics and state were kept until here
         scaler = getattr(self.precision_plugin, "scaler", None)
         _, self.optimizer = distribute(
             self.model,
@@ -101,20 +97,17 @@ class LightningStrategy(DDPStrategy):
         )
         self._finished = False
         self.optimizers, _tied[module] = [self.optimizer], self.optimizer
-        # At every batch the Trainer waits for rank 0 to report whether it received SIGTERM: the last barrier.
+        # At every batch the Trainer waits for rank 0 to report a SIGTERM: the last barrier.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing
 
     def on_validation_start(self) -> None:
-        """Load the group's average for validation."""
         if self.optimizer is not None and self._fitting:
             self._averaged.enter_context(self.optimizer.averaged())
 
     def on_validation_end(self) -> None:
-        """Restore this rank's replica."""
         self._averaged.close()
 
     def on_train_end(self) -> None:
-        """Load the group's average on every rank, after the last checkpoint."""
         assert self.optimizer is not None
         self.optimizer.finish()
         self._finished = True
@@ -131,7 +124,6 @@ class LightningStrategy(DDPStrategy):
             }
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the replicas, optimisers and memories of all ranks, on rank 0."""
         inner = unwrap(optimizer)
         assert isinstance(inner, DistributedOptimizer)
         return inner.state_dict(gather=True)

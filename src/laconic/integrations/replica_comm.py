@@ -16,10 +16,10 @@ from laconic.core.errors import AttachError
 
 
 class ReplicaComm(PostedComm):
-    """Comm among the replicas of `group`, until the group is reconfigured."""
+    """Comm among the replicas of `group`, until it is reconfigured."""
 
     def __init__(self, group: ProcessGroupGloo) -> None:
-        self._group = group  # not its inner group: gloo wakes peers once nothing references the latter
+        self._group = group  # not its inner group: gloo wakes peers once nothing references that
         self.rank, self.size = group.parent.rank(), group.parent.size()
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
@@ -47,7 +47,7 @@ class ReplicaComm(PostedComm):
         raise AttachError("replicas join and leave: they share no counter")
 
     def _start(self, sends: Sequence[Message], recvs: Sequence[Message]) -> Sequence[dist.Work]:
-        # receives first: otherwise gloo sends in one direction after the other, at half the rate
+        # receives first: otherwise gloo sends in one direction at a time
         works = [self._group.recv([x], peer, 0) for peer, x in recvs]
         return works + [self._group.send([x], peer, 0) for peer, x in sends]
 

@@ -1,10 +1,10 @@
-"""torchft (github.com/meta-pytorch/torchft): its DistributedDataParallel with compressed gradients.
+"""DistributedDataParallel of torchft (github.com/meta-pytorch/torchft) with compressed gradients.
 
     zero_grad() -> the manager starts a quorum; replicas that fell behind load another's model
     backward    -> the communication thread waits for the quorum, then TransactionalExchange.mean_(bucket)
     step()      -> should_commit: if a replica failed, the step is discarded
 
-Errors in an exchange are reported to the manager and not raised, as in torchft's all-reduce.
+As in torchft, errors in an exchange are reported to the manager and not raised.
 """
 
 import logging
@@ -37,8 +37,6 @@ log = logging.getLogger("laconic")
 
 
 class Every:
-    """Optimiser that trains all parameters, as the actual one is not known here."""
-
     def trains(self, name: str) -> bool:
         return True
 
@@ -48,7 +46,7 @@ EVERY = Every()
 
 @outside_inference_mode("stats", "state_dict", "load_state_dict")
 class ReplicaHandle:
-    """Handle of a compressed replica, with statistics and state; the model's attribute `handle`."""
+    """Handle of a compressed replica."""
 
     def __init__(self, manager: torchft.Manager, module: nn.Module, spec: Any, seed: int) -> None:
         self._manager = manager
@@ -61,33 +59,32 @@ class ReplicaHandle:
         layout = Layout.of((name, real_shape(parameter)) for parameter, name in trained(module).items())
         self._exchange = TransactionalExchange(lift(spec), layout, seed)
         self._unused_parameters = UnusedParameters(trained(module))
-        self._means: dict[str, Mean] = {}  # of the current step
+        self._means: dict[str, Mean] = {}  # of this step
         self._thread = CommunicationThread("laconic replica")
-        self._quorum: int | None = None  # the group of the last exchange
+        self._quorum: int | None = None  # of the last exchange
 
     def __repr__(self) -> str:
         return f"<{self._exchange.method} on {self._exchange.layout.numel:,} elements of a replica>"
 
     def stats(self) -> Stats:
-        """Return bytes and seconds of this replica since the start, including discarded steps."""
+        """Return bytes and seconds of this replica, including discarded steps."""
         return self._exchange.stats()
 
     def state_dict(self) -> RankState:
-        """Return this replica's state, to be saved by this replica, between steps.
+        """Return this replica's state between steps, for `torch.load(weights_only=True)`.
 
-        It loads under `torch.load(weights_only=True)`. Raises `StateError` before the first step.
+        Raises `StateError` before the first step.
         """
         return self._exchange.state_dict(self._manager.current_step())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of `state_dict`. When other replicas rejoin, each gets the mean of all.
 
-        Raises `StateError` after a step, and for a state of another model, method or seed.
+        Raises `StateError` after a step, and for a different model, method or seed.
         """
         self._exchange.load_state_dict(state)
 
     def hook(self, manager: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Return a future of the bucket's mean over replicas; DDP's communication hook."""
         buffer, first, last = bucket.buffer(), bucket.index() == 0, bucket.is_last()
         layout = layout_of([self._names[id(each)] for each in bucket.parameters()], bucket)
         self._unused_parameters.clear_stale_(buffer, layout)
@@ -108,14 +105,14 @@ class ReplicaHandle:
             return buffer
 
         answer = self._thread.submit(job, buffer.device)
-        if last:  # DDP would raise again at the end of backward, as a C++ error about a cast
+        if last:  # DDP would raise again, as a C++ error about a cast
             Variable._execution_engine.queue_callback(partial(self._finish_backward, answer))
         return answer
 
     def _finish_backward(self, last: Answer) -> None:
         self._thread.wait(last)
         means = self._means if self._manager.errored() is None else {}
-        # after DDP's own callback, which writes no gradients for unused parameters
+        # after DDP's callback, which writes no gradients for unused parameters
         Variable._execution_engine.queue_callback(partial(self._unused_parameters.note, means, EVERY))
 
     def end(self) -> None:
@@ -127,7 +124,7 @@ class ReplicaHandle:
         takes_part = manager.is_participating()
         if first:
             same, self._quorum = manager._quorum_id == self._quorum, manager._quorum_id
-            if not same:  # another number of replicas; logged, as a thread's warning has no line
+            if not same:  # logged, as a thread's warning has no line
                 for text in expensive_gathers(exchange.method, exchange.layout, self._group.size()):
                     log.warning("%s", text)
             group = None if same else ReplicaComm(self._group)
@@ -149,7 +146,7 @@ class ReplicaHandle:
 
 
 class TorchftDDP(torchft.DistributedDataParallel):
-    """torchft's DistributedDataParallel, with gradients exchanged by a method.
+    """DistributedDataParallel of torchft, with gradients exchanged by a method.
 
     A step that is not committed does not change the method's memory. When replicas join or leave, each
     remaining one starts with the mean of the remaining memories.
@@ -162,7 +159,7 @@ class TorchftDDP(torchft.DistributedDataParallel):
         module: The model. No gradient may be sparse.
         spec: A string such as "cgx(bits=4)", or the result of `laconic.parse`; equal on all replicas.
         seed: Seed of sampling and stochastic rounding; equal on all replicas.
-        options: Options of `DistributedDataParallel` except `process_group` and `find_unused_parameters`.
+        options: Those of `DistributedDataParallel` except `process_group` and `find_unused_parameters`.
 
     Raises:
         AttachError: The process group is of another type, a gradient is sparse, or the method changes the

@@ -1,11 +1,8 @@
 """TransactionalExchange: an exchange whose steps can be rolled back, among ranks that may change.
 
-A step that not every rank has finished is dropped together with its gradients, and the method's memory is
-restored to its value before the step. So each step keeps a copy of the memory.
-
-If the group stays the same, each rank keeps its memory. After a change, each rank gets the mean of the
-existing memories, as from `laconic.resize`, and new ranks get the same mean. Values that must be equal on
-all ranks then are, and no residual is lost. It costs an all-reduce of the memory.
+A step that not every rank has finished is dropped, and the memory is restored from a copy. After a change
+of the group, each rank gets the mean of the existing memories, as from `laconic.resize`, by an all-reduce:
+no residual is lost, and values that must be equal are.
 """
 
 from __future__ import annotations
@@ -33,15 +30,13 @@ from laconic.reducers.two_level import TwoLevel
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of a rank in a group of `size`, with the names of `Attached.state_dict`."""
-
     tensors: Mapping[str, Tensor]
     rank: int
     size: int
 
 
 class TransactionalExchange:
-    """The exchange of one rank.
+    """Exchange of one rank.
 
     Raises:
         AttachError: The method needs the optimiser, or groups within the group.
@@ -60,19 +55,18 @@ class TransactionalExchange:
         alone = Metered(Loopback.world(1)[0])
         Attached(method, layout, alone, NoOptimiser())  # raises if the method is unsuitable
         self._seconds, self._dense, self._steps = Seconds(), 0, 0
-        self._comm: Metered | None = None  # the group of the last step
+        self._comm: Metered | None = None
         self._exchange: Attached | None = None
-        self._before: Memory | None = None  # at the start of the last step, and its number
+        self._before: Memory | None = None  # at the start of the last step
         self._began = -1
 
     def begin(self, step: int, group: Comm | None, *, behind: bool) -> None:
-        """Start a step. Call it on all ranks of the group.
+        """Start a step, on all ranks of the group.
 
         Args:
-            step: Number of finished steps. Unless it is one more than at the last call, the last step was
-                dropped.
-            group: The ranks, at the first call and after they have formed a new group.
-            behind: Whether this rank has just received another rank's model, so that its memory is invalid.
+            step: Number of finished steps. Unless it is one more than before, the last step was dropped.
+            group: The ranks, at the first call and after a change.
+            behind: Whether this rank has just received another rank's model: its memory is invalid.
         """
         memory = None if behind else self.memory_at(step)
         comm, exchange, dense = self._comm, self._exchange, self.stats().dense
@@ -86,30 +80,28 @@ class TransactionalExchange:
         if memory is not None:
             exchange.load_state_dict(memory.tensors, step)
         exchange.step = step
-        if exchange is not self._exchange:  # last, so that nothing is lost if a message fails
+        if exchange is not self._exchange:  # last: nothing is lost if a message fails
             self._comm, self._exchange, self._dense = comm, exchange, dense
         self._before, self._began = of(exchange), step
         exchange.begin()
 
     def mean_(self, bucket: Tensor, layout: Layout) -> str | None:
-        """Replace bucket float32 (n,) by the group's mean, or return the name of a non-finite tensor."""
+        """Replace bucket float32 (n,) by the group's mean, or return a non-finite tensor's name."""
         exchange = self._working()
         exchange.mean_(bucket, layout)
         return exchange.skip_reason
 
     def end(self) -> None:
-        """End the step after its last bucket."""
         self._working().end()
         self._steps += 1
 
     def memory_at(self, step: int) -> Memory | None:
-        """Return the memory after `step` finished steps, before the next begins; None without any."""
         if self._exchange is not None and step == self._began + 1:
             return of(self._exchange)
         return self._before
 
     def stats(self) -> Stats:
-        """Return bytes and seconds of this rank since the start, including dropped steps."""
+        """Return bytes and seconds of this rank, including dropped steps."""
         dense = self._dense + (0 if self._exchange is None else self._exchange.dense_bytes)
         meter = Meter() if self._comm is None else self._comm.snapshot()
         return Stats.of(meter, self._seconds, steps=self._steps, dense=dense)
@@ -123,7 +115,7 @@ class TransactionalExchange:
         return RankState(**self._identity(memory.rank, memory.size), step=step, tensors=tensors)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Load a memory. Raises `StateError` if a step has begun, or the state is of a different model."""
+        """Load a memory. Raises `StateError` if a step has begun, or for another model."""
         if self._exchange is not None:
             raise StateError("a step has begun: load the state before the first backward pass")
         rank, size = (int(str(state.get(key, -1))) for key in ("rank", "size"))
@@ -133,7 +125,6 @@ class TransactionalExchange:
         return identity(self.method, self.layout, rank, size, self.seed)
 
     def _bound(self, comm: Metered) -> Attached:
-        """Return a new exchange with empty memory."""
         return Attached(self.method, self.layout, comm, NoOptimiser(), self.seed, self._seconds)
 
     def _working(self) -> Attached:
@@ -142,7 +133,6 @@ class TransactionalExchange:
 
 
 def of(exchange: Attached) -> Memory:
-    """Return a copy of an exchange's memory."""
     tensors = {key: value.clone() for key, value in exchange.state_dict().items()}
     return Memory(tensors, exchange.comm.rank, exchange.comm.size)
 
@@ -150,7 +140,7 @@ def of(exchange: Attached) -> Memory:
 def shared(memory: Memory | None, fresh: Attached, comm: Comm) -> Memory | None:
     """Return this rank's memory in a new group, or None if no rank has any. Call it on all ranks.
 
-    `fresh`: an exchange of the new group, which defines the tensors of the memory.
+    `fresh`: an exchange of the new group.
     """
     blank = fresh.state_dict()
     if not blank:
@@ -170,5 +160,4 @@ def shared(memory: Memory | None, fresh: Attached, comm: Comm) -> Memory | None:
 
 
 def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return names and shapes, which are equal for two memories of one method."""
     return {key: (tuple(value.shape), value.dtype) for key, value in tensors.items()}

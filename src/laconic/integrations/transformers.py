@@ -1,7 +1,6 @@
-"""Callback for transformers' Trainer that compresses the gradients its ranks exchange.
+"""Callback for transformers' Trainer that compresses gradients.
 
-The Trainer wraps the model inside `train`, but passes the bare one to its callbacks, so this callback is
-created with the Trainer and uses its `model_wrapped` when training starts.
+The Trainer passes the bare model to callbacks, so this one uses the Trainer's `model_wrapped`.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ class TrainerCompression(TrainerCallback):
 
     Accumulation, mixed precision and clipping work unchanged; with momentum correction (`dgc`) set
     `max_grad_norm=0` and use its own `clip=`. Each checkpoint gets a file laconic.pt with the state of all
-    ranks, and `train(resume_from_checkpoint=...)` resumes from it with the same bits, on as many ranks.
-    Trials of a hyperparameter search, and checkpoints with `save_only_model`, get no such file.
+    ranks, and `train(resume_from_checkpoint=...)` resumes with the same bits, on as many ranks; not in
+    trials of a hyperparameter search, nor with `save_only_model`.
 
     Args:
         trainer: The Trainer that gets the callback.
@@ -37,7 +36,7 @@ class TrainerCompression(TrainerCallback):
         seed: Seed of sampling and stochastic rounding; equal on all ranks.
 
     Attributes:
-        handle: The result of `laconic.compress`, once training has started; its statistics remain.
+        handle: The result of `laconic.compress`, once training has started; statistics remain.
     """
 
     def __init__(self, trainer: Trainer, spec: Any, *, seed: int = 0) -> None:
@@ -48,7 +47,7 @@ class TrainerCompression(TrainerCallback):
         trainer.train = self._noting(trainer.train)
 
     def _noting(self, train: Any) -> Any:
-        """Wrap the Trainer's `train` to record its checkpoint, which callbacks do not receive."""
+        """Record the checkpoint given to `train`, which callbacks do not receive."""
 
         @functools.wraps(train)
         def noted(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -68,11 +67,11 @@ class TrainerCompression(TrainerCallback):
         """Attach to the wrapped model, and restore the state from the Trainer's checkpoint.
 
         Raises:
-            AttachError: evaluate() was called before train(), the model uses FSDP1 or DeepSpeed, or it does
-                not support the method.
+            AttachError: evaluate() ran before train(), the model uses FSDP1 or DeepSpeed, or it does not
+                support the method.
             StateError: The state in the checkpoint belongs to another run.
         """
-        self._detach()  # of an attempt with a larger batch, under auto_find_batch_size
+        self._detach()  # from an attempt under auto_find_batch_size
         model, resumed = self.trainer.model_wrapped, self._resumed
         if args.world_size == 1 and inside(model) is None:
             warn(
@@ -97,7 +96,6 @@ class TrainerCompression(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Write the state of all ranks next to the saved model."""
         if self.handle is None or args.save_only_model or state.is_hyper_param_search:
             return
         folder.save(self.handle, Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")

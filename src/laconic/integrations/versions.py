@@ -19,7 +19,7 @@ TESTED = {  # from the first version, below the second
 def check(library: str, use: str) -> None:
     """Warn if the installed library is outside the tested range. Raises `ExtraError` if it is missing.
 
-    `library`: its name in `import`, in pip and as an extra. `use`: name of the caller, for the message.
+    `library`: its name in `import`, in pip and as an extra.
     """
     install = f"pip install 'laconic[{library}]'"
     require(library, use, install)

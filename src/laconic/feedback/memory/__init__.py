@@ -1,7 +1,6 @@
-"""Named float32 memory in flat storage that follows DDP's buckets, velocities included.
+"""Named float32 memory in flat blocks that follow DDP's buckets, velocities included.
 
-Each bucket has one block with the bucket's coordinates, so that a kernel reads gradient and memory in
-parallel. When DDP regroups its buckets, blocks are rebuilt and each tensor moves by its name.
+When DDP regroups its buckets, blocks are rebuilt and each tensor moves by its name.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ T = TypeVar("T")
 
 
 class Memory:
-    """One float32 value for every element of the layout's tensors; zero at first.
+    """One float32 value for every element, zero at first.
 
     >>> layout = Layout.of([("a", (2,)), ("b", (3,))])
     >>> memory = Memory("residual", layout)
@@ -33,30 +32,26 @@ class Memory:
     def __init__(self, kind: str, layout: Layout) -> None:
         self.kind = kind
         self._layout = layout
-        self._blocks: dict[int, tuple[Layout, Tensor]] = {}  # id of a bucket's layout -> layout and block
-        self._tensors: dict[str, Tensor] = {}  # name -> flat view of a block
+        self._blocks: dict[int, tuple[Layout, Tensor]] = {}  # by id of a bucket's layout
+        self._tensors: dict[str, Tensor] = {}  # flat views of blocks
 
     def flat(self, layout: Layout, device: torch.device) -> Tensor:
-        """Return these tensors' block: float32 (layout.segments.end,), in the layout's coordinates."""
+        """Return these tensors' block: float32 (layout.segments.end,)."""
         block = self._blocks.get(id(layout))
         return block[1] if block is not None else self._move(layout, device)
 
     def held(self, layout: Layout) -> Tensor:
-        """Return the block of a layout that has one."""
         return self._blocks[id(layout)][1]
 
     def tensor(self, name: str) -> Tensor | None:
-        """Return the flat memory of one tensor, or None while it is all zero."""
         return self._tensors.get(name)
 
     @property
     def device(self) -> torch.device:
-        """The device of the memory; the CPU while all of it is zero."""
         held = next(iter(self._tensors.values()), None)
         return torch.device("cpu") if held is None else held.device
 
     def set(self, entry: Entry, value: Tensor) -> None:
-        """Set the memory of one tensor to flat `value` float32 (entry.numel,)."""
         held = self._tensors.get(entry.name)
         if held is None:
             self._tensors[entry.name] = value.clone()
@@ -64,14 +59,12 @@ class Memory:
             held.copy_(value)
 
     def swap(self, other: Memory, layout: Layout) -> None:
-        """Exchange the blocks of this layout with another memory of the same tensors."""
         key = id(layout)
         self._blocks[key], other._blocks[key] = other._blocks[key], self._blocks[key]
         for name in layout.names:
             self._tensors[name], other._tensors[name] = other._tensors[name], self._tensors[name]
 
     def zero_(self) -> None:
-        """Set all memory to zero."""
         for held in self._tensors.values():
             held.zero_()
 
@@ -91,7 +84,7 @@ class Memory:
         return block
 
     def state_dict(self) -> dict[str, Tensor]:
-        """ "<kind>/<name>" to a copy in the tensor's shape, for every tensor of the layout."""
+        """Return "<kind>/<name>" to a copy in the tensor's shape."""
         return {f"{self.kind}/{entry.name}": self._copy(entry) for entry in self._layout}
 
     def _copy(self, entry: Entry) -> Tensor:
@@ -101,7 +94,6 @@ class Memory:
         return held.detach().clone().view(entry.shape)
 
     def check(self, state: Mapping[str, Tensor]) -> None:
-        """Raise `StateError` unless the state has every tensor of this memory in its shape."""
         for entry in self._layout:
             key = f"{self.kind}/{entry.name}"
             if key not in state:
@@ -112,27 +104,23 @@ class Memory:
                 )
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Copy the saved tensors. Nothing changes if one does not match."""
         self.check(state)
         for entry in self._layout:
             self.set(entry, state[f"{self.kind}/{entry.name}"].to(torch.float32).flatten())
 
 
 class Velocity(Memory):
-    """One float32 per element; the momentum factor is the optimiser's current setting.
-
-    `started`: whether a step has used it. Before that, all momentum is in the optimiser.
-    """
+    """One float32 per element. `started`: whether a step has used it, not only the optimiser."""
 
     def __init__(self, layout: Layout, optimised: Optimised) -> None:
         super().__init__("velocity", layout)
         self._optimised = optimised
         self.started = False
-        self._began = -1  # the first step
-        self._replaced: dict[str, Tensor | None] = {}  # values before the first step
+        self._began = -1
+        self._replaced: dict[str, Tensor | None] = {}  # before the first step
 
     def start(self, step: int) -> None:
-        """Before the first step: continue the momentum that the optimiser has gathered so far."""
+        """Continue the optimiser's momentum before the first step."""
         if self.started:
             if step != self._began:
                 self._replaced.clear()
@@ -158,10 +146,10 @@ class Velocity(Memory):
             self.started = False
 
     def forms(self, layout: Layout) -> list[tuple[Layout, Tensor, bool, float]]:
-        """Groups of these tensors by the form of their momentum.
+        """Group these tensors by the form of their momentum.
 
-        Each has its tensors, the momentum of each, float32 (s,), whether it is Nesterov's, and the factor of
-        the gradient, 1 - dampening.
+        Each group has its tensors, their momentum float32 (s,), whether it is Nesterov's, and 1 -
+        dampening.
         """
         settings = {entry.name: self._optimised.settings(entry.name) for entry in layout}
         forms: dict[tuple[bool, float], list[str]] = {}
@@ -176,58 +164,52 @@ class Velocity(Memory):
         return made
 
     def discard(self) -> None:
-        """Clear all velocities, and do not start from the optimiser's momentum again."""
         self.zero_()
         self._replaced.clear()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the velocity. One of zeros has not begun: it continues the optimiser's momentum."""
+        """Restore the velocity. One of zeros continues the optimiser's momentum."""
         super().load_state_dict(state)
         self.started = any(bool(state[f"{self.kind}/{entry.name}"].any()) for entry in self._layout)
         self._replaced.clear()
 
 
 class Pending(Generic[T]):
-    """Sent shares of the current step, by layout; `finish` subtracts each from the memory when it is final.
+    """Sent shares of the current step, by layout; `finish` subtracts each from the memory.
 
-    A step can still be skipped after a bucket was sent, if a rank finds Inf in a later bucket. So nothing is
-    subtracted before the next step begins, and a skipped step only drops its shares.
+    A later bucket with Inf can still skip the step, so nothing is subtracted before the next one.
     """
 
     def __init__(self, finish: Callable[[T, Layout], None]) -> None:
         self._finish = finish
-        self._step = -1  # of all the shares below
+        self._step = -1
         self._shares: dict[int, tuple[T, Layout]] = {}
 
     def add(self, share: T, layout: Layout, step: int) -> None:
-        """Add the sent share of these tensors in this step."""
         self._step = step
         self._shares[id(layout)] = (share, layout)
 
     def drop(self, layout: Layout) -> None:
-        """Drop the share of these tensors, since the step is skipped."""
         self._shares.pop(id(layout), None)
 
     def clear(self) -> None:
-        """Drop all shares."""
         self._shares.clear()
 
     def finish_before(self, step: int) -> None:
-        """Make shares of earlier steps final, before a memory is used again or moved to new buckets."""
+        """Finish shares of earlier steps, before a memory is used again or moved."""
         if self._step != step:
             self.finish_all()
 
     def finish_all(self) -> None:
-        """Make every share final."""
         for share, layout in self._shares.values():
             self._finish(share, layout)
         self._shares.clear()
 
 
 def copied(x: Tensor, layout: Layout) -> Tensor:
-    """Return a copy of these tensors of float32 x (n,), at the same positions; other entries are undefined.
+    """Return a copy of these tensors of float32 x (n,); other entries are undefined.
 
-    In float32 (r + g) - g is not r, so undoing a skipped step needs the old values.
+    In float32 (r + g) - g is not r, so undoing a step needs the old values.
 
     >>> copied(torch.ones(2), Layout.of([("a", (2,))]))
     tensor([1., 1.])
@@ -239,10 +221,7 @@ def copied(x: Tensor, layout: Layout) -> Tensor:
 
 
 def mark_overflow_(grad: Tensor, total: Tensor, layout: Layout) -> None:
-    """Make these tensors of flat `grad` infinite where `total`, in the same coordinates, is not finite.
-
-    The error of a skipped step names the first tensor whose gradient is not finite. If a finite gradient
-    overflows in a memory, this names it.
+    """Make these tensors of flat `grad` infinite where `total` is not finite, so that the error names them.
 
     >>> grad = torch.ones(2)
     >>> mark_overflow_(grad, torch.tensor([1.0, float("nan")]), Layout.of([("a", (2,))])); grad

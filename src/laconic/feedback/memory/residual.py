@@ -1,17 +1,14 @@
 """Residual of error feedback, also with local momentum: added to each gradient, less the sent share.
 
-With local momentum, the momentum of some tensors is applied before the exchange: Lin et al. 2018,
-arXiv:1712.01887 (DGC), section 3. Per tensor, with local gradient g and momentum mu:
+Local momentum: Lin et al. 2018, arXiv:1712.01887 (DGC), section 3. Per tensor, with local gradient g and
+momentum mu:
 
     heavy ball   u = mu * u + g           v = decay * v + u
     Nesterov     u = mu * (u + g)         v = decay * v + u + g
     sent = C(v)  v = v - sent             u = factor * u where sent after waiting
 
-An entry has waited if its residual was not 0 before the step, so one that is sent in every step keeps its
-velocity: if all are, this is SGD with momentum. The residual that is left by rounded values counts too, so
-with them this holds only where all entries are sent. DGC clears u of all sent entries instead.
-
-Weight decay never enters: the optimiser adds it after the exchange.
+An entry has waited if its residual was not 0 before the step, even from rounding. If all entries are sent,
+this is SGD with momentum. DGC clears u of all sent entries instead. The optimiser adds weight decay.
 """
 
 from __future__ import annotations
@@ -30,20 +27,19 @@ from laconic.feedback.memory import Memory, Pending, Velocity, copied, mark_over
 
 
 class Residual(BoundFeedback):
-    """Error feedback at work on these tensors: x = decay * residual + scale * grad."""
+    """Error feedback on these tensors: x = decay * residual + scale * grad."""
 
     def __init__(self, layout: Layout, decay: float = 1.0) -> None:
         self._decay = decay
         self._residual = Memory("residual", layout)
-        self._old: dict[int, Tensor] = {}  # old residuals of the present step, by layout
-        self._step = -1  # of these
+        self._old: dict[int, Tensor] = {}  # by layout, at the start of the step
+        self._step = -1
         self._pending = Pending(self._finish)
 
     def _finish(self, share: Share, layout: Layout) -> None:
         share.subtract_from_(self._residual.held(layout))
 
     def finish_before(self, step: int) -> None:
-        """Subtract the shares sent before this step from the memory for good. `correct` calls this."""
         self._pending.finish_before(step)
         if step != self._step:
             self._step = step
@@ -66,8 +62,8 @@ class Residual(BoundFeedback):
     def bleed(self, grad: Tensor, layout: Layout, turn: Turn, most: float) -> tuple[Tensor | None, bool]:
         """Correct with a limited part of the residual: x = grad + part * residual, 0 <= part <= 1.
 
-        The norm of the second term is at most `most` times that of the gradient. The rest stays.
-        Also return whether part is 1; x is then the memory itself.
+        The norm of the second term is at most `most` times that of the gradient. Also return whether part
+        is 1; x is then the memory itself.
         """
         self.finish_before(turn.step)
         held, views = self._residual.flat(layout, grad.device), layout.segments.views(grad)
@@ -81,7 +77,6 @@ class Residual(BoundFeedback):
         return x if finite else None, x is held
 
     def norm(self, layout: Layout) -> float:
-        """Return the Euclidean norm of the residual of these tensors."""
         kept = (self._residual.tensor(name) for name in layout.names)
         return norm([each for each in kept if each is not None])
 
@@ -115,16 +110,14 @@ class Residual(BoundFeedback):
 class LocalResidual(Residual):
     """Residual v of all tensors and velocity u of the `local` ones, and v before the present step.
 
-    Three float32 an element of a bucket with local tensors; if the gradient's buffer is not free, as on a
-    GPU, a fourth during a step. Momentum is the optimiser's, as set at each step.
+    Three float32 an element of a bucket with local tensors; a fourth during a step if the gradient's buffer
+    is not free, as on a GPU.
 
     Args:
         local: Tensors whose momentum is applied here.
-        layout: All tensors.
-        optimised: The optimiser's side.
         decay: Share of the old residual that is kept.
-        velocity_factor: Factor of the velocity of entries that are sent after waiting. 0 clears the velocity
-            of all sent entries, whether they have waited or not.
+        velocity_factor: Factor of the velocity of entries sent after waiting; 0 clears it for all sent
+            entries.
         dense_steps: First steps that are exchanged whole, with the optimiser's momentum.
     """
 
@@ -145,8 +138,8 @@ class LocalResidual(Residual):
         self._dense_steps = dense_steps
         self._optimised = optimised
         self._velocity: Velocity | None = Velocity(local, optimised) if len(local) else None
-        self._former = Memory("former", layout)  # residuals before the present step
-        self._old_velocity: dict[int, Tensor] = {}  # of the present step, by layout
+        self._former = Memory("former", layout)
+        self._old_velocity: dict[int, Tensor] = {}  # by layout
         self._parts = PerLayout(self._split)
 
     def _split(self, layout: Layout) -> tuple[Layout, Layout]:
@@ -201,14 +194,12 @@ class LocalResidual(Residual):
         return fresh
 
     def _carried(self, residual: Tensor, fresh: Tensor, local: Layout, step: int) -> Tensor:
-        """Return a block with the old residual of these tensors as this step adds it: may be `fresh`."""
         if self._decay == 1:
             return residual
         self._decayed(residual, fresh, local)
         return fresh
 
     def _decayed(self, residual: Tensor, fresh: Tensor, part: Layout) -> None:
-        """Write decay * residual to `fresh`, of these tensors."""
         runs = part.segments.merged
         torch._foreach_copy_(runs.views(fresh), runs.views(residual))
         part.segments.scale_(fresh, self._decay)
@@ -250,7 +241,6 @@ class LocalResidual(Residual):
 
     @property
     def has_momentum(self) -> bool:
-        """Whether momentum is applied here in the present step, on every rank."""
         return self._velocity is not None and self._velocity.started
 
     def _momentum(self, name: str) -> float:
@@ -281,7 +271,7 @@ class LocalResidual(Residual):
 
 
 def norm(parts: list[Tensor]) -> float:
-    """The Euclidean norm of all parts together.
+    """Return the Euclidean norm of all parts.
 
     >>> norm([torch.tensor([3.0]), torch.tensor([4.0, 0.0])])
     5.0
