@@ -20,8 +20,8 @@ from laconic.core.spec import Status
 class Blocks(Coding):
     """Range and `bits` bits per element for each block of 256 elements, with unbiased stochastic rounding.
 
-    32 / (bits + 0.25) times smaller for any values; each ReLU saves a mask of one bit per element as well.
-    Every layer gets the same bits; ActNN and GACT choose them by sensitivity.
+    32 / (bits + 0.25) times smaller; each ReLU also saves one bit per element. All layers get the same bits;
+    ActNN and GACT choose them by sensitivity.
     """
 
     paper: ClassVar[str] = "Chen et al. 2021, arXiv:2104.14129"
@@ -38,7 +38,6 @@ class Blocks(Coding):
 
     @property
     def form(self) -> kernels.MinMaxForm:
-        """Format of one tensor."""
         return kernels.MinMaxForm((self.bits,), block=256, rounding="stochastic")
 
     def encode(self, x: Tensor, bound: float, signs: bool, key: int) -> Tensor:

@@ -13,7 +13,7 @@ Norms = Literal["bounded", "exact"]
 
 
 class CodingRule(Spec):
-    """Base of the codings, without their handle. `norms`: whether inputs of batch norms are encoded too."""
+    """Base of the codings. `norms`: whether inputs of batch norms are encoded too."""
 
     adaptive: ClassVar[bool] = False  # whether each layer has its own bound
     every: int = 100
@@ -30,7 +30,6 @@ class CodingRule(Spec):
         """Return the float32 (n,) of a wire."""
 
     def nonzero(self, wire: Tensor, n: int) -> Tensor:
-        """Return bool (n,): the nonzero elements of a wire that was encoded with `signs`."""
         return self.decode(wire, n) != 0
 
     @property

@@ -22,23 +22,20 @@ class Comet(Coding):
         paper   sigma = 0.32 mean|g| sqrt(N R) eb            the paper's, with N the batch size
 
     g: gradient of the layer's output; n: terms of a weight's gradient, N * height * width; R: fraction of
-    nonzero inputs. For a layer called several times per step and for micro-batches, sigma^2 is summed over
-    the calls. Statistics are measured in steps 0, 3, 10 and 30, while momentum grows, and every `every`
-    steps.
+    nonzero inputs. Over several calls per step and micro-batches, sigma^2 is summed. Statistics are measured
+    in steps 0, 3, 10 and 30, while momentum grows, and every `every` steps.
 
-    Between these steps the bound stays while gradients and momentum change: sigma was up to 1.6 times the
-    target in a ResNet-20 (median 0.9), and up to 2.2 times in an independent check of other nets. With
-    `mode="paper"` it was 3 to 25 times: the paper's law has the batch size in place of n.
+    In between the bound stays: sigma was up to 1.6 times the target in a ResNet-20 (median 0.9), up to 2.2
+    times in other nets, and 3 to 25 times with `mode="paper"`, whose law has the batch size in place of n.
 
-    Both laws assume independent errors. Values are rounded to nearest, so equal values have equal errors: if
-    a feature has one value in many of the n terms, sigma exceeds the law by up to sqrt(3 n) times in every
-    step (13 times with 8 of 32 features constant over 1,024 examples). Use a smaller share there. Zeros are
-    exact.
+    Equal values have equal, not independent errors: if a feature has one value in many of the n terms, sigma
+    exceeds the law by up to sqrt(3 n) times in every step (13 times with 8 of 32 features constant over 1,024
+    examples). Use a smaller share there. Zeros are exact.
 
-    Reconstruction: the public code has a constant bound and saves no memory. The kernel is ours, without
-    prediction. Encoding inputs of batch norms is our addition (off with `norms="exact"`), with the same law
-    for the gradient of their scale. The gradient of their input has a relative error of about `share` on
-    average over channels, more in a channel whose gradient correlates with its input.
+    Reconstruction: the public code has a constant bound and saves no memory. Ours: the kernel, without
+    prediction, and the encoding of batch norms' inputs (off with `norms="exact"`), with the same law for
+    their scale's gradient. Their input's gradient has a relative error of about `share` on average over
+    channels, more in a channel whose gradient correlates with its input.
     """
 
     paper: ClassVar[str] = "Jin et al. 2021, arXiv:2111.09562"

@@ -42,18 +42,17 @@ def compress(model: nn.Module, spec: str | Coding = "comet()", optimizer: Optimi
     | anything else | the tensor |
 
     A tensor saved by two layers is encoded once. Works under autocast and with `torch.utils.checkpoint`,
-    whose regions save nothing that can be encoded.
+    whose regions save nothing to encode.
 
-    Tensors saved by these stay uncompressed: `nn.MultiheadAttention` (in `nn.TransformerEncoderLayer` only
-    the feed-forward part is encoded), float64 layers, layers with computed weights (parametrised, or gathered
-    by FSDP2), and graphs of torch.jit or torch.export. A block that saves tensors without encoding any layer
-    input warns.
+    Uncompressed: `nn.MultiheadAttention` (also in `nn.TransformerEncoderLayer`), float64 layers, layers with
+    computed weights (parametrised, or gathered by FSDP2), and graphs of torch.jit or torch.export. A block
+    that encodes no layer input warns.
 
     Args:
         model: Layers are recognised by their weights.
         spec: `comet(...)` or `blocks(...)`.
         optimizer: Its momentum sets the error bound; without it, the gradient does. Omit it with a
-            GradScaler, which scales gradients but not momentum.
+            GradScaler, which scales only gradients.
 
     Raises:
         SpecError: For another spec.

@@ -13,39 +13,36 @@ from torch.utils.hooks import RemovableHandle
 from laconic.activations.coding import CodingRule
 from laconic.kernels.error_bound import LEAST, MOST
 
-EARLY_STEPS = (0, 3, 10, 30)  # momentum grows in these steps
-MAX_RELATIVE_BOUND = 0.5  # relative to the input's rms; larger errors do not behave like noise
+EARLY_STEPS = (0, 3, 10, 30)  # momentum grows
+MAX_RELATIVE_BOUND = 0.5  # relative to the input's rms; larger errors are not like noise
 A = 0.32  # the paper's factor
 STATE = ("calls", "spread", "limit", "rms", "support", "mean_grad", "bound", "_fresh")
-Geometry = tuple[tuple[int, int, int], ...]  # stride, padding, dilation of each dimension
+Geometry = tuple[tuple[int, int, int], ...]  # stride, padding, dilation per dimension
 Momentum = Callable[[Tensor], Tensor | None]
 
 
 class Layer:
-    """Convolution, linear layer or batch norm, identified by its weight. `name`: the weight's name.
-
-    `calls` counts steps: all calls with accumulated gradients (a reused layer, micro-batches) count once. A
-    step ends when the optimiser steps, the weight changes or its gradient is cleared.
+    """Convolution, linear layer or batch norm. `calls` counts steps: a step ends when the optimiser steps,
+    the weight changes or its gradient is cleared.
     """
 
     def __init__(self, name: str, weight: nn.Parameter, coding: CodingRule, momentum: Momentum) -> None:
         self.name, self.weight, self.coding, self.momentum = name, weight, coding, momentum
         self.calls = 0
-        self.spread = math.nan  # sigma of the weight gradient's error for a bound of 1
-        self.limit = math.inf  # batch norm: bound * mean |grad of the scale| must be at most share * limit
+        self.spread = math.nan  # of the weight gradient's error for a bound of 1
+        self.limit = math.inf  # bound of a batch norm * mean |grad of the scale| <= share * limit
         self.rms = 0.0
         self.support = 1.0
         self.mean_grad = math.nan
         self.bound: float | None = None
         self._fresh = False
-        self._version: int | None = None  # of the weight, in this step
+        self._version: int | None = None  # of the weight
         self._in_backward = self._due = False  # in this step
-        self._squares = 0.0  # sum of squared spreads over this step's calls
+        self._squares = 0.0  # sum of squared spreads in this step
         self._removable: RemovableHandle | None = None
 
     @property
     def label(self) -> str:
-        """Name of the module, or of the parameter if that is not called `weight`."""
         module, _, name = self.name.rpartition(".")
         return module if name == "weight" else self.name
 
@@ -53,7 +50,7 @@ class Layer:
         return {name: getattr(self, name) for name in STATE}
 
     def load(self, state: Mapping[str, Any], same_coding: bool) -> None:
-        """Restore `state`; solve the bound again unless the state has the same coding."""
+        """Restore `state`; solve the bound again for another coding."""
         for name in STATE:
             setattr(self, name, state[name])
         self._version = None
@@ -66,7 +63,7 @@ class Layer:
             self._version = None
 
     def begin(self, x: Tensor) -> bool:
-        """Count a call with this input; return whether its statistics are due."""
+        """Count a call; return whether its statistics are due."""
         if not x.numel():
             return False
         cleared = self._in_backward and self.weight.grad is None
@@ -92,7 +89,6 @@ class Layer:
         self._in_backward = True
 
     def solve(self) -> float | None:
-        """Return the bound of the last statistics, or None if they do not determine one."""
         held = self.momentum(self.weight)
         scale = self.mean_grad if held is None else float(held.abs().mean())
         bound = self.coding.share * scale / self.spread if self.spread > 0 else math.nan
@@ -101,7 +97,7 @@ class Layer:
         return min(max(bound, LEAST), MOST) if bound > 0 and math.isfinite(bound) else None
 
     def current(self, x: Tensor) -> float:
-        """Return the bound for x. Before the first statistics, assume that the gradient is pure noise.
+        """Return the bound for x; before the first statistics, assume that the gradient is noise.
 
         Random terms give mean |grad| = 0.8 rms(g) rms(x) sqrt(n), batch norms less: a factor of 0.5 gives
         share * 0.5 * sqrt(3) * rms(x) / sqrt(R).
@@ -112,7 +108,7 @@ class Layer:
         return min(max(guess, LEAST), MOST) if math.isfinite(guess) else LEAST
 
     def watch(self, out: Tensor, saw: Callable[[Tensor], None]) -> None:
-        """Measure this step's backward: pass the output's gradient to `saw`, then read the weight's."""
+        """Pass the output's gradient to `saw`, then read the weight's."""
 
         def begun(grad: Tensor) -> None:
             if self._removable is None and self.weight.grad is None:
@@ -126,7 +122,6 @@ class Layer:
         out.register_hook(begun)  # type: ignore[no-untyped-call]
 
     def _record_weight(self, weight: Tensor) -> None:
-        """Record the weight's gradient once per backward, then remove the hook from the weight."""
         if weight.grad is not None:
             self.mean_grad = float(weight.grad.abs().mean())
             self._fresh = True
@@ -135,7 +130,6 @@ class Layer:
             self._removable = None
 
     def record_products(self, grad: Tensor, terms: float, batch: int, support: float) -> None:
-        """Add the error of a convolution or linear layer with this output gradient."""
         g = grad.detach().float()
         if self.coding.mode == "law":
             self._add(float(g.square().mean().sqrt()) * math.sqrt(terms * support / 3))
@@ -145,7 +139,7 @@ class Layer:
     def record_norm(self, grad: Tensor, inverse: float) -> None:
         """Add the error of a batch norm's scale, with the gradient sum of g * (x - mean) * inverse over n.
 
-        The relative error of its input's gradient is correlation * inverse * eb / sqrt(3), where the
+        Its input's gradient has the relative error correlation * inverse * eb / sqrt(3), where the
         correlation of g with the normalised input is the scale's gradient / (n rms(g)).
         """
         g = grad.detach().float()
@@ -154,14 +148,14 @@ class Layer:
         self.limit = min(self.limit, math.sqrt(3) * n * rms / inverse)
 
     def _add(self, spread: float) -> None:
-        """Add the error of one call; errors of several calls are independent."""
+        """Add the error of one call, independent of others."""
         self._squares += spread**2
         self.spread = math.sqrt(self._squares)
 
 
 def terms(x: torch.Size, out: torch.Size, weight: torch.Size, geometry: Geometry | None) -> float:
-    """Return the mean number of products in an entry of a weight's gradient, without those on padding."""
-    if geometry is None:  # a linear layer
+    """Return the mean number of products in an entry of a weight's gradient, without padding."""
+    if geometry is None:
         return out.numel() / out[-1]
     total = float(out[0])
     for d, (stride, padding, dilation) in enumerate(geometry):

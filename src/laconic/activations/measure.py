@@ -19,7 +19,7 @@ WIDE, HIGH = 360, 16  # pixels of the longest bar, and of a row
 
 @dataclass(frozen=True)
 class Row:
-    """Bytes saved by one layer, or by one function after it."""
+    """Bytes saved by one layer, or by a function after it."""
 
     name: str
     dense: int
@@ -35,17 +35,14 @@ class Kept:
 
     @property
     def dense(self) -> int:
-        """Bytes without compression."""
         return sum(row.dense for row in self.rows)
 
     @property
     def kept(self) -> int:
-        """Bytes with compression."""
         return sum(row.kept for row in self.rows)
 
     @property
     def ratio(self) -> float:
-        """Dense bytes / compressed bytes."""
         return self.dense / max(self.kept, 1)
 
     def table(self) -> str:
@@ -59,7 +56,7 @@ class Kept:
         return "\n".join(lines)
 
     def picture(self) -> str:
-        """Return an SVG: per row, a pale bar for the dense bytes and a dark bar for the compressed bytes."""
+        """Return an SVG: per row, a pale bar for the dense bytes and a dark one for the compressed."""
         most = max((row.dense for row in self.rows), default=1) or 1
         parts = []
         for i, row in enumerate(self.rows):

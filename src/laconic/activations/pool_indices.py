@@ -18,7 +18,7 @@ def pair(value: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of a two-dimensional pooling over images of this width."""
+    """Windows of a two-dimensional pooling over images."""
 
     width: int
     kernel: tuple[int, int]
@@ -33,11 +33,9 @@ class Windows:
 
     @property
     def bits(self) -> int:
-        """Bits per position."""
         return max(1, (self.kernel[0] * self.kernel[1] - 1).bit_length())
 
     def starts(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return row (h, 1) and column (1, w) of each window's first element."""
         h, w = like.shape[-2:]
         rows = torch.arange(h, device=like.device, dtype=torch.int64) * self.stride[0] - self.padding[0]
         columns = torch.arange(w, device=like.device, dtype=torch.int64) * self.stride[1] - self.padding[1]
@@ -46,8 +44,6 @@ class Windows:
 
 @dataclass(frozen=True)
 class PoolIndices:
-    """Indices int64 (..., h, w), stored as positions in their windows."""
-
     codes: Tensor
     shape: torch.Size
     windows: Windows

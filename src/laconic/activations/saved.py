@@ -1,4 +1,4 @@
-"""Stored forms of a tensor saved for backward: several kinds, each with its own `unpack`.
+"""Stored forms of a tensor saved for backward, each with its own `unpack`.
 
 Tensors with the same elements share one encoding. A ReLU's form depends on the next saved tensor.
 """
@@ -18,13 +18,11 @@ from laconic.activations.layer import Layer
 from laconic.activations.ledger import StorageRef
 
 FP16 = torch.finfo(torch.float16).max
-MAX_ENTRIES = 256  # entries before expired ones are dropped
+MAX_ENTRIES = 256  # before expired ones are dropped
 Key = tuple[int, int, int, int, torch.dtype, bool, tuple[int, ...]]
 
 
 class SavedTensor(Protocol):
-    """Tensor saved for backward, in some stored form."""
-
     @property
     def nbytes(self) -> int: ...
 
@@ -33,8 +31,6 @@ class SavedTensor(Protocol):
 
 @dataclass(frozen=True)
 class MemoryOrder:
-    """Shape, dtype and memory order of a dense tensor."""
-
     shape: torch.Size
     dtype: torch.dtype
     channels_last: bool
@@ -45,11 +41,10 @@ class MemoryOrder:
         return cls(x.shape, x.dtype, last)
 
     def flat(self, x: Tensor) -> Tensor:
-        """Return the elements (n,), in memory order if x is dense."""
         return (x.permute(0, 2, 3, 1) if self.channels_last else x).reshape(-1)
 
     def shaped(self, x: Tensor) -> Tensor:
-        """Invert `flat`. Clamps to the range of float16, as an error can push a value beyond it."""
+        """Invert `flat`; clamp to float16, as an error can exceed its range."""
         if self.dtype is torch.float16 and x.dtype is torch.float32:
             x = x.clamp(-FP16, FP16)
         if not self.channels_last:
@@ -60,7 +55,7 @@ class MemoryOrder:
 
 @dataclass(frozen=True)
 class Exact:
-    """The tensor: a leaf unchanged, a result detached, since its graph would form a reference cycle."""
+    """The tensor: a leaf unchanged, a result detached, as its graph would form a reference cycle."""
 
     tensor: Tensor
     version: int
@@ -74,7 +69,7 @@ class Exact:
         return self.tensor.untyped_storage().nbytes()
 
     def unpack(self) -> Tensor:
-        """Return the tensor; raise `RuntimeError` if it was modified in place (torch does not check here)."""
+        """Return the tensor; raise `RuntimeError` if modified in place, which torch does not check here."""
         if self.tensor._version != self.version:
             raise _modified_in_place("a tensor that backward needs", self.tensor.shape)
         return self.tensor
@@ -82,13 +77,12 @@ class Exact:
 
 @dataclass(frozen=True)
 class ModifiedRelu:
-    """Output of a ReLU that was modified in place before it could be stored."""
+    """Output of a ReLU that was modified in place before it was stored."""
 
     shape: torch.Size
     nbytes: int = 0
 
     def unpack(self) -> Tensor:
-        """Raise `RuntimeError`, as torch does for a modified saved tensor."""
         raise _modified_in_place("the output of a ReLU", self.shape)
 
 
@@ -99,7 +93,7 @@ def _modified_in_place(what: str, shape: torch.Size) -> RuntimeError:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Encoded elements of a layer's input, shared by all views with the same elements in the same order."""
+    """Elements shared by all views with the same order."""
 
     wire: Tensor
     n: int
@@ -108,7 +102,7 @@ class Encoded:
 
     @classmethod
     def of(cls, x: Tensor, coding: CodingRule, bound: float, signs: bool, key: int) -> Encoded:
-        half = 1.0 if x.dtype is torch.float32 else 0.5  # rounding to 16 bits adds at most the same error
+        half = 1.0 if x.dtype is torch.float32 else 0.5  # rounding to 16 bits adds at most as much
         flat = MemoryOrder.of(x).flat(x.detach().resolve_neg()).float().contiguous()
         return cls(coding.encode(flat, half * bound, signs, key), x.numel(), coding, bound)
 
@@ -119,8 +113,6 @@ class Encoded:
 
 @dataclass(frozen=True)
 class EncodedInput:
-    """Input of a layer: encoded elements and their shape."""
-
     coded: Encoded
     order: MemoryOrder
     layer: Layer
@@ -143,7 +135,6 @@ class MaskFromInput:
     nbytes: int = 0
 
     def unpack(self) -> Tensor:
-        """Return 1 where the output was nonzero, else 0."""
         return self.order.shaped(self.coded.coding.nonzero(self.coded.wire, self.coded.n))
 
 
@@ -171,7 +162,7 @@ class BitMask:
 
 @dataclass(frozen=True)
 class ShapeOnly:
-    """Tensor whose values backward does not read, such as the input of max pooling."""
+    """Tensor whose values backward does not read, such as max pooling's input."""
 
     like: Tensor  # (), with the same dtype and device
     order: MemoryOrder
@@ -186,7 +177,7 @@ class ShapeOnly:
 
 
 class DeferredRelu:
-    """Saved output of a ReLU whose stored form is chosen when the next tensor is saved."""
+    """Output of a ReLU, stored when the next tensor is saved."""
 
     def __init__(self, saved: Tensor, key: Key, label: str) -> None:
         self.key, self.label = key, label
@@ -195,7 +186,7 @@ class DeferredRelu:
         self._stored: SavedTensor | None = None
 
     def resolve(self, coded: Encoded | None = None) -> int:
-        """Store nothing if `coded` has the same elements, else one bit each. Return the bytes stored."""
+        """Store nothing if `coded` has the same elements, else one bit each."""
         if self._stored is None:
             saved = self._saved
             assert saved is not None
@@ -210,21 +201,20 @@ class DeferredRelu:
 
     @property
     def nbytes(self) -> int:
-        """Bytes stored; 0 before `resolve`."""
         return self._stored.nbytes if self._stored is not None else 0
 
     def unpack(self) -> Tensor:
-        """Return a tensor that is positive where the output was positive."""
+        """Return a tensor that is positive where the output was."""
         self.resolve()
         assert self._stored is not None
         return self._stored.unpack()
 
 
 def elements(saved: Tensor) -> Key:
-    """Return a key that is equal for tensors for which `MemoryOrder.flat` gives the same elements.
+    """Return a key that is equal for tensors with the same elements under `MemoryOrder.flat`.
 
-    A dense tensor and its flattened views are identified by their place in the storage, other tensors (a
-    transpose, every second row) also by shape and strides.
+    A dense tensor and its flattened views have the key of their place in the storage, others also shape and
+    strides.
     """
     dense = saved.is_contiguous() or MemoryOrder.of(saved).channels_last
     form = () if dense else (*saved.shape, *saved.stride())
@@ -233,7 +223,7 @@ def elements(saved: Tensor) -> Key:
 
 
 class SharedEncodings:
-    """Encodings by elements, as weak references: a graph keeps them alive until backward."""
+    """Weak references to encodings: a graph keeps them alive."""
 
     def __init__(self) -> None:
         self._coded: dict[Key, tuple[Any, weakref.ref[Encoded]]] = {}

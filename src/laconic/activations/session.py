@@ -40,7 +40,7 @@ from laconic.optim.unwrapping import stepping, unwrap
 from laconic.transforms.step_callbacks import after_each_step
 from laconic.transforms.transform import StoredInputs, TransformHandle
 
-_sessions: WeakSet[Session] = WeakSet()  # sessions that observe optimiser steps
+_sessions: WeakSet[Session] = WeakSet()  # those that observe optimiser steps
 _lock = threading.Lock()  # ranks can be threads
 
 
@@ -63,7 +63,7 @@ class Session(TorchFunctionMode, TransformHandle):
         self._deferred: DeferredRelu | None = None
         self._shared = SharedEncodings()
         self._key = 0
-        self._num_saved = self._num_inputs = 0  # saved tensors in this block, and layer inputs among them
+        self._num_saved = self._num_inputs = 0  # in this block
         self._warned = False
         self._open = False
         self._own: dict[int, UntypedStorage] = {}  # references, as a freed address would be reused
@@ -84,7 +84,7 @@ class Session(TorchFunctionMode, TransformHandle):
         """Restore a state of the same model. With a different spec, bounds are solved from its statistics.
 
         Raises:
-            StateError: The state is damaged or of a model with different parameters; nothing is changed.
+            StateError: The state is damaged or of another model; nothing is changed.
         """
         state.check(saved, self._layers.values())
         self._key, same_coding = saved["key"], saved.get("coding") == repr(self.coding)
@@ -92,34 +92,29 @@ class Session(TorchFunctionMode, TransformHandle):
             layer.load(saved["layers"][layer.name], same_coding)
 
     def stats(self) -> StoredInputs:
-        """Return the bytes in the ledger, or 0."""
         rows = [] if self.ledger is None else [*self.ledger.rows.values()]
         return StoredInputs(sum(kept for _, kept in rows), sum(dense for dense, _ in rows))
 
     def training(self) -> Session:
-        """Return the session, which is open for all steps."""
         return self
 
     def before_step(self, *, evaluated: bool) -> None:
-        """Count the bytes saved by the forward pass before an evaluation."""
         if evaluated:
             self.ledger = Ledger()
 
     def figures(self) -> dict[str, Any]:
-        """Return the bytes since `before_step`; none if the evaluated step was skipped."""
         found = {} if self.ledger is None else asdict(self.stats())
         self.ledger = None
         return found
 
     def remove(self) -> None:
-        """Detach from the layers; activations are saved uncompressed from now on."""
+        """Detach from the layers; activations are uncompressed from now on."""
         with _lock:
             _sessions.discard(self)
         self._layers = {}
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Restore the statistics after a block."""
         before = self._key, {name: vars(layer).copy() for name, layer in self._layers.items()}
         try:
             yield
@@ -179,7 +174,6 @@ class Session(TorchFunctionMode, TransformHandle):
         return out
 
     def _warn_if_nothing_coded(self) -> None:
-        """Warn once per block if tensors are saved but no layer input is encoded."""
         if self._num_saved and not self._num_inputs and not self._warned:
             self._warned = True
             warn(
@@ -194,7 +188,6 @@ class Session(TorchFunctionMode, TransformHandle):
         return kept.unpack()
 
     def _layer(self, call: Call) -> Layer | None:
-        """Return the layer whose weight gradient reads the call's input."""
         weight = call.given.get("weight")
         if not isinstance(weight, nn.Parameter) or not weight.requires_grad:
             return None
@@ -232,7 +225,6 @@ class Session(TorchFunctionMode, TransformHandle):
         return self._count(saved, kept, label)
 
     def _is_own(self, saved: Tensor) -> bool:
-        """Return whether the tensor belongs to the model or is the weight of the current call."""
         place = saved.untyped_storage()._cdata
         weight = self._call.given.get("weight") if self._call is not None else None
         if not isinstance(weight, Tensor) or weight.layout is not torch.strided:
@@ -240,7 +232,6 @@ class Session(TorchFunctionMode, TransformHandle):
         return place in self._own or weight.untyped_storage()._cdata == place
 
     def _input(self, saved: Tensor, call: Call, key: Key) -> SavedTensor:
-        """Encode a layer's input within its bound, or reuse the encoding of the same elements."""
         assert call.layer is not None
         self._num_inputs += 1
         bound = call.layer.current(saved) if self.coding.adaptive else 0.0
@@ -266,7 +257,7 @@ class Session(TorchFunctionMode, TransformHandle):
             self._deferred = None
 
     def _count(self, saved: Tensor, kept: SavedTensor, label: str, *, again: bool = False) -> SavedTensor:
-        """Enter a saved tensor in the ledger; `again`: its stored bytes are entered elsewhere."""
+        """Enter a saved tensor in the ledger; `again`: its bytes are entered elsewhere."""
         if self.ledger is not None:
             nbytes = 0 if again else None if isinstance(kept, Exact) else kept.nbytes
             self.ledger.add(label, saved, nbytes)
@@ -278,7 +269,6 @@ class Session(TorchFunctionMode, TransformHandle):
                 layer.stepped()
 
     def _momentum(self, weight: Tensor) -> Tensor | None:
-        """Return the optimiser's momentum of the weight, or None."""
         state = self._optimizer.state.get(weight, {}) if self._optimizer is not None else {}
         held = state.get("momentum_buffer", state.get("exp_avg"))
         return held if isinstance(held, Tensor) else None

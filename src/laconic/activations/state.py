@@ -13,13 +13,12 @@ HINT = ": load the `state_dict()` of a session of this model"
 
 
 def to_dict(layers: Iterable[Layer], key: int, coding: CodingRule) -> dict[str, Any]:
-    """Return the layers' numbers and the coding's spec. `key`: of the next rounding."""
     each = {layer.name: {"shape": tuple(layer.weight.shape), **layer.state()} for layer in layers}
     return {"coding": repr(coding), "key": key, "layers": each}
 
 
 def check(state: Mapping[str, Any], layers: Iterable[Layer]) -> None:
-    """Raise `StateError` unless `to_dict` made this state for layers with these names and shapes."""
+    """Raise `StateError` unless this state is of layers with these names and shapes."""
     wrong = _find_fault(state)
     if wrong:
         raise StateError(f"this is not a state of activations: {wrong}{HINT}")
@@ -41,7 +40,6 @@ def check(state: Mapping[str, Any], layers: Iterable[Layer]) -> None:
 
 
 def _find_fault(state: Mapping[str, Any]) -> str:
-    """Return the first fault of the structure, or ""."""
     if not isinstance(state, Mapping):
         return f"it is of type {type(state).__name__}"
     for field in ("key", "layers"):

@@ -31,7 +31,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass
 class Call:
-    """A call of a function whose saved tensors have known roles. `done`: its input has been saved."""
+    """Call of a function whose saved tensors have known roles. `done`: its input has been saved."""
 
     op: str
     given: dict[str, Any]
@@ -40,7 +40,6 @@ class Call:
 
     @classmethod
     def of(cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        """Return the call, or None for any other function."""
         op = getattr(func, "__name__", "")
         names = ARGUMENTS.get(op)
         other_order = op == "batch_norm" and func is not F.batch_norm  # of torch.batch_norm's arguments
@@ -51,17 +50,14 @@ class Call:
 
     @property
     def input(self) -> Tensor:
-        """Input tensor of the call."""
         found: Tensor = self.given["input"]
         return found
 
     @property
     def products(self) -> bool:
-        """Whether only the weight's gradient reads the input."""
         return self.op in CONVOLUTIONS or self.op == "linear"
 
     def geometry(self, weight: Tensor) -> Geometry | None:
-        """Return stride, padding and dilation per dimension of a convolution; None for a linear layer."""
         if self.op == "linear":
             return None
         each = (self.each(name, weight.dim() - 2) for name in ("stride", "padding", "dilation"))
@@ -78,7 +74,7 @@ class Call:
         return (value,) * dims if isinstance(value, int) else tuple(value) * (dims // len(value))
 
     def role(self, saved: Tensor) -> str:
-        """Return the role of a saved tensor that is no parameter, or "" if it must stay exact."""
+        """Return a saved tensor's role, or "" if it must stay exact."""
         float_like = saved.dtype in FLOATS
         if self.op in ("relu", "relu_"):
             return "relu" if float_like else ""
@@ -92,11 +88,11 @@ class Call:
             return ""
         if self.products and self._is_cast_weight(saved):
             return ""
-        self.done = True  # autocast's cast of the weight may follow, with the same number of elements
+        self.done = True  # autocast's cast of the weight may follow, as large
         return "input" if self.products else "norm"
 
     def _is_cast_weight(self, saved: Tensor) -> bool:
-        """Return whether this is autocast's cast of the weight, which may be saved before the input."""
+        """Return whether this is autocast's cast of the weight, perhaps saved before the input."""
         weight: Tensor = self.given["weight"].detach()
         if weight.numel() != saved.numel() or weight.dtype == saved.dtype or saved.dim() != weight.dim():
             return False
@@ -124,5 +120,4 @@ def statistics(call: Call) -> Callable[[Tensor], Recorder]:
 
 
 def _batched(shape: torch.Size, weight: Tensor) -> torch.Size:
-    """Return the shape of a layer's input or output, with a batch dimension of 1 if it has none."""
     return torch.Size([1] * (weight.dim() - len(shape))) + shape

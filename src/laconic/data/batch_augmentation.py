@@ -1,8 +1,7 @@
 """Batch augmentation: several independent augmentations of each example in one step.
 
 Hoffer et al. 2020, arXiv:1901.09335: batches with M copies of B examples take as many steps as batches of B,
-at the same learning rate, and generalise better. Across ranks, groups of M ranks use the same examples, so
-that a step reads 1/M of the distinct examples.
+at the same learning rate, and generalise better. Across ranks, groups of M ranks read the same examples.
 """
 
 from __future__ import annotations
@@ -69,21 +68,19 @@ def batch_augmentation(
 ) -> DataLoader[Any] | CopiesSampler:
     """Return a loader like this one, with `copies` independent augmentations of each example.
 
-    It distributes examples to ranks itself: pass the loader that one process would use. Order and
-    augmentation are functions of (seed, epoch, index, copy), for any number of worker processes. Each
-    iteration is the next epoch; a resumed run first calls
-    `loader.batch_sampler.set_epoch(epoch, start=step)`. Examples that do not fill a step on all ranks are
-    dropped.
+    Pass the loader that one process would use: it distributes examples to ranks itself. Order and
+    augmentation are functions of (seed, epoch, index, copy), for any number of workers. Each iteration is the
+    next epoch; a resumed run first calls `loader.batch_sampler.set_epoch(epoch, start=step)`. Examples that
+    do not fill a step on all ranks are dropped.
 
     Args:
-        source: A DataLoader with a `batch_size`, which remains the number of distinct examples per rank and
-            step; or a sampler of the examples, which returns a `CopiesSampler` for your own DataLoader of a
-            `CopiedDataset`.
+        source: A DataLoader with a `batch_size`, the number of distinct examples per rank and step; or a
+            sampler, for which a `CopiesSampler` for your own DataLoader of a `CopiedDataset` is returned.
         copies: Augmented copies of each example, 1 or more.
         across: "ranks": groups of `copies` ranks load the same examples, with other augmentations. "batch": a
             batch holds all copies of its examples, all of copy 0 first: `laconic.recipes.Copies` splits it.
         augment: Function augment(example, generator) that returns an augmented example; an example is then
-            read only once per batch. None: the data set's own random transforms are seeded.
+            read once per batch. None: the data set's own random transforms are seeded.
         batch: Distinct examples per rank and step; only with a sampler.
         seed: Equal on all ranks.
         rank: This rank. None: that of the default process group, or 0.

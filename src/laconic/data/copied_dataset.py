@@ -1,4 +1,4 @@
-"""Data set whose items are augmented examples, indexed by draws."""
+"""Data set of augmented examples, indexed by draws."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ class CopiedDataset(Dataset[Any]):
 
     Args:
         dataset: Data set with items by index.
-        augment: Function augment(example, generator) that returns an augmented example. Each example of a
-            batch is then read once for all its copies. None: the data set's own random transforms run for
-            each copy, with torch's, Python's and NumPy's generators seeded by the key and restored
-            afterwards.
+        augment: Function augment(example, generator) that returns an augmented example; an example is then
+            read once for all its copies. None: the data set's own random transforms run for each copy, with
+            torch's, Python's and NumPy's generators seeded by the key and restored afterwards.
 
     >>> dataset = CopiedDataset([10.0, 20.0], lambda x, rng: x + torch.rand(1, generator=rng).item())
     >>> one, again, other = dataset.__getitems__([Draw(0, 0, 7), Draw(0, 0, 7), Draw(0, 1, 8)])
@@ -39,7 +38,6 @@ class CopiedDataset(Dataset[Any]):
         return self.__getitems__([draw])[0]
 
     def __getitems__(self, draws: Sequence[Draw]) -> list[Any]:
-        """Return the examples of a whole batch; called by DataLoader."""
         if self.augment is None:
             return [self._transformed(draw) for draw in draws]
         read = {index: self.dataset[index] for index in dict.fromkeys(draw.example for draw in draws)}

@@ -1,9 +1,8 @@
 """Sampler of examples and copies.
 
 Draws are pure functions of (seed, epoch, index, copy), and of the visit if a sampler repeats an example.
-Across ranks, ranks g * copies to (g + 1) * copies - 1 use the same examples, each a different copy. Inside a
-batch, all examples of copy 0 come first, then all of copy 1, so that each chunk has distinct examples, as
-ghost BatchNorm requires.
+Across ranks, ranks g * copies to (g + 1) * copies - 1 use the same examples. In a batch, all examples of copy
+0 come first: ghost BatchNorm needs distinct examples per chunk.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Across = Literal["ranks", "batch"]
 
 
 class Draw(NamedTuple):
-    """One input: the index of its example, of its copy, and the 64-bit key of its augmentation."""
+    """Index of an example, of its copy, and the 64-bit key of its augmentation."""
 
     example: int
     copy: int
@@ -42,7 +41,7 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """Reads of a step, over all ranks: `inputs` to the model, made of `distinct` examples."""
+    """Reads of a step, over all ranks: `inputs` to the model, of `distinct` examples."""
 
     inputs: int
     distinct: int
@@ -56,8 +55,8 @@ class CopiesSampler(Sampler[list[Draw]]):
 
     Args:
         source: Number of examples, which are shuffled; or a sampler of them, equal on all ranks.
-        batch: Distinct examples per rank and step: a batch has `batch` inputs, or `copies * batch` with all
-            copies in one batch.
+        batch: Distinct examples per rank and step: a batch has `batch` inputs, or `copies * batch` with
+            across="batch".
         copies: Augmented copies of each example, 1 or more.
         across: "ranks", where groups of ranks share examples, or "batch".
         rank: This rank.
@@ -116,8 +115,8 @@ class CopiesSampler(Sampler[list[Draw]]):
     def batch_size(self) -> int:
         """Inputs in a batch of this rank.
 
-        Trainers such as Accelerate read it before they distribute batches to ranks. With several ranks it
-        raises `SpecError`, because after a second distribution they would not share examples.
+        Trainers such as Accelerate read it before they distribute batches again, after which ranks would not
+        share examples: with several ranks it raises `SpecError`.
         """
         if self._size > 1:
             raise SpecError(
@@ -146,7 +145,7 @@ class CopiesSampler(Sampler[list[Draw]]):
         return self.steps_per_epoch - self._next[1]
 
     def __iter__(self) -> Iterator[list[Draw]]:
-        epoch, start = self._next  # at the first batch: DataLoader creates iterators that it does not use
+        epoch, start = self._next  # not earlier: DataLoader creates iterators that it does not use
         self._next = (epoch + 1, 0)
         drawn = self._order(epoch).tolist()
         visits = repeat((), self._n) if isinstance(self._source, int) else _visits(drawn)
@@ -171,7 +170,6 @@ class CopiesSampler(Sampler[list[Draw]]):
 
 
 def _visits(drawn: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the number of previous visits of each example; () at the first."""
     seen: Counter[int] = Counter()
     for example in drawn:
         yield (seen[example],) if seen[example] else ()

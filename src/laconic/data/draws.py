@@ -1,6 +1,6 @@
 """Random draws in integer arithmetic: equal in every process, on every machine, in every release.
 
-Number i of a key is the i-th output of SplitMix64 (Steele et al. 2014) that starts at the key.
+Number i of a key is the i-th output of SplitMix64 (Steele et al. 2014) from the key.
 """
 
 from __future__ import annotations

@@ -21,29 +21,28 @@ class Memory(ABC):
 
     @abstractmethod
     def read(self, sample: int) -> Tensor:
-        """Return the last written row of a sample, uint8 (nbytes,). Do not modify it."""
+        """Return a row, uint8 (nbytes,). Do not modify it."""
 
     @abstractmethod
     def write(self, sample: int, row: Tensor) -> None:
-        """Store a row uint8 (nbytes,). Raises `OSError` if an earlier row could not be written."""
+        """Store a row uint8 (nbytes,). Raises `OSError` after a failed write."""
 
     def check(self) -> None:
         """Raise `OSError` if a write failed: no row is reliable then."""
         return
 
     def prefetch(self, samples: list[int]) -> None:
-        """Announce that these samples will be read soon."""
+        """Announce reads of these samples."""
         return
 
     def flush(self) -> None:
-        """Wait until all rows are written. Raises `OSError` if a write failed."""
+        """Wait for all writes. Raises `OSError` if one failed."""
         return
 
     def close(self) -> None:
         return
 
     def digest(self, seen: Tensor) -> str:
-        """Return a hash of the seen samples' rows."""
         hashed = hashlib.blake2b(digest_size=16)
         for sample in seen.nonzero().flatten().tolist():
             hashed.update(sample.to_bytes(8, "little"))
@@ -51,7 +50,7 @@ class Memory(ABC):
         return hashed.hexdigest()
 
     def rows(self, seen: Tensor) -> Tensor:
-        """Return a copy of the seen samples' rows, uint8 (k, nbytes)."""
+        """Return a copy of the seen rows, uint8 (k, nbytes)."""
         samples = seen.nonzero().flatten().tolist()
         out = torch.empty(len(samples), self.nbytes, dtype=torch.uint8, device="cpu")
         for row, sample in zip(out, samples, strict=True):
@@ -65,7 +64,7 @@ class Memory(ABC):
 
 
 class InRam(Memory):
-    """Memory in a tensor, whose pages are allocated by the first write."""
+    """Memory in a tensor, with pages allocated by the first write."""
 
     def __init__(self, samples: int, nbytes: int) -> None:
         super().__init__(samples, nbytes)

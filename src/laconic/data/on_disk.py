@@ -20,11 +20,11 @@ from laconic.data.memory import Memory
 class OnDisk(Memory):
     """File of `samples * nbytes` bytes, allocated at once and deleted when closed.
 
-    The file is `path`, or `path.1`, `path.2`, ... if another process holds its lock. The system releases a
-    lock when its process ends, so the file of a killed run is reused.
+    The file is `path`, or `path.1`, `path.2`, ... if another process holds its lock; the file of a killed run
+    is reused.
 
     Rows of the current and the next mini-batch are in RAM. One thread reads ahead and writes, in the order of
-    the calls, without memory mapping: a full disk raises `OSError` instead of killing the process with
+    the calls. It does not map memory: a full disk raises `OSError` instead of killing the process with
     SIGBUS.
 
     Raises:
@@ -42,7 +42,7 @@ class OnDisk(Memory):
             os.close(self._file)
             raise
         self._rows: dict[int, Tensor] = {}  # sample -> row in RAM
-        self._late: dict[int, int] = {}  # sample -> pending writes
+        self._late: dict[int, int] = {}  # pending writes
         self._wanted: frozenset[int] = frozenset()
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="laconic-rows")
@@ -114,7 +114,7 @@ class OnDisk(Memory):
 
 
 def _own(path: Path) -> tuple[int, Path]:
-    """Open and lock the first free file; return its descriptor and its path."""
+    """Open and lock the first free file."""
     place, turn = path, 0
     while True:
         file = os.open(place, os.O_RDWR | os.O_CREAT, 0o600)
@@ -146,7 +146,6 @@ def _reserve(file: int, path: Path, samples: int, nbytes: int) -> None:
 
 
 def _write_all(file: int, row: Tensor, offset: int) -> None:
-    """Write the whole row; a single call may write less."""
     data = memoryview(row.numpy())  # type: ignore[arg-type]  # numpy's stubs lack the buffer protocol
     while data:
         done = os.pwrite(file, data, offset)

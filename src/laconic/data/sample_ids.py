@@ -13,8 +13,8 @@ from laconic.core.errors import StateError
 def sample_ids(ids: Tensor | Sequence[int] | None, samples: int, *, missing: str, call: str) -> Tensor:
     """Return the ids of a batch, int64 (batch,) on the CPU.
 
-    Raises `StateError` unless they are unique integers in 0..samples - 1. `missing`: error message without
-    ids. `call`: function that got `samples`, for the message.
+    Raises `StateError` unless they are unique integers in 0..samples - 1. `missing`: message without ids;
+    `call`: function that got `samples`.
     """
     if ids is None:
         raise StateError(missing)

@@ -9,8 +9,6 @@ from torch.utils.data import Dataset
 
 
 class MapStyle(Protocol):
-    """Dataset with a length and items by index."""
-
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Any: ...
@@ -33,7 +31,7 @@ class WithIds(Dataset[tuple[Any, ...]]):
 def with_ids(dataset: MapStyle) -> WithIds:
     """Return the dataset with the index of each item in front: ids for `laconic.pipeline`.
 
-    A `DataLoader` returns a batch's ids as int64 (batch,), for any sampler.
+    A `DataLoader` returns a batch's ids as int64 (batch,).
 
     Raises:
         TypeError: The dataset has no length or no items by index.

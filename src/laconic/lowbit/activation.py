@@ -15,9 +15,9 @@ DECAY = 0.1  # of running values per batch
 class Activation(nn.Module):
     """Rounds x (n, ...) of n examples to 2^bits values, float32; gradients pass unchanged.
 
-    In training the ends are the means of the examples' minima and maxima, with running values `low` and
-    `high`, which evaluation uses. The random bits depend only on the seed and `turns`, the training batches,
-    so a model that loads its `state_dict` continues with the same bits.
+    In training the ends are the means of the examples' minima and maxima; evaluation uses the running values
+    `low` and `high`. Random bits depend only on the seed and `turns`, the training batches, so training
+    resumed from a `state_dict` has the same bits.
 
     >>> layer = Activation(Precision(bits=2))
     >>> layer(torch.tensor([[0.0, 0.4, 3.0], [0.0, 1.2, 3.0]]))

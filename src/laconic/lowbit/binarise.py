@@ -1,7 +1,7 @@
 """Training with the signs of weights and inputs (Courbariaux et al. 2016, arXiv:1602.02830).
 
-Checked against the authors' code: signs with sign(0) = 1, float32 master weights clipped to [-1, 1] after
-each step, the gradient of a hard tanh. Equations: `few_bit_layers`, `few_bit_recurrent`, `levels`.
+Checked against the authors' code: sign(0) = 1, float32 master weights clipped to [-1, 1] after each step, the
+gradient of a hard tanh. Equations: `few_bit_layers`, `few_bit_recurrent`, `levels`.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ def binarise(
 ) -> FewBitHandle:
     """Train a model with the signs of its weights and of the inputs of its layers.
 
-    Changes the model in place. Its parameters remain the same float32 objects with the same names, so
-    optimisers, DistributedDataParallel, `laconic.compress` and `state_dict` work as before. Each step clips
-    the weights to [-1, 1]. The inputs of a layer should have both signs: end a block with a BatchNorm, not
-    with a ReLU. Training saves neither time nor memory; convert the model with `pack` for inference.
+    Changes the model in place. Its parameters remain the same float32 objects, clipped to [-1, 1] after each
+    step, so optimisers, DistributedDataParallel, `laconic.compress` and `state_dict` work as before. The
+    inputs of a layer should have both signs: end a block with a BatchNorm, not a ReLU. Training saves neither
+    time nor memory; for inference use `pack`.
 
     Args:
         model: Its Linear, Conv2d, LSTM, GRU, LSTMCell and GRUCell layers are replaced.
-        first: First of these layers: "real" leaves it unchanged, "weights" uses only the signs of its
-            weights, "binary" treats it like the others.
+        first: First of these layers: "real" leaves it unchanged, "weights" takes only its weights' signs,
+            "binary" treats it like the others.
         last: Last of these layers: "real" or "binary".
         stochastic: Draw the signs of inputs in training, P(1) = clip((x + 1) / 2, 0, 1). Activation
             checkpointing repeats the draws of a layer's last 512 calls.
         norm: "shift" replaces BatchNorm with `ShiftBatchNorm`.
-        keep: Names of modules to leave unchanged, with their children.
-        seed: Seed of the draws; use a different one on each rank.
+        keep: Names of modules to leave unchanged, with children.
+        seed: Seed of the draws, different on each rank.
 
     Returns:
-        The handle, which counts sign flips, saves the state of the draws, and can undo the change.
+        The handle, which counts sign flips, saves the draws' state, and can undo the change.
 
     Raises:
         SpecError: An argument is out of range.
-        AttachError: The model has no such layers, or one with hooks, projections, shared weights, another
-            dtype than float32 or padding that is not a number of zeros; it is binarised; `keep` names no
-            module. The model is unchanged.
+        AttachError: The model is unchanged. It has no such layers, or one with hooks, projections, shared
+            weights, another dtype than float32 or padding that is not a number of zeros; it is binarised;
+            `keep` names no module.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Linear(8, 2))
     >>> handle = binarise(net)

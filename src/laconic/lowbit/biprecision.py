@@ -32,7 +32,7 @@ def conv2d(
     bits: int,
     key: int,
 ) -> Tensor:
-    """`F.conv2d` of float32 x (n, c, h, w); `bits` and `key` round dy for dx."""
+    """Return `F.conv2d` of float32 x (n, c, h, w); `bits` and `key` round dy for dx."""
     shape = (stride, padding, dilation, groups)
     out: Tensor = _Conv2d.apply(x, weight, bias, shape, (bits, key))  # type: ignore[no-untyped-call]
     return out

@@ -15,8 +15,6 @@ from laconic.transforms.step_callbacks import after_each_step
 
 
 class Clipped(Protocol):
-    """Layer with master weights."""
-
     def masters(self) -> Iterable[nn.Parameter]: ...
 
 
@@ -25,7 +23,6 @@ _lock = threading.Lock()  # ranks can be threads
 
 
 def watch(layer: Clipped) -> None:
-    """Clip a layer's master weights now and after each step of their optimiser."""
     clip(layer)
     with _lock:
         if layer not in _watched:

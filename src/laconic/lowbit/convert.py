@@ -40,18 +40,18 @@ def convert(
 ) -> nn.Module:
     """Copy a model with low-bit layers for Conv2d, Linear, BatchNorm2d, GroupNorm, EvoNormS0 and Add.
 
-    Build the optimiser from the copy's parameters, which are float32. Layers without parameters (ReLU,
-    pooling) do not change; write the sums of residual blocks as `lowbit.Add`, or they stay float32. The copy
-    shows the effect of low bits on accuracy and saves neither time nor memory. To resume with the same bits,
-    convert with the same seed and load the model's `state_dict`.
+    Build the optimiser from the copy's float32 parameters. Write the sums of residual blocks as `lowbit.Add`,
+    or they stay float32; layers without parameters do not change. The copy shows the effect of low bits on
+    accuracy and saves neither time nor memory. To resume with the same bits, use the same seed and load the
+    model's `state_dict`.
 
     Args:
-        model: The float32 model; it is not changed.
+        model: The float32 model; not changed.
         bits: Bits of activations, weights and gradients, 2 to 8.
-        seed: Seed of random rounding; use a different one on each rank.
+        seed: Seed of rounding, different on each rank.
         rounding: Rounding of activations: "nearest" or "stochastic". Activation checkpointing repeats the
             bits of a layer's last 512 calls.
-        keep: Names of modules that stay float32, with their children.
+        keep: Names of modules that stay float32, with children.
 
     Raises:
         AttachError: A module with parameters has no low-bit form, hooks or another dtype than float32; a hook

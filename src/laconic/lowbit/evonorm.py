@@ -3,9 +3,8 @@
     EvoNormS0       y = gamma x sigmoid(v x) / sqrt(var + 1e-5) + beta
     RangeEvoNorm    y = Q(gamma) x hardsigmoid(Q(v) x) Q(scale) + Q(beta)
 
-var: variance of x per example and group of channels; scale: `range_scale` instead of 1 / sqrt(var). Liu et
-al. 2020, arXiv:2004.02967, and the low-bit form of Aketi et al. 2021, arXiv:2111.09389, from their code. It
-does not depend on a rank's labels. One EvoNorm replaces a BatchNorm2d and its ReLU.
+var: variance of x per example and group of channels; scale: `range_scale`. Liu et al. 2020, arXiv:2004.02967;
+low-bit form: code of Aketi et al. 2021, arXiv:2111.09389. Replaces a BatchNorm2d and its ReLU.
 """
 
 from __future__ import annotations

@@ -20,9 +20,7 @@ from laconic.lowbit.training import LowBitHandle
 from laconic.transforms.fast_path import FastPathOff
 from laconic.transforms.selection import replace_layers
 
-ONES = torch.tensor(
-    [byte.bit_count() for byte in range(256)], dtype=torch.int64, device="cpu"
-)  # bits set in each byte
+ONES = torch.tensor([byte.bit_count() for byte in range(256)], dtype=torch.int64, device="cpu")  # set bits
 
 
 @outside_inference_mode("state_dict", "load_state_dict", "remove")
@@ -43,7 +41,6 @@ class FewBitHandle(LowBitHandle):
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Names of the few-bit parameters of `model`."""
         parts = {id(part): name for name, part in self.model.named_parameters()}
         return tuple(parts[id(part)] for layer in self.layers.values() for part in layer.masters())
 
@@ -63,7 +60,6 @@ class FewBitHandle(LowBitHandle):
         return 0.0
 
     def quantised(self) -> AbstractContextManager[None]:
-        """Return a null context: the model always has its few bits."""
         return nullcontext()
 
     def pack(self) -> nn.Module:
@@ -73,11 +69,11 @@ class FewBitHandle(LowBitHandle):
         save_packed(packed, path)
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Return this rank's state of random rounding by layer. Save model and optimiser as well."""
+        """Return this rank's random rounding by layer. Save model and optimiser as well."""
         return {name: layer.rounding.state_dict() for name, layer in self.layers.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, to continue with the same bits. Load the model first: flips count from its signs.
+        """Restore a state, to continue with the same bits; load the model first: flips count from its signs.
 
         Raises `StateError`, unchanged, for different layers or bits.
         """

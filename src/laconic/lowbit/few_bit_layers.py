@@ -2,10 +2,9 @@
 
     y = Q(w) Q(x) + b;  dx = Q(w)^T Q(dy) where |x| <= 1;  dw = Q(dy) Q(x)^T where |w| <= 1
 
-Hubara et al. 2016, arXiv:1609.07061; with one bit, Courbariaux et al. 2016, arXiv:1602.02830. Q is defined in
-`levels`. Products of levels are exact integers below 2^24 in any order, and the bias is added after them, so
-a packed layer has the same bits. Padding counts as 0, which is not a level. Layers compute in the dtype of
-their weight, also under autocast.
+Hubara et al. 2016, arXiv:1609.07061; with one bit, Courbariaux et al. 2016, arXiv:1602.02830. Q: see
+`levels`. Products of levels are exact integers below 2^24, and the bias is added last: a packed layer has the
+same bits. Padding counts as 0, no level. Layers compute in their weight's dtype, also under autocast.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from laconic.transforms.transformed import TransformedLayer
 
 
 class FewBitLayer(TransformedLayer):
-    """Base with `rounding` and clipped master weights."""
-
     state: ClassVar[str] = "has few bits already"
     rounding: Rounding
 

@@ -2,8 +2,7 @@
 
     LSTM   gates = Q(W_ih) Q(x) + b_ih + Q(W_hh) Q(h) + b_hh;  GRU  both products apart
 
-Hubara et al. 2016, arXiv:1609.07061. Gates and states stay float32; Q and the bias are those of
-`few_bit_layers`. A layer over a sequence equals its cell at each step.
+Hubara et al. 2016, arXiv:1609.07061. Gates and states stay float32; Q and the bias: see `few_bit_layers`.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from laconic.lowbit.recurrence import State, gru, lstm, refuse_projections, run,
 
 
 class _FewBitCell(FewBitLayer):
-    """Base of cells."""
-
     def gates(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         rounding, training = self.rounding, self.training
         rounding.begin(training, x, h)
@@ -38,8 +35,6 @@ class _FewBitCell(FewBitLayer):
 
 
 class FewBitLSTMCell(_FewBitCell, nn.LSTMCell):
-    """LSTM step of x (b, c) or (c,)."""
-
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         if hx is None:
             zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
@@ -49,8 +44,6 @@ class FewBitLSTMCell(_FewBitCell, nn.LSTMCell):
 
 
 class FewBitGRUCell(_FewBitCell, nn.GRUCell):
-    """GRU step of x (b, c) or (c,)."""
-
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         if hx is None:
             hx = input.new_zeros(*input.shape[:-1], self.hidden_size)
@@ -60,8 +53,6 @@ class FewBitGRUCell(_FewBitCell, nn.GRUCell):
 
 
 class _FewBitSequences(FewBitLayer):
-    """Base of layers over sequences. `states`: 2 for an LSTM, 1 for a GRU."""
-
     states: ClassVar[int]
 
     @classmethod
@@ -88,7 +79,6 @@ class _FewBitSequences(FewBitLayer):
         return unroll(self._product("ih", place)(x), of_h, state, active, reverse, back)
 
     def _product(self, side: str, place: str) -> Callable[..., Tensor]:
-        """Return the product with a weight, rounded once, as a function of x or h and the time step."""
         rounding, training = self.rounding, self.training
         weight = rounding.weight(getattr(self, f"weight_{side}_{place}"))
         bias = self._parameters.get(f"bias_{side}_{place}")
@@ -102,12 +92,8 @@ class _FewBitSequences(FewBitLayer):
 
 
 class FewBitLSTM(_FewBitSequences, nn.LSTM):
-    """LSTM over sequences, with the arguments and results of nn.LSTM."""
-
     states = 2
 
 
 class FewBitGRU(_FewBitSequences, nn.GRU):
-    """GRU over sequences, with the arguments and results of nn.GRU."""
-
     states = 1

@@ -21,7 +21,7 @@ Scale = Literal["linear", "log"]
 class FewBits:
     """Bits of a layer: 1 to 8 for weights and inputs, 3 to 8 for the output's gradients. None: float32.
 
-    `scale`: levels of weights and inputs, see `levels`. `stochastic`: random rounding of inputs in training.
+    `scale`: see `levels`. `stochastic`: random rounding of inputs in training.
     """
 
     weights: int = 1
@@ -48,16 +48,15 @@ class FewBits:
 
     @property
     def divisor(self) -> int:
-        """Product of the largest integer levels L of weights and activations."""
+        """Product of the levels L of weights and activations."""
         if self.scale == "log":
             return 1
         return top(self.weights) * (1 if self.activations is None else top(self.activations))
 
 
 class Rounding:
-    """Rounding of one layer. Its random bits depend on the seed and `turns`.
-
-    `turns`: training calls, without those repeated by activation checkpointing.
+    """Rounding of one layer: random bits depend on the seed and `turns`, training calls without repetitions
+    by activation checkpointing.
     """
 
     def __init__(self, bits: FewBits) -> None:
@@ -73,7 +72,6 @@ class Rounding:
             self._turn = self._repeats.turn(self.turns, again, *inputs)
 
     def weight(self, w: Tensor) -> Tensor:
-        """Return levels: integers, or powers of two if the scale is "log"."""
         if self.bits.scale == "log":
             return logarithmic(w, self.bits.weights)
         return integers(w, self.bits.weights)
@@ -87,11 +85,9 @@ class Rounding:
         return integers(x, self.bits.activations, key)
 
     def rescale(self, product: Tensor) -> Tensor:
-        """Convert a product of levels to a product of numbers in [-1, 1]."""
         return product if self.bits.divisor == 1 else product * (1 / self.bits.divisor)
 
     def round_gradient(self, y: Tensor, training: bool, name: str = "gradient") -> Tensor:
-        """Return y; in training its gradient is rounded to few bits."""
         if self.bits.gradients is None or not training:
             return y
         return log_gradient.round_gradient(y, self.bits.gradients, self._key(name))

@@ -32,10 +32,10 @@ class Precision:
     Args:
         bits: Bits of activations, weights and gradients, 2 to 8.
         rounding: Rounding of activations, also in evaluation: "nearest" or "stochastic".
-        seed: Seed of random rounding; use a different one on each rank.
+        seed: Seed of rounding, different on each rank.
 
     Raises:
-        SpecError: An argument is outside its range.
+        SpecError: An argument is out of range.
     """
 
     bits: int = 8
@@ -81,15 +81,12 @@ def ends(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def straight(x: Tensor, low: Tensor, high: Tensor, bits: int, key: int | None = None) -> Tensor:
-    """Return Q(x) with a straight-through gradient, also where x is clipped."""
     return straight_through(lambda x: quantise(x, low, high, bits, key), x)
 
 
 def fitted(x: Tensor, bits: int) -> Tensor:
-    """Return Q(x) to nearest between the ends of x, straight-through."""
     return straight(x, *ends(x.detach()), bits)
 
 
 def rounded_gradient(x: Tensor, bits: int, key: int) -> Tensor:
-    """Return x; its gradient is rounded at random between the gradient's ends."""
     return with_gradient(x, lambda gradient: quantise(gradient, *ends(gradient), bits, key))

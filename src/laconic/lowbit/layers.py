@@ -22,7 +22,7 @@ EIGHT = Precision()
 class QuantConv2d(nn.Conv2d):
     """Low-bit convolution of x (n, c, h, w) or (c, h, w) float32, padded with zeros.
 
-    Arguments as in `torch.nn.Conv2d`, with `padding` as a number; `precision`: bits, rounding and seed.
+    Arguments as in `torch.nn.Conv2d`, with a number as `padding`.
 
     >>> layer = QuantConv2d(3, 8, 3, padding=1, precision=Precision(bits=8))
     >>> layer(torch.randn(4, 3, 16, 16)).shape
@@ -86,9 +86,7 @@ class QuantConv2d(nn.Conv2d):
 
 
 class QuantLinear(nn.Linear):
-    """Low-bit dense layer of x (n, ..., c) float32.
-
-    Arguments as in `torch.nn.Linear`; `precision`: bits, rounding and seed.
+    """Low-bit dense layer of x (n, ..., c) float32. Arguments as in `torch.nn.Linear`.
 
     >>> QuantLinear(16, 4)(torch.randn(2, 16)).shape
     torch.Size([2, 4])

@@ -5,9 +5,9 @@
     both     dx = dQ where |x| <= 1, else 0
 
 One bit is the sign in both, with sign(0) = 1. Random rounding of the linear form replaces 1/2 by a number in
-[0, 1), so that Q(x) is x on average; for one bit P(Q = 1) = clip((x + 1) / 2, 0, 1). Hubara et al. 2016,
-arXiv:1609.07061, and for signs Courbariaux et al. 2016, arXiv:1602.02830. Ours: the linear levels include
-both -1 and 1, so that a level is a sum of signs and zero padding is exact.
+[0, 1): Q(x) is x on average. Hubara et al. 2016, arXiv:1609.07061; signs: Courbariaux et al. 2016,
+arXiv:1602.02830. Ours: linear levels include -1 and 1, so a level is a sum of signs, and zero padding is
+exact.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def level_indices(x: Tensor, bits: int, key: int | None = None) -> Tensor:
     """
     if key is None:
         if bits == 1:
-            # adding 1 would round numbers just below 0 to the index 1
+            # adding 1 would round numbers just below 0 up
             return torch.where(x.isnan(), x, (x >= 0).to(x.dtype))
         moved = (x + 1) * (top(bits) / 2) + 0.5
     else:

@@ -2,8 +2,8 @@
 
     t = 2^ceil(log2 max |g|);   levels 0 and t 2^-i, i = 0 .. 2^(bits - 1) - 2, signed;   E[Q(g)] = g
 
-Hubara et al. 2016, arXiv:1609.07061, train with 6-bit logarithmic gradients. The end t, the level 0 and the
-probabilities are our reading.
+Hubara et al. 2016, arXiv:1609.07061, train with 6-bit logarithmic gradients. Our reading: t, the level 0 and
+the probabilities.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXPONENT = 0x7F800000  # of a float32: [sign | exponent 8 | mantissa 23]
 
 
 def quantise_gradient(g: Tensor, bits: int, key: int) -> Tensor:
-    """Return Q(g), in the dtype of g. A gradient that is not finite is returned unchanged.
+    """Return Q(g), in the dtype of g. A non-finite gradient is returned unchanged.
 
     Error: E|Q(g) - g|^2 <= |g|^2 / 8 + n (s / 2)^2, with s = t 2^(2 - 2^(bits - 1)) the least positive level.
 
@@ -32,7 +32,7 @@ def quantise_gradient(g: Tensor, bits: int, key: int) -> Tensor:
         return g.clone()
     mantissa, exponent = torch.frexp(largest)  # largest = mantissa 2^exponent, 1/2 <= mantissa < 1
     top = int(exponent) - int(mantissa == 0.5)
-    least = 2.0 ** (2 - (1 << (bits - 1)))  # relative to the largest level; at least 2^-126
+    least = 2.0 ** (2 - (1 << (bits - 1)))  # relative; at least 2^-126
     share = _scale_(size, -top)
     below = (share.view(torch.int32) & EXPONENT).view(torch.float32)  # 2^e <= share < 2^(e + 1)
     step = below.clamp(min=least)
@@ -44,7 +44,7 @@ def quantise_gradient(g: Tensor, bits: int, key: int) -> Tensor:
 
 
 def _scale_(x: Tensor, exponent: int) -> Tensor:
-    """Multiply x by 2^exponent in place, in two factors, as one may exceed the range of float32."""
+    """Multiply x by 2^exponent in two factors, as one may exceed float32."""
     half = exponent // 2
     return x.mul_(2.0**half).mul_(2.0 ** (exponent - half))
 

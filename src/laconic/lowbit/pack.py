@@ -23,7 +23,7 @@ from laconic.transforms.fast_path import FastPathOff
 from laconic.transforms.selection import refuse_hooks, replace_layers
 
 FORMAT = "laconic packed model 2"
-PREVIOUS_FORMAT = "laconic packed model 1"  # without the names of norms
+PREVIOUS_FORMAT = "laconic packed model 1"  # without names of norms
 FORMS: dict[type, type[Any]] = {
     FewBitLinear: PackedLinear,
     FewBitConv2d: PackedConv2d,
@@ -38,10 +38,9 @@ FORMS_BY_LAYER = {plain: FORMS[few] for plain, few in KINDS.items()} | FORMS
 def pack(model: nn.Module) -> nn.Module:
     """Return an inference copy of a model trained by `binarise` or `quantise`, with packed weights.
 
-    For finite inputs the outputs equal those of the model in evaluation bit for bit. A weight has `weights`
-    bits, with rows padded to whole bytes: 32 times smaller with one bit. Other layers and biases stay
-    float32. The copy runs XNOR kernels, one thread per product; training, tracing or differentiating it
-    raises `StateError`.
+    For finite inputs the outputs equal the model's in evaluation bit for bit. A weight has `weights` bits,
+    with rows padded to whole bytes: 32 times smaller with one bit. Other layers and biases stay float32. XNOR
+    kernels use one thread per product; training, tracing or differentiating the copy raises `StateError`.
 
     Raises:
         AttachError: The model has no few-bit layers, or one that is logarithmic, not float32, not finite, has
@@ -96,7 +95,7 @@ def load_packed(path: str | Path, model: nn.Module) -> nn.Module:
 
     Args:
         path: The file, untrusted: it is read with `weights_only=True`.
-        model: The plain model, built as before `binarise` or `quantise`; it is not changed.
+        model: The plain model, built as before `binarise` or `quantise`; not changed.
 
     Raises:
         StateError: The file is damaged, or of another model.
@@ -115,7 +114,7 @@ def load_packed(path: str | Path, model: nn.Module) -> nn.Module:
     content = io.BytesIO(Path(path).read_bytes())
     try:
         found = torch.load(content, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises many kinds of errors for damaged files
+    except Exception as error:  # torch.load raises many kinds of errors
         raise StateError(f"{path} is not a packed model, or is damaged: {type(error).__name__}") from None
     layers, norms, state = _read_parts(found)
     made = copy_model(model)
@@ -139,7 +138,6 @@ def _shift_norms(model: nn.Module) -> list[str]:
 
 
 def _read_parts(found: Any) -> tuple[dict[str, FewBits], list[str] | None, dict[str, Tensor]]:
-    """Return bits by layer, names of ShiftBatchNorms (None in the previous format), and tensors."""
     parts = {"format", "layers", "state"}
     kinds = {FORMAT: parts | {"norms"}, PREVIOUS_FORMAT: parts}
     if not isinstance(found, dict) or not any(
@@ -203,7 +201,7 @@ def _fill(model: nn.Module, state: dict[str, Any]) -> None:
             )
         if given.layout is not torch.strided or given.device.type != "cpu":
             raise StateError(f"{name} must be a dense tensor, got {given.layout} on {given.device}")
-    expected.update(state)  # with the model's metadata, as the file is untrusted
+    expected.update(state)  # keep the model's metadata: the file is untrusted
     model.load_state_dict(expected)
     for name, layer in packed_layers(model).items():
         try:

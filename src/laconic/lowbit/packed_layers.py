@@ -3,8 +3,8 @@
     u(x) = sum_i 2^i u_i,  u_i in {0, 1};  L Q(x) = sum_i 2^i s_i,  s_i = 2 u_i - 1
     (L Q(w)) (L Q(x)) = sum_i sum_j 2^(i + j) (signs w_i) (signs x_j)
 
-The products of signs are XNORs and popcounts (`kernels.xnor`), in integers below 2^24, exact in float32.
-BatchNorm stays float32: folding it and the next sign into a threshold would round differently.
+Products of signs are XNORs and popcounts (`kernels.xnor`), in integers below 2^24, exact in float32.
+BatchNorm stays float32: folded into a threshold it would round differently.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ EXACT = 1 << 24  # float32 has all integers up to this one
 
 
 class Packed(nn.Module):
-    """Base, with buffers `bits...` uint8 and biases."""
-
     levels: FewBits
     packs: dict[str, int]  # weights per row, by buffer
 
@@ -50,7 +48,6 @@ class Packed(nn.Module):
         self.packs = {}
 
     def add_bits_buffer(self, name: str, shape: tuple[int, ...], weight: Tensor, row: int) -> None:
-        """Add zeros (planes, *shape, ceil(row / 8)) for the bits of a weight, on its device."""
         self.packs[name] = row
         whole = (self.levels.weights, *shape, (row + 7) // 8)
         self.register_buffer(name, torch.zeros(whole, dtype=torch.uint8, device=weight.device))
@@ -66,13 +63,12 @@ class Packed(nn.Module):
             bits.copy_(kernels.xnor_pack(signs).view(bits.shape))
 
     def check(self) -> None:
-        """Raise `StateError` if padding bits of a row are set."""
         for name, row in self.packs.items():
             if row % 8 and bool((getattr(self, name)[..., -1] >> row % 8).any()):
                 raise StateError(f"{name} has bits set after the {row} weights of a row: damaged file")
 
     def _check_use(self, x: Tensor) -> None:
-        """Raise `StateError` under autograd or tracing, which cannot record the kernels."""
+        """Raise `StateError` where the kernels cannot be recorded."""
         if torch.is_grad_enabled() and x.requires_grad:
             raise StateError(
                 "a packed layer has no gradient, but its input requires one: run it under torch.no_grad(), or"
@@ -86,7 +82,7 @@ class Packed(nn.Module):
             )
 
     def signs(self, x: Tensor) -> list[Tensor]:
-        """Return the signs s_0, s_1, ... of the levels of x, a tensor for each bit."""
+        """Return the signs s_0, s_1, ... of x."""
         count = self.levels.activations
         if count == 1:
             return [x]
@@ -94,7 +90,6 @@ class Packed(nn.Module):
         return [(at >> plane & 1).float() - 0.5 for plane in range(count or 1)]
 
     def product(self, name: str, x: Tensor, multiply: Any, real: Any) -> Tensor:
-        """Return the product of x with a weight, by `multiply(signs, bits)` or `real(x, weight)`."""
         self._check_use(x)
         planes = getattr(self, name)
         if self.levels.activations is None:

@@ -13,7 +13,7 @@ from laconic.lowbit.recurrence import State, gru, lstm, refuse_projections, run,
 
 
 class _PackedCell(Packed):
-    """Base of cells. `bits_ih` and `bits_hh` uint8 (planes, gates, ceil(c / 8))."""
+    """`bits_ih` and `bits_hh`: uint8 (planes, gates, ceil(c / 8))."""
 
     def __init__(self, layer: Any, levels: FewBits) -> None:
         super().__init__(levels, max(layer.input_size, layer.hidden_size))
@@ -39,8 +39,6 @@ class _PackedCell(Packed):
 
 
 class PackedLSTMCell(_PackedCell):
-    """A `FewBitLSTMCell`."""
-
     def forward(self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         if hx is None:
             zeros = x.new_zeros(*x.shape[:-1], self.hidden_size)
@@ -50,8 +48,6 @@ class PackedLSTMCell(_PackedCell):
 
 
 class PackedGRUCell(_PackedCell):
-    """A `FewBitGRUCell`."""
-
     def forward(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
         if hx is None:
             hx = x.new_zeros(*x.shape[:-1], self.hidden_size)
@@ -59,8 +55,6 @@ class PackedGRUCell(_PackedCell):
 
 
 class _PackedSequences(Packed):
-    """Base of layers over sequences, with buffers `bits_ih_l0`, ... as in the cells."""
-
     states: ClassVar[int]
 
     def __init__(self, layer: nn.LSTM | nn.GRU, levels: FewBits) -> None:
@@ -102,12 +96,8 @@ class _PackedSequences(Packed):
 
 
 class PackedLSTM(_PackedSequences):
-    """A `FewBitLSTM`."""
-
     states = 2
 
 
 class PackedGRU(_PackedSequences):
-    """A `FewBitGRU`."""
-
     states = 1

@@ -19,8 +19,6 @@ from laconic.lowbit.few_bits import FewBits, Scale
 
 @dataclass(frozen=True)
 class Bits:
-    """Arguments of `laconic.lowbit.quantise` that `binarise` lacks."""
-
     weights: int = 1
     activations: int | None = 2
     gradients: int | None = 6
@@ -56,18 +54,15 @@ def quantise(
 ) -> FewBitHandle:
     """Train a model with few bits in the weights, inputs and gradients of its layers.
 
-    Generalises `binarise`, which has one bit in weights and inputs and float32 gradients.
-
     Args:
         model: Its Linear, Conv2d, LSTM, GRU, LSTMCell and GRUCell layers are replaced.
         weights: Bits of weights, 1 to 8.
         activations: Bits of inputs, 1 to 8, or None for float32.
-        gradients: Bits of the gradients of outputs, 3 to 8, or None for float32: powers of two, rounded at
-            random.
+        gradients: Bits of outputs' gradients, 3 to 8, or None for float32: powers of two, rounded at random.
         scale: "linear", evenly spaced levels from -1 to 1, or "log", powers of two, which cannot be packed.
         stochastic: Round inputs at random in training. Activation checkpointing repeats the bits of a layer's
             last 512 calls.
-        seed: Seed of random rounding; use a different one on each rank.
+        seed: Seed of rounding, different on each rank.
         first, last, norm, keep: As for `binarise`.
 
     Returns:

@@ -20,8 +20,6 @@ from laconic.lowbit.recomputation import is_recomputed
 
 
 class _LowBitNorm(nn.Module):
-    """Base: rounds input and gradient; has gamma `weight` and beta `bias`, (c,)."""
-
     def __init__(
         self, channels: int, affine: bool, precision: Precision, device: torch.device | None
     ) -> None:
@@ -47,8 +45,8 @@ class _LowBitNorm(nn.Module):
 class RangeNorm(_LowBitNorm):
     """Low-bit BatchNorm: normalises x (n, c, ...) by each channel's mean and range over the batch.
 
-    The range is averaged over 16 chunks. Evaluation uses running values, 0.9 of them from the last batch.
-    They depend on the shard of a rank: for skewed shards use `RangeEvoNorm`.
+    The range is averaged over 16 chunks. Evaluation uses running values, 0.9 of them from the rank's last
+    batch: for skewed shards use `RangeEvoNorm`.
 
     Args:
         channels: c.

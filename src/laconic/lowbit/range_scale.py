@@ -3,8 +3,8 @@
     1 / (C(m) (mean of the chunks' maxima - mean of their minima) + 1e-5),   m values in each chunk
     C(m) = 0.5 * 0.35 * (1 + sqrt(pi ln 4)) / sqrt(2 ln m)
 
-approximates 1 / standard deviation: for normal values 6 % above it with chunks of 1,024, 23 % with chunks of
-16. Banner et al. 2018, arXiv:1805.11046; chunks as in the code of Aketi et al. 2021.
+approximates 1 / standard deviation: for normal values 6 % above it with chunks of 1,024, 23 % with 16. Banner
+et al. 2018, arXiv:1805.11046; chunks as in the code of Aketi et al. 2021.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def range_constant(m: int) -> float:
 
 
 def chunks_of(n: int) -> int:
-    """Return the largest number of equal chunks of n values, up to 16, with at least 2 values per chunk.
+    """Return the largest number of equal chunks of n values, up to 16, with at least 2 values each.
 
     >>> [chunks_of(n) for n in (32, 64, 20, 7)]
     [16, 16, 10, 1]

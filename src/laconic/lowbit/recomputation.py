@@ -1,4 +1,4 @@
-"""Random bits of calls that activation checkpointing repeats: those of the original call."""
+"""Random bits of calls that activation checkpointing repeats."""
 
 from __future__ import annotations
 
@@ -8,23 +8,20 @@ import torch
 from torch import Tensor
 
 MAX_CALLS = 512  # stored
-SAMPLES = 64  # elements of an input in its fingerprint
+SAMPLES = 64  # of an input's fingerprint
 
 
 def is_recomputed(training: bool) -> bool:
-    """Return whether a training call runs within backward, so repeats one of the forward pass."""
     return training and not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0
 
 
 class RecomputedCalls:
-    """Turns and input fingerprints of a layer's last calls in training."""
-
     def __init__(self) -> None:
         self._calls: deque[tuple[int, Tensor]] = deque(maxlen=MAX_CALLS)
-        self._done: set[int] = set()  # turns that were recomputed
+        self._done: set[int] = set()  # recomputed turns
 
     def turn(self, now: int, again: bool, *inputs: Tensor) -> int:
-        """Return the turn of a call: `now`, or that of the repeated call.
+        """Return `now`, or the turn of the repeated call.
 
         Among calls with equal inputs, backward repeats the last one first.
         """

@@ -18,8 +18,6 @@ Back = Callable[[Tensor, str, int], Tensor]  # of a product with "ih" or "hh" at
 
 
 class Recurrent(Protocol):
-    """Layer with the attributes of nn.LSTM or nn.GRU."""
-
     hidden_size: int
     num_layers: int
     bidirectional: bool
@@ -29,10 +27,9 @@ class Recurrent(Protocol):
     states: int  # 2 for an LSTM, 1 for a GRU
 
     def direction(self, place: str, x: Tensor, state: State, active: Tensor | None) -> tuple[Tensor, State]:
-        """Run one direction of one layer, such as "l0_reverse", over time. Return outputs (t, b, n) and last
-        state.
+        """Run one direction of a layer, such as "l0_reverse": outputs (t, b, n) and last state.
 
-        x: (t, b, c). `state`: h and c, (b, n). `active`: steps inside the sequences, bool (t, b, 1), or None.
+        x: (t, b, c). `state`: (b, n). `active`: bool (t, b, 1), steps inside the sequences, or None.
         """
         ...
 
@@ -46,10 +43,7 @@ def refuse_projections(layer: nn.LSTM | nn.GRU) -> None:
 
 
 def run(layer: Recurrent, x: Any, hx: Any, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Return outputs and last state, as nn.LSTM or nn.GRU.
-
-    x: (t, b, c), (b, t, c) with `batch_first`, (t, c), or a PackedSequence.
-    """
+    """Run nn.LSTM or nn.GRU on x: (t, b, c), (b, t, c) with `batch_first`, (t, c), or a PackedSequence."""
     packed, active, alone = None, None, False
     if isinstance(x, PackedSequence):
         packed = x
@@ -62,7 +56,7 @@ def run(layer: Recurrent, x: Any, hx: Any, dtype: torch.dtype) -> tuple[Any, Any
         x = x.transpose(0, 1)
     directions = 2 if layer.bidirectional else 1
     shape = (layer.num_layers * directions, x.shape[1], layer.hidden_size)
-    x = x.to(dtype).contiguous()  # other strides may change the last bit of a product
+    x = x.to(dtype).contiguous()  # strides may change a product's last bit
     if hx is None:
         first: State = (x.new_zeros(shape),) * layer.states
     else:
@@ -95,10 +89,7 @@ def run(layer: Recurrent, x: Any, hx: Any, dtype: torch.dtype) -> tuple[Any, Any
 def unroll(
     of_x: Tensor, of_h: Product, state: State, active: Tensor | None, reverse: bool, back: Back
 ) -> tuple[Tensor, State]:
-    """Run an LSTM (two states) or a GRU over time, from the products of its inputs (t, b, gates).
-
-    `back` rounds the gradient of each product.
-    """
+    """Run an LSTM (two states) or a GRU, from the products of its inputs (t, b, gates)."""
     times, outputs = range(len(of_x)), [*of_x]
     for t in reversed(times) if reverse else times:
         h = state[0]
@@ -114,14 +105,12 @@ def unroll(
 
 
 def lstm(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the next h and c of `nn.LSTMCell`, from gates (b, 4 n) and c (b, n)."""
     i, f, g, o = gates.chunk(4, -1)
     after = f.sigmoid() * c + i.sigmoid() * g.tanh()
     return o.sigmoid() * after.tanh(), after
 
 
 def gru(of_x: Tensor, of_h: Tensor, h: Tensor) -> Tensor:
-    """Return the next h of `nn.GRUCell`, from both products (b, 3 n)."""
     (r, z, n), (s, t, m) = of_x.chunk(3, -1), of_h.chunk(3, -1)
     update = (z + t).sigmoid()
     new = (n + (r + s).sigmoid() * m).tanh()

@@ -27,7 +27,7 @@ class LowBitHandle(TransformHandle):
 
     @abstractmethod
     def residual(self) -> float:
-        """Return the distance of the weights to their few-bit values, relative to their norm."""
+        """Return the weights' distance to their few-bit values, relative to their norm."""
 
     @abstractmethod
     def quantised(self) -> AbstractContextManager[None]:

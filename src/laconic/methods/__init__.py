@@ -1,4 +1,4 @@
-"""Methods from papers, one file per paper, each an expression that composes the concepts."""
+"""Methods from papers, one file per paper, each composed of the library's parts."""
 
 from __future__ import annotations
 
@@ -73,9 +73,8 @@ name_makers(__name__)
 
 
 def catalogue() -> dict[str, Callable[..., Any]]:
-    """Return every registered name that `distribute` accepts, with its constructor.
-
-    `compress` accepts them too, except strategies.
+    """Return the constructors that `distribute` accepts, by registered name; `compress` accepts all but
+    strategies.
 
     >>> [name for name in catalogue() if name in ("dgc", "golomb", "local_sgd", "topk")]
     ['dgc', 'local_sgd', 'topk']

@@ -1,9 +1,9 @@
 """Auto: the least compression that the link allows, measured on the spot.
 
-No paper: the policy is ours. The candidates are the dense sum, float16, CGX's reduction in 8 and 4 bits
-(Markov et al. 2022, arXiv:2111.08617), the signs of the largest hundredth (STC: Sattler et al. 2019,
-arXiv:1903.02891) and the largest thousandth, both with error feedback and SGD's momentum before the exchange
-(DGC: Lin et al. 2018, arXiv:1712.01887).
+The policy is ours. Candidates: the dense sum, float16, CGX's reduction in 8 and 4 bits (Markov et al. 2022,
+arXiv:2111.08617), the signs of the largest hundredth (STC: Sattler et al. 2019, arXiv:1903.02891) and the
+largest thousandth, both with error feedback and SGD's momentum before the exchange (DGC: Lin et al. 2018,
+arXiv:1712.01887).
 """
 
 from __future__ import annotations
@@ -35,26 +35,23 @@ def auto(
     pinned: Reducer | None = None,
 ) -> Method:
     """Start with dense steps. Then the next lossier candidate alternates with the one in use, and replaces it
-    if it saves at least `gain` of a step (a sparse one twice that) with statistical significance: five
-    steps of each if the result is clear, 15 at most in a first pass, and in a second pass over the other
-    pairs up to 100 of the slower one and 300 of the faster one. A pass ends when two consecutive
-    candidates do not pay, except that the first sparse candidate is still tried, or if the exchange takes
-    less than `gain` of a step. If an exchange takes more than a second, one or two steps of each suffice.
-    All matrices use the candidate found; vectors are always dense. All candidates share one residual,
-    which dense or nearly dense steps add in parts no larger than the gradient. The search repeats every
-    `every` steps in both directions; among lossier candidates when the exchange takes 1.5 times as long
-    as before, and among less lossy ones when it takes 1.5 times less. All ranks decide the same, by the
-    slowest rank's seconds. A single rank stays dense.
+    if it saves at least `gain` of a step (a sparse one twice that) with statistical significance: after 5 to
+    15 steps of each in a first pass, at most 100 of the slower and 300 of the faster one in a second. A pass
+    ends when two consecutive candidates do not pay (the first sparse one is still tried), or if the exchange
+    takes less than `gain` of a step. Above a second per exchange, one or two steps suffice. Vectors are
+    always dense. All candidates share one residual, which dense or nearly dense steps add in parts no larger
+    than the gradient. The search repeats every `every` steps in both directions; among lossier candidates if
+    the exchange takes 1.5 times as long as before, among less lossy ones if 1.5 times less. All ranks decide
+    the same, by the slowest rank's seconds. A single rank stays dense.
 
-    While a sparse candidate is tried or used, the momentum of a `torch.optim.SGD` is applied before the
-    exchange, and goes back to the optimiser afterwards; other optimisers keep theirs.
+    While a sparse candidate is tried or used, a `torch.optim.SGD`'s momentum is applied before the exchange,
+    then handed back; other optimisers keep theirs.
 
-    `lossiest`: the lossiest candidate allowed. Default: the last of the given candidates; for the usual ones
+    `lossiest`: the lossiest candidate allowed. Default: the last one given; of the usual ones
     `stc(density=0.01)` if all matrices are in a `torch.optim.SGD` with momentum, else 4 bits, since sparse
-    steps cost accuracy if momentum is applied after the exchange (docs/sparse_steps.md). Up to
-    `sampled_topk(density=0.001)` is possible, for the slowest links. `pinned`: a candidate to use from the
-    first step, for the same bits in each run; nothing is timed. The logger "laconic" reports each decision
-    and its reason. Works with any optimiser.
+    steps cost accuracy with momentum after the exchange (docs/sparse_steps.md). For the slowest links, up to
+    `sampled_topk(density=0.001)`. `pinned`: a candidate for all steps, untimed, for the same bits in each
+    run. The logger "laconic" reports each decision and its reason.
 
     Payload: that of the candidate in use; memory: 4 bytes per element, 12 with momentum before the exchange.
 
@@ -74,7 +71,6 @@ def auto(
 
 
 def _candidate(piece: Reducer) -> Reducer:
-    """Return the reducer that `compress` would make of a piece."""
     if isinstance(piece, Method):
         raise SpecError(f"auto: a candidate must be a reducer, codec or selector, got the method {piece!r}")
     return piece if isinstance(piece, Reducer) else lift(piece).routes[0].reducer

@@ -8,9 +8,7 @@ from laconic.reducers.sum import Sum
 
 @method(paper="-", status="own", sends="every gradient as bfloat16")
 def bf16() -> Method:
-    """mean = sum_r bf16(g_r / N), in bfloat16.
-
-    Payload: 2 bytes per parameter. Nothing overflows or vanishes.
+    """mean = sum_r bf16(g_r / N), in bfloat16. Payload: 2 bytes per parameter.
 
     >>> bf16()
     bf16()

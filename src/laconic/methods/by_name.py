@@ -26,16 +26,16 @@ DENSE = Dense()
 def by_name(names: Mapping[str, Any], *, rest: Any = DENSE) -> Method:
     """Apply one method per pattern of tensor names. Payload: the sum of their payloads.
 
-    In a pattern, `*` is any text, `?` one character, `[ab]` one of these characters; upper and lower case
-    differ. A codec, selector or reducer leaves tensors of one dimension dense, as everywhere.
+    In a pattern, `*` is any text, `?` one character, `[ab]` one of these; case matters. A codec, selector or
+    reducer leaves one-dimensional tensors dense.
 
     Args:
-        names: Pattern to any spec that `compress` accepts; the first pattern that matches a name wins.
+        names: Patterns to any specs that `compress` accepts; the first matching pattern wins.
         rest: The spec for tensors that match no pattern.
 
     Raises:
-        SpecError: `names` is not a dict of patterns; or, when the method is attached, a pattern gets no
-            tensor, because none matches or earlier patterns match them all.
+        SpecError: `names` is not a dict of patterns; or, on attaching, a pattern gets no tensor, because none
+            matches or earlier patterns match them all.
 
     >>> from laconic.core.spec import parse
     >>> parse("by_name({'*embed*': cast('fp16'), '*norm*': dense()}, rest=topk(density=0.01))")
@@ -59,8 +59,6 @@ def _lifted(spec: Any, where: str) -> Method:
 
 @dataclass(frozen=True)
 class _Named:
-    """Tensors whose names match a pattern, and no pattern before it."""
-
     pattern: str
     patterns: tuple[str, ...]
 
@@ -70,7 +68,6 @@ class _Named:
 
 @lru_cache(maxsize=64)
 def _matches(names: tuple[str, ...], patterns: tuple[str, ...]) -> dict[str, str]:
-    """Return the first matching pattern of each name. Raises `SpecError` for a pattern without names."""
     first: dict[str, str] = {}
     for pattern in patterns:
         found = [name for name in names if fnmatchcase(name, pattern)]

@@ -22,10 +22,10 @@ DENSE = Dense()
 def by_size(limit: int, *, large: Any, small: Any = DENSE) -> Method:
     """Apply one method to large tensors, another to small ones. Payload: the sum of their payloads.
 
-    A codec, selector or reducer leaves tensors of one dimension dense, as everywhere.
+    A codec, selector or reducer leaves one-dimensional tensors dense.
 
     Args:
-        limit: A tensor with this many elements or more is large; 1 or more.
+        limit: Least number of elements of a large tensor; 1 or more.
         large: Any spec that `compress` accepts.
         small: Any spec that `compress` accepts.
 

@@ -1,11 +1,8 @@
 """CGX: every gradient in a few bits per entry, rounded block by block, in both directions.
 
 Markov, Ramezanikebrya, Alistarh 2022, arXiv:2111.08617. Quantiser, scatter-reduce and filters as in the
-release (IST-DASLab/torch_cgx) [V]. It reports, at 4 bits and blocks of 1024, dense to compressed: ResNet-50
-75.8 to 75.9 %, ViT-B 79.2 to 78.6 %, perplexity of Transformer-XL 22.8 to 22.9 and of GPT-2 14.1 to 13.9.
-
-Differences: tensors are distinguished by shape and size from the first step on, not the third; very large
-ones are reduced, not dropped; links inside a machine are treated like those between machines.
+release (IST-DASLab/torch_cgx) [V]. Differences: tensors are distinguished from the first step on, not the
+third; very large ones are reduced, not dropped; links inside a machine are treated like others.
 """
 
 from __future__ import annotations
@@ -36,17 +33,13 @@ def cgx(
     min_size: int = 1024,
     adapt_every: int = 0,
 ) -> Method:
-    """Per tensor of two dimensions and more, and of `min_size` elements and more, on N ranks:
-
+    """Per tensor of at least two dimensions and `min_size` elements, on N ranks:
         C(x) = min + unit * floor((x - min) / unit + r),   unit = (max - min) / (2^bits - 1) of each block
         piece p of the mean = C(1/N * (g_p + sum over ranks r != p of C(g_r))), added up on rank p
 
-    r = 1/2, or with `rounding='stochastic'` uniform in [0, 1). Other tensors are summed without compression.
-    Works with any optimiser.
-
-    There is no feedback, as in the release, so rounding to nearest always loses entries below half a unit. At
-    2 bits use 'stochastic', or `scatter_reduce(minmax(bits=2, block=16), feedback='both')`, which stores the
-    loss of both roundings.
+    r = 1/2, or with `rounding='stochastic'` uniform in [0, 1). Other tensors are summed uncompressed. As in
+    the release, there is no feedback, so rounding to nearest always loses entries below half a unit: at 2
+    bits use 'stochastic', or `scatter_reduce(minmax(bits=2, block=16), feedback='both')`.
 
     Payload: bits + 64 / block bits per entry, (N - 1) / N of it up and 1 / N down: 4.125.
 
@@ -54,13 +47,13 @@ def cgx(
         bits: Bits per entry, 1 to 8.
         block: Entries that share a minimum and a unit.
         rounding: "nearest" or "stochastic".
-        pattern: How ranks exchange the pieces, see `scatter_reduce`.
+        pattern: How ranks exchange pieces, see `scatter_reduce`.
         min_size: Tensors with fewer elements are not compressed.
-        adapt_every: Steps after which `adaptive_bits` gives each tensor new bits, 2 to 8: the fewest bytes at
-            the error of `bits` for all. 0: never. Recalled, not checked with code.
+        adapt_every: Steps between new bits by `adaptive_bits`, 2 to 8: the fewest bytes at the error of
+            `bits` for all. 0: never. Recalled, not checked with code.
 
     Raises:
-        SpecError: An argument is outside its range.
+        SpecError: An argument is out of range.
 
     >>> cgx(bits=8)
     cgx(bits=8)

@@ -1,7 +1,7 @@
 """COMP-AMS: AMSGrad on gradients that are compressed with error feedback.
 
-Li, Karimi, Li 2022, arXiv:2205.05632. No public code was available; the algorithm is the standard one of the
-paper [recalled]. All ranks compute equal moments from the mean, without a server.
+Li, Karimi, Li 2022, arXiv:2205.05632 [recalled; no public code]. All ranks compute equal moments from the
+mean.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ AMSGRAD = Requires("laconic.optim.AMSGrad, or torch.optim.Adam or AdamW with ams
 def comp_ams(compressor: Any = TOPK) -> Method:
     """c_i = C(g_i + e_i);   e_i = g_i + e_i - c_i;   AMSGrad steps along the mean of c_i.
 
-    Tensors of one dimension are summed without compression. Needs `laconic.optim.AMSGrad`, or Adam or AdamW
-    with `amsgrad=True`: sparse gradients make v fluctuate, and only its maximum is a safe scale. Payload:
-    that of `compressor`.
+    One-dimensional tensors are summed uncompressed. Needs `laconic.optim.AMSGrad`, or Adam or AdamW with
+    `amsgrad=True`: sparse gradients make v fluctuate, and only its maximum is a safe scale. Payload: that of
+    `compressor`.
 
     Args:
-        compressor: A codec, selector or reducer; the paper's are `topk(density=0.01)`, the default, and
+        compressor: A codec, selector or reducer: by default `topk(density=0.01)`; the paper also has
             `sign()`. `dense()` is AMSGrad on the exact mean. An unbiased codec has no feedback, e_i = 0.
 
     Raises:

@@ -1,7 +1,7 @@
 """DeMo: ranks keep their momentum local, and send only its strongest frequencies.
 
 Peng, Quesnelle, Kingma 2024, arXiv:2411.19870. Reconstruction: the first version's equations, with our own
-wire. Public code sends float32 values with 64-bit positions, 12 bytes per coefficient; here it is 1.3.
+wire of 1.3 bytes per coefficient (public code: 12).
 """
 
 from __future__ import annotations
@@ -31,25 +31,24 @@ def demo(
     density: float = 1 / 128, *, tile: int = 64, decay: float = 0.999, values: Codec = CENTROIDS
 ) -> Method:
     """Per tensor of two dimensions and more, on each rank, with the cosine transform D of tiles (see `dct`):
-
         m = decay * m + g;   S = top density * tile^2 of |D m| in each tile;   send C((D m)[S])
         m = m - D'(sent share);   the optimiser gets D'(mean over ranks of the sent shares)
 
-    Fast components are sent at once; slow ones accumulate until they are strong. The paper's first version
-    steps along the sign of the mean: that is `torch.optim.Adam(parameters, lr=0.001, betas=(0.0, 0.0))`. Any
-    optimiser works, also with momentum. Tensors of one dimension are summed without compression.
+    The paper's first version steps along the sign of the mean: `torch.optim.Adam(parameters, lr=0.001,
+    betas=(0.0, 0.0))`. Any optimiser works, also with momentum. One-dimensional tensors are summed
+    uncompressed.
 
     Payload: about density * n * (2 + log2(1 / density) + 1.5) bits, by default 390 times less than the
-    gradient. Memory: one float32 an element.
+    gradient. Memory: one float32 per element.
 
     Args:
-        density: Share of each tile's coefficients that is sent, in (0, 1], such as 32 of 64 * 64.
+        density: Share of each tile's coefficients sent, in (0, 1].
         tile: Side of a tile, a power of two from 2 to 256.
         decay: Share of the momentum that a step keeps, in (0, 1].
         values: Codec of the coefficients.
 
     Raises:
-        SpecError: An argument is outside its range.
+        SpecError: An argument is out of range.
 
     >>> demo(density=0.01, decay=0.99)
     demo(density=0.01, decay=0.99)

@@ -28,7 +28,7 @@ from laconic.reducers.server import Server
 from laconic.reducers.sum import Sum
 
 DENSE = Dense()
-FIRST = 0.25  # the paper's; each stage has a quarter of the density before
+FIRST = 0.25  # the paper's
 
 
 @method(
@@ -58,34 +58,33 @@ def dgc(
         send v[S];            v[S] = 0,  u[S] = 0
         w = w - lr * (mean of the sent shares + weight decay)
 
-    Tensors of one dimension are summed without compression, with SGD's own momentum. The momentum is that of
-    a `torch.optim.SGD` or `laconic.optim.LARS`; tensors of other optimisers have plain error feedback, and a
-    log line gives the reason.
+    One-dimensional tensors are summed uncompressed, with SGD's own momentum. The momentum is that of a
+    `torch.optim.SGD` or `laconic.optim.LARS`; tensors of other optimisers have plain error feedback, which is
+    logged.
 
     Payload: about density * n * (32 + log2(1 / density) + 1.5) bits, to each of the N - 1 others. With
-    `down`, each entry is sent to the rank that serves it, and the servers answer with the share `down`: a
-    rank sends at most twice as much among 64 ranks as among 4, from 2 million entries on (see `server`). Up
-    to N * density of the entries arrive at the servers; all but `down` wait there, without further momentum,
-    longer with more ranks.
+    `down`, servers of the entries answer with the share `down`: a rank sends at most twice as much among 64
+    ranks as among 4, from 2 million entries on (see `server`). Up to N * density of the entries reach the
+    servers; all but `down` wait there, without further momentum.
 
     Args:
-        density: Share of the entries that is sent, in (0, 1].
+        density: Share of entries sent, in (0, 1].
         warmup_steps: Approximate number of first steps with a higher density.
         warmup: Densities of the warm-up, in equal stages. None: 0.25, 0.0625, ... down to `density`. A
             leading 1.0 is plain momentum SGD.
-        sample_ratio: Share of the entries that the threshold is estimated from.
+        sample_ratio: Share of entries that the threshold is estimated from.
         masking: Whether sent entries are also cleared in u.
-        clip: Norm of the gradient summed over ranks; each rank's whole gradient, vectors included, is limited
-            to clip / sqrt(N), after dense steps of the warm-up. With several buckets, an estimate from the
-            last step is used, see `laconic.exchange.clip`.
-        down: Share of the entries that servers answer, in (0, 1], and at least that of a warm-up's stage; for
-            groups of 16 and more. None: every rank receives every message.
+        clip: Norm of the gradient summed over ranks; each rank's whole gradient is limited to clip / sqrt(N),
+            after dense warm-up steps; with several buckets, by the last step's estimate, see
+            `laconic.exchange.clip`.
+        down: Share of entries that servers answer, in (0, 1], and at least that of a warm-up's stage; for 16
+            ranks and more. None: every rank receives every message.
         values: Codec of the values.
         indices: Coding of the positions.
         vectors: Type of one-dimensional tensors on the wire.
 
     Raises:
-        SpecError: An argument is outside its range.
+        SpecError: An argument is out of range.
 
     >>> dgc(density=0.01, warmup_steps=400)
     dgc(density=0.01, warmup_steps=400)
@@ -121,25 +120,23 @@ def dgc(
 
 
 class Warmup(TypedDict):
-    """Warm-up arguments of `dgc`."""
-
     warmup_steps: int
     warmup: tuple[float, ...]
 
 
 def by_epoch(density: float = 0.001, *, epochs: int = 4, steps_per_epoch: int) -> Warmup:
-    """Return the paper's warm-up: a quarter of the entries in the first epoch, a quarter of that next, etc.
+    """Return the paper's warm-up: density 1/4 in the first epoch, a quarter of that in the next, etc.
 
     Args:
-        density: The final density, which no epoch falls below.
+        density: Final density.
         epochs: Epochs with a higher density; 4 in the paper.
-        steps_per_epoch: Optimiser steps of an epoch: `len(loader)`, divided by the backward passes of a step.
+        steps_per_epoch: Optimiser steps of an epoch.
 
     Returns:
         Arguments for `dgc`.
 
     Raises:
-        SpecError: An argument is outside its range.
+        SpecError: An argument is out of range.
 
     >>> dgc(density=0.01, **by_epoch(0.01, epochs=3, steps_per_epoch=500))
     dgc(density=0.01, warmup_steps=1500, warmup=(0.25, 0.0625, 0.015625))

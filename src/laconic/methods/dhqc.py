@@ -1,7 +1,7 @@
 """Deep Hierarchy Quantization Compression: the largest entries, their magnitudes in a few groups by size.
 
 Jiang et al. 2022, arXiv:2212.14760. A reconstruction from the abstract, the only public part. Its dynamic
-sampling of clients is in `laconic.federated.samplings`.
+sampling of clients: `laconic.federated.samplings`.
 """
 
 from __future__ import annotations
@@ -39,29 +39,27 @@ def dhqc(
     indices: IndexCoding = GOLOMB,
     momentum: Momentum = "local",
 ) -> Method:
-    """Per tensor of two dimensions and more, on each rank:
+    """Per tensor of two dimensions and more (others are summed uncompressed), on each rank:
 
         x = e + g;   S = top density * n of |x|, sorted and cut into `levels` groups of equal count
         send S, the mean of |x| in each group, and the sign and the group of each entry
         C(x) = sign(x) * mean of its group on S, 0 elsewhere;   e = x - C(x)
 
-    With one level this is `stc(density)`, bit for bit. Tensors of one dimension are summed without
-    compression. Payload: about k (log2(1 / density) + 2.5 + log2(levels)) + 32 * levels bits, k = density *
-    n, each way. Without `down`, each rank sends its message to the N - 1 others.
+    With one level this is `stc(density)`, bit for bit. Payload: about k (log2(1 / density) + 2.5 +
+    log2(levels)) + 32 * levels bits, k = density * n, each way.
 
     Args:
-        density: Share of the entries that is sent, in (0, 1].
+        density: Share of entries sent, in (0, 1].
         levels: Number of groups. With `error`, the maximum.
-        error: Each tensor gets 1, 2, 4, ... groups, until the squared error of its sent entries is at most
-            this share; one more byte per tensor gives their number. None: always `levels`.
-        down: Density of the answer: the tensor's server averages the messages and answers with C of this
-            density and its own error feedback. None: every rank receives every message.
-        indices: Coding of the positions; `fine_delta()` is shorter if large entries come in clusters.
-        momentum: "local" applies the momentum of a `torch.optim.SGD` before compression, see
-            `error_feedback`; "optimizer" leaves it to the optimiser, as the paper does.
+        error: Each tensor gets 1, 2, 4, ... groups, one more byte, until the squared error of its sent
+            entries is at most this share. None: always `levels`.
+        down: Density of the server's answer, which has its own error feedback. None: each rank sends to all
+            others.
+        indices: Coding of the positions; `fine_delta()` for clustered entries.
+        momentum: As for `stc`.
 
     Raises:
-        SpecError: An argument is outside its range.
+        SpecError: An argument is out of range.
 
     >>> dhqc(levels=2)
     dhqc(levels=2)

@@ -1,8 +1,8 @@
 """EF21-SGDM: compressed changes of each rank's averaged gradient, added up to one mean on all ranks.
 
 Richtarik, Sokolov, Fatkhullin 2021, arXiv:2106.05203 (EF21); Fatkhullin, Tyurin, Richtarik 2023,
-arXiv:2305.15155 (its momentum). Both as recalled. The papers send a first gradient whole; here all estimates
-begin at zero.
+arXiv:2305.15155 (its momentum); both recalled. All estimates begin at zero; the papers send a whole first
+gradient.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ TOP = TopK(density=0.01)
     examples=("ef21_sgdm()", "ef21_sgdm(sign(), eta=1.0)"),
 )
 def ef21_sgdm(compressor: Any = TOP, *, eta: float = 0.1) -> Method:
-    """Per tensor of two dimensions and more, on rank i, with v_i, h_i and G zero at first:
+    """Per tensor of two dimensions and more (others are summed uncompressed), on rank i, with v_i, h_i and G
+    zero at first:
 
         v_i = (1 - eta) * v_i + eta * g_i        c_i = C(v_i - h_i)        h_i = h_i + c_i
         G = G + mean over ranks of c_i;          the optimiser gets G
 
-    When gradients converge, C's error goes to zero: unlike error feedback, it needs no bound on gradients, no
-    large batches, and no similarity of the ranks' data. Works with any optimiser; the papers use SGD without
-    momentum, as eta plays that role: the learning rate is then 1 / eta times that of SGD with momentum 1 -
-    eta. Tensors of one dimension are summed without compression. Payload: that of `compressor`. Memory: three
-    float32 per element.
+    When gradients converge, C's error goes to zero: unlike error feedback, this needs no bound on gradients,
+    large batches, or similar data on the ranks. Any optimiser works; the papers use SGD without momentum, as
+    eta plays that role: its learning rate is 1 / eta times that of SGD with momentum 1 - eta. Payload: that
+    of `compressor`. Memory: three float32 per element.
 
     Args:
         compressor: C, a codec, selector or reducer with an error below |x|^2, by default topk(density=0.01).

@@ -30,16 +30,15 @@ def error_fed(
 ) -> Method:
     """x = decay * e + g;  send C(x), times 1 / (1 + omega) if damped;  e = x - sent share.
 
-    Without this method, a biased codec has feedback with decay 1, and an unbiased one has none. Tensors of
-    one dimension are summed without compression. Payload: that of `compressor`.
+    Without this method, a biased codec has feedback with decay 1, and an unbiased one has none.
+    One-dimensional tensors are summed uncompressed. Payload: that of `compressor`.
 
     Args:
         compressor: A codec, selector or reducer.
         decay: Share of the error that the next step adds.
         damped: Whether messages are damped, which allows feedback for an unbiased codec of high variance.
-        momentum: "local" applies the momentum of a `torch.optim.SGD` before compression, see
-            `error_feedback`; with `powersgd` it stays in the optimiser. "optimizer" always leaves it there,
-            as the paper does.
+        momentum: "local": SGD's, before compression, see `error_feedback`, except with `powersgd`;
+            "optimizer": in the optimiser, as in the paper.
 
     Raises:
         SpecError: An argument is invalid, or `compressor` is a method.

@@ -1,7 +1,7 @@
 """FastSGD: large entries only, their values as small logarithms, their positions in adaptive widths.
 
 Yang, Chen, Zeng, Gao 2021, arXiv:2112.04291. A reconstruction from the abstract, the only public part: values
-as logarithms quantised to small integers, and a threshold on these; positions by adaptive fine-grained delta
+as logarithms quantised to small integers, with a threshold; positions by adaptive fine-grained delta
 encoding.
 """
 
@@ -29,27 +29,22 @@ MOST = 254
     examples=("fastsgd()", "fastsgd(base=1.5, floor=4)"),
 )
 def fastsgd(base: float = 2.0, *, floor: int = 3, momentum: Momentum = "local") -> Method:
-    """Per tensor of two dimensions and more, on each rank:
+    """Per tensor of two dimensions and more (others are summed uncompressed), on each rank:
 
         x = e + g;   s = max |x|;   q = round(log_base(s / |x|));   keep those with q <= floor
         send s, and of each kept entry its position, its sign and q;   e = x - sign(x) * s * base^-q
 
-    The gradient decides how many entries are kept. Of the weights of a small network
-    (benchmarks/gradient.py), floor = 1, 2, 3, 4 keeps 3, 14, 29 and 44 %, with 51, 85, 97 and 99.4 % of the
-    squared norm. To choose a density, use `topk`. Payload: about k (log2(floor + 2) + log2(n / k) + 3.4)
-    bits, if k of n entries are kept.
-
-    The error feedback is ours: without it, that network would lose 0.07 of the squared norm in each step.
-    Tensors of one dimension are summed without compression.
+    For a small network (benchmarks/gradient.py), floor = 1, 2, 3, 4 keeps 3, 14, 29 and 44 % of the entries,
+    with 51, 85, 97 and 99.4 % of the squared norm. To choose a density, use `topk`. Payload: about k
+    (log2(floor + 2) + log2(n / k) + 3.4) bits for k of n entries. The error feedback is ours.
 
     Args:
         base: Base of the logarithm.
         floor: Largest q that is kept, 0 or more.
-        momentum: "local" applies the momentum of a `torch.optim.SGD` before compression, see
-            `error_feedback`; "optimizer" leaves it to the optimiser, as the paper does.
+        momentum: As for `stc`.
 
     Raises:
-        SpecError: An argument is outside its range.
+        SpecError: An argument is out of range.
 
     >>> fastsgd(floor=2)
     fastsgd(floor=2)

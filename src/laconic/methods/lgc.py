@@ -1,9 +1,8 @@
 """LGC, learned gradient compression: dense steps, then top-k steps that train a net, then the net's codes.
 
-Abrahamyan et al. 2021, arXiv:2103.08870. A reconstruction, as we know no code of the authors: the phases,
-their lengths, the net and the dense layers are those of a third party's implementation of the
-parameter-server instance, here `per_node`; the ring instance is from memory. See `learned_code` for our
-changes.
+Abrahamyan et al. 2021, arXiv:2103.08870. A reconstruction, as we know no code of the authors: phases, net and
+dense layers follow a third party's implementation of the parameter-server instance, here `per_node`; the ring
+instance is from memory. Our changes: `learned_code`.
 """
 
 from __future__ import annotations
@@ -51,36 +50,28 @@ def lgc(
         2. `train_steps` steps: the values at a leader's largest entries, which train a net; leaders change
         3. from then on: codes of these values, a quarter as long
 
-    The first and the last of these tensors, a model's first and last layer, are summed without compression,
-    and so are tensors of one dimension. Works with any optimiser. Payload in phase 3, with k = density * n: k
-    bytes of code, and k (log2(1 / density) + 1.5) bits from the leader.
+    Other tensors are summed uncompressed. Payload in phase 3, with k = density * n: k bytes of code, and k
+    (log2(1 / density) + 1.5) bits from the leader.
 
-    From memory, the paper sends the last layer's largest entries without a net: `last_layer="topk"`, by
-    `cltk`. On MNIST (4 ranks, 400 steps, density 0.01, 3 seeds, docs/own_rates.md), each at its own rate,
-    dense training has 96.60 ± 0.10 %, LGC 93.10 ± 0.67, with `last_layer="topk"` 92.91 ± 0.60, with
-    `instance="per_node"` 91.85 ± 0.97, and with twice as many steps that train the net 94.78 ± 0.10. After
-    1,600 steps it is 0.58 points below dense training in one seed; the paper claims 0.18 for ResNet-101 on
-    CIFAR-10.
-
-    As measured, the code is not better than exact entries of as many bytes: at density 0.01 on 4 ranks it
-    retains 0.42 of the energy of the values at first, and less later (see `learned_code`). For the best
+    On MNIST (4 ranks, 400 steps, density 0.01, docs/own_rates.md) dense training has 96.60 ± 0.10 %, LGC
+    93.10 ± 0.67, with twice the `train_steps` 94.78 ± 0.10; after 1,600 steps it is 0.58 points below dense
+    training. The code is not better than exact entries of as many bytes (see `learned_code`): for the best
     accuracy per byte, use `topk` at a lower density.
 
     Args:
-        density: Share of the entries that is sent, in (0, 1]; default: 0.001.
+        density: Share of entries sent, in (0, 1]; default: 0.001.
         instance: "ring" (default) averages the codes of all ranks; "server" sends one rank's code, and the
-            `innovation` * n largest values of each rank; "per_node" does so with a decoder for each rank, as
-            in the paper.
-        innovation: Share of the entries that each rank adds without "ring"; default: 1e-5.
+            `innovation` * n largest values of each rank; "per_node" adds a decoder for each rank, as in the
+            paper.
+        innovation: Share of entries that each rank adds without "ring"; default: 1e-5.
         dense_steps: Steps of phase 1, 0 or more; default: 200.
         train_steps: Steps of phase 2, 1 or more; default: 300.
-        last_layer: "dense" (default) sums the last layer after phase 1 too; "topk" then sends its density * n
-            largest entries, chosen by one rank per step, with error feedback.
-        momentum: "local" (default) applies the momentum of a `torch.optim.SGD` before compression, see
-            `error_feedback`; "optimizer" leaves it to the optimiser, as the paper does.
+        last_layer: "dense" (default) sums the last layer; "topk", the paper's from memory, sends its density
+            * n largest entries after phase 1 by `cltk`, with error feedback.
+        momentum: As for `stc`; default: "local".
 
     Raises:
-        SpecError: An argument is outside its range, or the model has fewer than three matrices.
+        SpecError: An argument is out of range, or the model has fewer than three matrices.
 
     >>> lgc(density=0.01, dense_steps=100)
     lgc(density=0.01, dense_steps=100)
@@ -96,12 +87,10 @@ def lgc(
 
 
 def after(steps: int, reducer: Reducer) -> Reducer:
-    """Return the reducer, preceded by this number of steps of plain sums."""
     return DenseFirst(reducer, steps) if steps else reducer
 
 
 def is_inner(entry: Entry, model: Layout) -> bool:
-    """Return whether a tensor has two dimensions or more, and is neither the first nor the last of these."""
     weights = [each.name for each in model if matrices(each, model)]
     if len(weights) < 3:
         raise SpecError(
@@ -112,5 +101,4 @@ def is_inner(entry: Entry, model: Layout) -> bool:
 
 
 def is_last(entry: Entry, model: Layout) -> bool:
-    """Return whether a tensor is the last of two dimensions and more."""
     return entry.name == [each.name for each in model if matrices(each, model)][-1]

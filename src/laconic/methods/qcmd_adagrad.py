@@ -24,9 +24,9 @@ ADAGRAD = QCMDAdaGrad.requirement()
 def qcmd_adagrad(compressor: Any = TERNARY) -> Method:
     """g = mean of Q(g_i), for `laconic.optim.QCMDAdaGrad`.
 
-    Q compresses matrices without feedback, as in the paper; tensors of one dimension are summed without
-    compression. The optimiser's `zero_share()` returns the model's sparsity. Payload: that of `compressor`,
-    1.6 bits per entry by default.
+    Q compresses matrices without feedback, as in the paper; one-dimensional tensors are summed uncompressed.
+    The optimiser's `zero_share()` returns the model's sparsity. Payload: that of `compressor`, 1.6 bits per
+    entry by default.
 
     Args:
         compressor: Q, any codec, by default threshold_ternary(). `dense()` is the exact mean.

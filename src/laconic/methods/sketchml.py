@@ -28,32 +28,30 @@ from laconic.reducers.sum import Sum
 def sketchml(
     density: float = 0.01, *, bins: int = 256, groups: int | None = None, momentum: Momentum = "local"
 ) -> Method:
-    """Per tensor of two dimensions and more, on each rank:
+    """Per tensor of two dimensions and more (others are summed uncompressed), on each rank:
 
         x = e + g;   S = top density * n of |x|, sorted by x and cut into `bins` bins
         send S, the mean of each bin, and the bin of each entry;   e = x - sent share
 
     Differences from the paper, whose gradients are sparse and sent whole: the largest entries are chosen,
-    with error feedback for the rest; a bin is a mean, not the middle of its interval; deltas may have any
-    number of bits. Tensors of one dimension are summed without compression. Payload: about k (log2(1 /
-    density) + 2.4 + log2(bins)) + 32 * bins bits, k = density * n: with a few hundred sent entries use fewer
-    bins.
+    with error feedback; a bin is a mean, not the middle of its interval; deltas may have any number of bits.
+    Payload: about k (log2(1 / density) + 2.4 + log2(bins)) + 32 * bins bits, k = density * n: for a few
+    hundred sent entries use fewer bins.
 
     With `groups` the bins are sent in the paper's MinMaxSketch (`minmax_sketch`): log2(groups) + 0.6
     log2(bins / groups) bits per value instead of log2(bins). With 256 bins in 16 groups
-    (benchmarks/sketch.py) these are 6.4 bits instead of 8, but the squared error of the sent values is 18 to
-    30 times larger; plain bins have that error with 4.3 to 4.9 bits.
+    (benchmarks/sketch.py) these are 6.4 bits instead of 8, but with 18 to 30 times the squared error; plain
+    bins have that error with 4.3 to 4.9 bits.
 
     Args:
-        density: Share of the entries that is sent, in (0, 1].
+        density: Share of entries sent, in (0, 1].
         bins: Number of bins.
-        groups: Number of groups of bins, each with a separate sketch; it divides `bins`. The paper's code has
-            8 of both signs, here a group has one sign: use 16. None: no sketch.
-        momentum: "local" applies the momentum of a `torch.optim.SGD` before compression, see
-            `error_feedback`; "optimizer" leaves it to the optimiser, as the paper does.
+        groups: Groups of bins, each with a sketch and one sign; divides `bins`. 16 is the paper's 8 of both
+            signs. None: no sketch.
+        momentum: As for `stc`.
 
     Raises:
-        SpecError: An argument is outside its range.
+        SpecError: An argument is out of range.
 
     >>> sketchml(bins=64)
     sketchml(bins=64)

@@ -1,6 +1,6 @@
 """Sparse Adam: the entries of the momentum that move the weights most, with a variance that is frozen.
 
-After Tang et al. 2021, arXiv:2102.02888 (1-bit Adam), who freeze the variance, so that Adam is linear in its
+After Tang et al. 2021, arXiv:2102.02888 (1-bit Adam), whose frozen variance makes Adam linear in its
 momentum, and Sattler et al. 2019, arXiv:1903.02891 (STC), who send the signs of the largest entries.
 """
 
@@ -40,33 +40,33 @@ def sparse_adam(
     values: Codec = SIGNS,
     indices: IndexCoding = GOLOMB,
 ) -> Method:
-    """After a warm-up of Adam, v is frozen. Per tensor of two dimensions and more, on rank i, with
-    D = sqrt(vhat) + eps:
+    """After a warm-up of Adam, v is frozen. Per tensor of two dimensions and more, on rank i, with D =
+    sqrt(vhat) + eps:
 
         x = e + (b1 * m + (1 - b1) * g_i) / D        S = top density * n of |x|        e = x - C(x)
         send C(x): S, the signs of x[S], and their mean magnitude
         m = D * mean of C(x) over ranks              w = w - lr * m / D
 
-    This is 1-bit Adam that sends few entries, to all ranks or with `down` to servers, and chooses them by |m|
-    / D, which moves the weights. The rest is as in `onebit_adam`.
+    This is 1-bit Adam that sends few entries, chosen by |m| / D, which moves the weights. The rest is as in
+    `onebit_adam`.
 
-    Needs `torch.optim.Adam` or `AdamW`, with or without amsgrad. Payload after the warm-up: about density * n
-    * (log2(1 / density) + 2.5) bits, to each of the N - 1 others; in the warm-up 32 * n bits. Memory: 4 bytes
-    per entry of a matrix, for e, in addition to Adam's; during a step 4 buffers as large as the gradient.
-    Error of a message: omega <= 1 - 1 / n.
+    Needs `torch.optim.Adam` or `AdamW`, also with amsgrad. Payload after the warm-up: about density * n *
+    (log2(1 / density) + 2.5) bits, to each of the N - 1 others; in the warm-up 32 * n bits. Memory: 4 bytes
+    per entry of a matrix, in addition to Adam's; during a step 4 buffers as large as the gradient. Error of a
+    message: omega <= 1 - 1 / n.
 
     Args:
-        density: Share of the entries that is sent, in (0, 1].
-        warmup_steps: Steps of the warm-up, 1 or more, including any rise of the learning rate. None: until v
-            has settled, see `laconic.optim.settled_variance`; that takes more than 1 / (1 - b2) steps, and
-            gradients are averaged inside `optimizer.step()`.
-        down: Share of the entries that a tensor's server answers, with its own feedback, see `server`: for
-            groups of 16 and more. None: every rank receives every message and averages.
+        density: Share of entries sent, in (0, 1].
+        warmup_steps: Warm-up steps, 1 or more, with any rise of the learning rate. None: until v has settled,
+            see `laconic.optim.settled_variance`; that takes more than 1 / (1 - b2) steps, and gradients are
+            averaged inside `optimizer.step()`.
+        down: Share of entries that a tensor's server answers, with its own feedback, see `server`: for 16
+            ranks and more. None: every rank receives every message.
         values: Codec of the values.
         indices: Coding of the positions.
 
     Raises:
-        SpecError: An argument is outside its range.
+        SpecError: An argument is out of range.
 
     >>> sparse_adam(density=0.05, warmup_steps=400)
     sparse_adam(density=0.05, warmup_steps=400)

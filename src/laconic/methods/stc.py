@@ -1,9 +1,8 @@
 """Sparse Ternary Compression: the largest entries of each tensor, as positions, signs and one magnitude.
 
 Sattler et al. 2019, arXiv:1903.02891. Verified against the authors' release (felisat/federated-learning).
-Differences: entries are chosen by index, while the release compares with a threshold, and so sends more than
-k entries if some are equal. Positions are Golomb-Rice coded on the wire; the release only counts their bits.
-One-dimensional tensors are summed without compression.
+Differences: entries are chosen by index, not by a threshold, which sends more than k if some are equal;
+positions are Golomb-Rice coded on the wire (the release only counts their bits); vectors are dense.
 """
 
 from __future__ import annotations
@@ -41,21 +40,19 @@ def stc(
         x = e + g;   S = top density * n of |x|;   m = mean of |x[S]|
         send S and the signs of x[S], for C(x) = m * sign(x) on S, 0 elsewhere;   e = x - C(x)
 
-    Every rank sends in every step; see `server` for a server that stores its last answers for absent clients.
-    Payload: about k (log2(1 / density) + 2.5) bits and 32, k = density * n, each way, by default 1,150 times
-    less than the gradient. Without `down`, each rank sends its message to the N - 1 others.
+    Every rank sends in every step; for absent clients see `server`. Payload: about k (log2(1 / density) +
+    2.5) bits and 32, k = density * n, each way, by default 1,150 times less than the gradient.
 
     Args:
-        density: Share of the entries that is sent, in (0, 1].
-        down: Density of the answer: the tensor's server averages the messages and answers with C of this
-            density and its own error feedback, as in the paper. None: every rank receives every message and
-            averages.
-        indices: Coding of the positions; `fine_delta()` is shorter if large entries come in clusters.
-        momentum: "local" applies the momentum of a `torch.optim.SGD` before compression, see
-            `error_feedback`; "optimizer" leaves it to the optimiser, as the paper does.
+        density: Share of entries sent, in (0, 1].
+        down: Density of the server's answer, which has its own error feedback, as in the paper. None: each
+            rank sends to all others.
+        indices: Coding of the positions; `fine_delta()` for clustered entries.
+        momentum: "local": SGD's, before compression, see `error_feedback`; "optimizer": in the optimiser, as
+            in the paper.
 
     Raises:
-        SpecError: An argument is outside its range.
+        SpecError: An argument is out of range.
 
     >>> stc(density=0.01, down=0.02)
     stc(density=0.01, down=0.02)

@@ -1,9 +1,7 @@
 """TernGrad: every entry of a gradient is +1, -1 or 0, times one scale per tensor.
 
 Wen et al. 2017, arXiv:1705.07878. Clipping, the maximum of the scales, and float32 for small tensors and the
-last layer are as in the authors' release (wenwei202/terngrad) [V]. It reports no loss for AlexNet and less
-than 2 points for GoogLeNet on ImageNet [abstract]; CIFAR-10 with Adam 85.64 % against 86.56 in float32
-[recalled].
+last layer as in the authors' release (wenwei202/terngrad) [V].
 """
 
 from __future__ import annotations
@@ -46,20 +44,19 @@ def terngrad(
         t = sign(g) with probability min(|g| / s, 1), else 0
         mean = s / N * (sum over ranks of t)
 
-    The root mean square rms, which is sigma if the mean is 0, is ours (see `ternary`). There is no feedback:
-    apart from entries beyond `clip`, the error has mean zero. Works with any optimiser, with momentum.
-    Tensors of one dimension are summed without compression.
+    The root mean square rms, equal to sigma for mean 0, is ours (see `ternary`). There is no feedback: apart
+    from entries beyond `clip`, the error has mean zero. One-dimensional tensors are summed uncompressed.
 
     Payload: 2 bits per entry and 4 bytes per tensor; with a shared scale (N-1)/N * 2 bits up and 1/N *
     log2(2N + 1), rounded up, down.
 
     Args:
-        clip: Entries are clipped at this many standard deviations; 0 disables clipping.
-        scale: "shared"; or "own", for ranks whose gradients differ much in size: each rank uses its own
-            scale, and all ranks gather all messages.
+        clip: Standard deviations at which entries are clipped; 0: no clipping.
+        scale: "shared"; or "own", for ranks whose gradients differ much in size: all ranks gather all
+            messages.
         last_layer: "ternary", or "fp32": the model's last matrix is not compressed.
         small: Tensors with fewer elements are not compressed.
-        packing: "bits", 2 bits an entry, or with `scale='own'` "base3", 1.6 bits.
+        packing: "bits", 2 bits per entry, or with `scale='own'` "base3", 1.6 bits.
 
     Raises:
         SpecError: An argument is invalid, or packing='base3' is used without scale='own'.

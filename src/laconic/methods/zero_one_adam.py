@@ -35,12 +35,11 @@ def zero_one_adam(
 
         m_i = b1 * m_i + (1 - b1) * g_i        w_i = w_i - lr * m_i / D
 
-    with rounds, first at every step, then at growing intervals. At a round m becomes C(mean of the ranks'
-    mean m_i), with feedback both ways, and w follows from it and the last round's w. Vectors are not
-    compressed.
+    with rounds at growing intervals. At a round m becomes C(mean of the ranks' mean m_i), with feedback both
+    ways, and w follows from it and the last round's w. Vectors are not compressed.
 
-    Between rounds replicas differ, and so do the ranks' checkpoints; the handle's `remove()` ends with a
-    round. Steps that a GradScaler skips do not count. Needs `torch.optim.Adam` or `AdamW`; the rest is as in
+    Between rounds replicas and the ranks' checkpoints differ; the handle's `remove()` ends with a round.
+    Steps skipped by a GradScaler do not count. Needs `torch.optim.Adam` or `AdamW`; the rest is as in
     `onebit_adam`. Payload: about 2 bits per parameter and round.
 
     Args:

@@ -4,8 +4,8 @@
     settle()              on all ranks: apply the drafts
     discard()             on all ranks: drop the drafts
 
-If a step fails on any rank, no side stores anything of it. The version is a digest of every body that has
-changed the buffer, in order: sides with the same version hold the same bytes.
+If a step fails on any rank, no side stores it. The version is a digest of all bodies that changed the buffer:
+equal versions have equal bytes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch import Tensor
 from laconic.data.memory import Memory
 
 WAY_OUT = "handle.forget() on every rank empties all buffers, and each sample's next visit is its first again"
-NEW = bytes(8)  # version of an empty buffer
+NEW = bytes(8)  # of an empty buffer
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Changes of one micro-batch: sample ids int64 (k,), rows uint8 (nbytes,), and a digest of its body."""
+    """Sample ids int64 (k,), rows uint8 (nbytes,), digest of the body."""
 
     ids: Tensor
     rows: list[Tensor]
@@ -36,7 +36,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Saved:
-    """Copy of a buffer: bool (samples,), uint8 (seen samples, bytes per sample), and uint8 (8,)."""
+    """Bool (samples,), uint8 (seen samples, bytes per sample), uint8 (8,)."""
 
     seen: Tensor
     rows: Tensor
@@ -46,8 +46,8 @@ class Saved:
 class Buffer:
     """Row of bytes for each sample, in a memory that is opened on first use.
 
-    `seen`: bool (samples,), samples with a row. `version`: equal on both sides as long as their rows are.
-    `first_visits`, `changes`: samples settled for the first time, and again.
+    `seen`: bool (samples,). `version`: equal on both sides as long as their rows are. `first_visits`,
+    `changes`: samples settled for the first time, and again.
     """
 
     def __init__(self, samples: int, open_memory: Callable[[], Memory]) -> None:
@@ -59,7 +59,7 @@ class Buffer:
 
     @cached_property
     def memory(self) -> Memory:
-        """Return the rows. Raises `StateError` or `OSError` if there is no room."""
+        """Return the rows. Raises `StateError` or `OSError` without room."""
         return self._open()
 
     @property
@@ -68,7 +68,6 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
-        """Size of all rows, seen or not; 0 before the memory is open."""
         return self.memory.samples * self.memory.nbytes if self.opened else 0
 
     @property
@@ -86,16 +85,15 @@ class Buffer:
                 ) from error
 
     def draft(self, micro: int, ids: Tensor, rows: list[Tensor], body: Tensor) -> None:
-        """Record the changes of a micro-batch; the rows must not be modified afterwards.
-
-        Raises `StateError` or `OSError` if there is no room.
+        """Record changes; the rows must not be modified afterwards. Raises `StateError` or `OSError` without
+        room.
         """
-        assert self.memory is not None  # opened here, where an error still stops the step on all ranks
+        assert self.memory is not None  # an error here still stops the step on all ranks
         brought = hashlib.blake2b(body.cpu().numpy().tobytes(), digest_size=16).digest()
         self._drafts[micro] = Draft(ids, [row.cpu() for row in rows], brought)
 
     def settle(self) -> None:
-        """Apply the drafts. If the disk fails here, the next step's `check` reports it."""
+        """Apply the drafts; the next `check` reports a failing disk."""
         for _, draft in sorted(self._drafts.items()):
             with suppress(OSError):
                 for sample, row in zip(draft.ids.tolist(), draft.rows, strict=True):
@@ -111,7 +109,7 @@ class Buffer:
         self._drafts.clear()
 
     def forget(self) -> None:
-        """Reset to unseen samples. Reopens the memory, and so recovers from an earlier failure."""
+        """Reset, and reopen the memory, which recovers from a failure."""
         self.discard()
         self.close()
         self.seen.zero_()
@@ -123,7 +121,6 @@ class Buffer:
             del self.memory
 
     def digest(self) -> str:
-        """Return a digest of the stored state, equal on both sides."""
         return self.memory.digest(self.seen) if self.opened else ""
 
     def save(self) -> Saved:
@@ -138,7 +135,7 @@ class Buffer:
         )
 
     def restore(self, saved: Saved) -> None:
-        """Restore a copy. Raises `OSError`, with the buffer empty, if there is no room."""
+        """Restore a copy. Raises `OSError`, with the buffer empty, without room."""
         self.forget()
         if len(saved.rows):
             self.memory.load(saved.seen, saved.rows)

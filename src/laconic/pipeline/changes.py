@@ -16,15 +16,15 @@ from laconic.pipeline.buffer import Buffer
 from laconic.pipeline.channel import Channel, Coded, Plain, Visit, as_vector, check_finite
 from laconic.pipeline.codings.change import Change
 
-OpenMemory = Callable[[str, int], Memory]  # arguments: boundary name, bytes per row
+OpenMemory = Callable[[str, int], Memory]  # boundary name, bytes per row
 
 
 class Changes(Channel):
     """State m[sample] of each sample, stored in the codec `keep`.
 
-    Body: the wires of the micro-batch's samples, in order; preceded by their lengths, uint32 (rows,), unless
-    both codecs have fixed sizes. Both sides store decode(keep.encode(m + decoded change)), which is
-    bit-identical: immediately, or in `buffer.settle` if the visit's step can still fail.
+    Body: the samples' wires, in order; preceded by their lengths, uint32 (rows,), unless both codecs have
+    fixed sizes. Both sides store decode(keep.encode(m + decoded change)), bit-identical: immediately, or in
+    `buffer.settle` if the step can still fail.
     """
 
     def __init__(
@@ -40,13 +40,12 @@ class Changes(Channel):
     ) -> None:
         super().__init__(name, shape, dtype, seed)
         self.change, self.keep = change, keep
-        self.rows, self.n = (shape[0] if shape else 1), shape[1:].numel()  # samples, and elements per sample
+        self.rows, self.n = (shape[0] if shape else 1), shape[1:].numel()  # samples, elements per sample
         self.row_bytes = keep.nbytes(self.n)
         self.buffer = Buffer(samples, lambda: memory(name, self.row_bytes))
 
     @property
     def fixed(self) -> bool:
-        """Whether the set of new samples determines a body's length."""
         return self.change.codec.fixed_size and self.change.first_codec.fixed_size
 
     @property
@@ -102,7 +101,6 @@ class Changes(Channel):
             self._along(out[i]).copy_(value.view(self._along(out[i]).shape))
 
     def _known(self, visit: Visit) -> Tensor:
-        """Return bool (rows,): the samples seen before; all False in evaluation, which uses no buffer."""
         if not visit.training:
             return torch.zeros(self.rows, dtype=torch.bool, device="cpu")
         assert visit.ids is not None
@@ -121,7 +119,7 @@ class Changes(Channel):
         return self.keep.decode(self.buffer.memory.read(sample).to(device), self.n)
 
     def _remember(self, values: list[Tensor], visit: Visit, body: Tensor) -> list[Tensor]:
-        """Store the samples' new values and return them as stored, perhaps rounded by `keep`."""
+        """Store the values and return them as stored, perhaps rounded by `keep`."""
         if not visit.training or visit.ids is None:
             return values
         samples = visit.ids.tolist()
@@ -135,7 +133,6 @@ class Changes(Channel):
         return values if self.keep.lossless else [self.keep.decode(row, self.n) for row in rows]
 
     def _wires(self, body: Tensor, known: list[bool]) -> list[Tensor]:
-        """Return the samples' wires in a body. Raises `WireError` unless they fill it."""
         sizes = [(self.change.codec if old else self.change.first_codec).nbytes(self.n) for old in known]
         if not self.fixed:
             head, body = body[: 4 * len(known)], body[4 * len(known) :]

@@ -18,8 +18,8 @@ from laconic.core.turn import mix, name_key
 class Visit:
     """Transfer of a micro-batch.
 
-    `ids`: of its samples, int64 (rows,), or None. `may_fail`: whether other ranks can still void its step;
-    changes then wait for its end.
+    `ids`: int64 (rows,) or None. `may_fail`: whether other ranks can still void its step; changes then wait
+    for its end.
     """
 
     step: int
@@ -30,10 +30,7 @@ class Visit:
 
 
 class Channel(ABC):
-    """Encoder on the sender's side, decoder on the receiver's, with a memory if the coding has one.
-
-    `name`: boundary and tensor, such as "0>1:0"; equal on both sides.
-    """
+    """Encoder on the sender's side, decoder on the receiver's. `name`: boundary and tensor: "0>1:0"."""
 
     def __init__(self, name: str, shape: torch.Size, dtype: torch.dtype, seed: int) -> None:
         self.name, self.shape, self.dtype = name, shape, dtype
@@ -45,7 +42,7 @@ class Channel(ABC):
         """Largest size of a body, in bytes."""
 
     def room(self, visit: Visit) -> int:
-        """Return the largest size of this visit's body, from facts known to both sides."""
+        """Return the largest size of this visit's body."""
         return self.most
 
     @abstractmethod
@@ -57,7 +54,7 @@ class Channel(ABC):
         """Decode a body to `out`. Raises `WireError` for an invalid body."""
 
     def agreed(self, visit: Visit) -> tuple[bytes | str, ...]:
-        """Return the facts that must be equal on both sides to decode a body."""
+        """Return the facts that must be equal on both sides."""
         return self.name, repr((tuple(self.shape), self.dtype, visit.step, visit.micro, visit.training))
 
     def key(self, visit: Visit, sample: int = 0) -> int:
@@ -65,8 +62,6 @@ class Channel(ABC):
 
 
 class Plain(Channel):
-    """The tensor's own bytes, lossless."""
-
     @property
     def most(self) -> int:
         return self.shape.numel() * self.dtype.itemsize
@@ -82,8 +77,6 @@ class Plain(Channel):
 
 
 class Coded(Channel):
-    """The whole tensor in one codec, without memory."""
-
     def __init__(self, name: str, shape: torch.Size, dtype: torch.dtype, seed: int, codec: Codec) -> None:
         super().__init__(name, shape, dtype, seed)
         self.codec = codec

@@ -54,23 +54,21 @@ def compress(
         ...
         handle.step(x, samples=ids)        # in place of schedule.step(x), with the same ids on every rank
 
-    Supports GPipe, 1F1B, interleaved and V schedules of `torch.distributed.pipelining`, and stages made with
-    `PipelineStage`. `schedule.eval` sends `change(...)` activations as first visits, and does not touch the
-    buffers. A stage may be wrapped in `DistributedDataParallel`, with gradients compressed by
-    `laconic.compress`: pass the ranks of all replicas as `group`, so that all of them raise if one fails.
+    Supports GPipe, 1F1B, interleaved and V schedules of `torch.distributed.pipelining` with `PipelineStage`.
+    `schedule.eval` sends `change(...)` activations as first visits, without buffers. A stage may be wrapped
+    in `DistributedDataParallel`, also under `laconic.compress`: pass the ranks of all replicas as `group`.
 
     Call this on every rank of the stages' group, after making the schedule and before its first step.
 
     Args:
         schedule_or_stage: a schedule; or this rank's stage, or list of stages, before a schedule is made.
-        spec: a method for both directions, such as "ac_sgd(forward=4, backward=8)", or one codec for both, or
+        spec: a method for both directions, such as "ac_sgd(forward=4, backward=8)", one codec for both, or
             `change(...)` for activations; replaces `forward` and `backward`.
-        forward: coding of activations: `change(codec)`, or any codec or selector. "dense()": uncompressed.
+        forward: coding of activations: `change(codec)`, or any codec or selector.
         backward: codec or selector of their gradients.
-        samples: number of samples in the dataset, with ids 0..samples - 1. Only for `change(...)`.
-        keep: codec of fixed size in which both sides store activations, such as "dense()" (float32),
-            "cast('fp16')" or "minmax(bits=8)".
-        folder: folder for buffer files, one per boundary; several handles may share it. None: in RAM.
+        samples: size of the dataset, with ids 0..samples - 1. Only for `change(...)`.
+        keep: codec of fixed size for stored activations, such as "cast('fp16')".
+        folder: folder for buffer files; several handles may share it. None: in RAM.
         most_bytes: limit of this rank's buffers. None: the free memory or disk space.
         group: the ranks that raise together. None: the stages' group.
         seed: seed of random rounding.
@@ -79,8 +77,8 @@ def compress(
         This rank's handle: steps, statistics, state, and `remove()`.
 
     Raises:
-        AttachError: Nothing is attached: the version of torch is untested, there is no schedule or stage of
-            this kind, a stage is already compressed, or ranks disagree.
+        AttachError: Nothing is attached: torch's version is untested, there is no such schedule or stage, a
+            stage is already compressed, or ranks disagree.
         SpecError: An argument is invalid.
     """
     check_version(torch.__version__)
@@ -198,7 +196,7 @@ def _plan(
 
 
 def _attached(handle: Handle, schedule: Any, stages: Sequence[Any]) -> Handle:
-    """Replace the class of each stage, and end the schedule's step with an agreement of all ranks."""
+    """Replace the class of each stage, and end the step with an agreement of all ranks."""
     from laconic.pipeline.stage import CompressedStage
 
     def ends(stage: Any) -> None:
@@ -248,7 +246,6 @@ def _attached(handle: Handle, schedule: Any, stages: Sequence[Any]) -> Handle:
 
 
 def _guard_loss(handle: Handle, schedule: Any) -> None:
-    """Make all ranks raise at the end of the step if the loss fails or has no target."""
     one, each = schedule._compute_loss, schedule._maybe_compute_loss
     zero = functools.partial(torch.zeros, (), dtype=torch.float32, device="cpu")
 
@@ -278,7 +275,7 @@ def _restored(stage: Any, kind: type) -> None:
 
 
 def _warned_at_exit(handle: Handle) -> Callable[[], None]:
-    """Warn at exit, without `remove`, that buffers were never reused; return the canceller."""
+    """Warn at exit that buffers were never reused; return the canceller."""
     known = weakref.ref(handle)
 
     def warn_if_alive() -> None:

@@ -28,7 +28,7 @@ from laconic.pipeline.codings.direct import EIGHT, Direct
 
 @dataclass(frozen=True)
 class Crossing:
-    """Parsed spec. `spec`: its canonical text. `forward`, `backward`: codings of activations, gradients."""
+    """Parsed spec. `spec`: its canonical text."""
 
     spec: str
     forward: Codec | Change
@@ -36,12 +36,10 @@ class Crossing:
 
     @property
     def dense(self) -> bool:
-        """Whether torch's own stages are used."""
         return self.spec == repr(Dense())
 
     @property
     def remembers(self) -> bool:
-        """Whether it stores a buffer for each sample."""
         return isinstance(self.forward, Change)
 
 

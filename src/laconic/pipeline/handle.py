@@ -30,9 +30,8 @@ from laconic.pipeline.step import Step, checked_ids
 class Handle:
     """Compressed pipeline on one rank: steps with sample ids, statistics, state, and removal.
 
-    An error inside a step, such as a NaN or a duplicate id, is raised on every rank at the end of that step.
-    Buffers store nothing of a failed step, so a script may catch it and continue with the next batch. After
-    `remove`, only `stats` and `remove` can be called.
+    An error inside a step, such as a NaN or a duplicate id, is raised on every rank at its end. Buffers store
+    nothing of a failed step: a script may continue. After `remove`, only `stats` and `remove` can be called.
     """
 
     def __init__(self, plan: Plan, schedule: Any, stages: Sequence[Any], comm: Comm, exact: bool) -> None:
@@ -43,8 +42,8 @@ class Handle:
         self._ids: Tensor | Sequence[int] | None = None
         self._upcoming: Tensor | Sequence[int] | None = None
         self._first_rank = dist.get_process_group_ranks(self._stages[0].group or dist.group.WORLD)[0]
-        self._ended = 0  # stages that have finished the step
-        self._loaded: dict[str, Saved] = {}  # for boundaries not used since loading
+        self._ended = 0
+        self._loaded: dict[str, Saved] = {}  # for boundaries not yet used
         self._removers: list[Callable[[], None]] = []
         self._removed = False
         self.links = [StageLinks(each, self._step, self._traffic, self._make, exact) for each in stages]
@@ -55,7 +54,6 @@ class Handle:
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """Configuration that must be equal on all ranks."""
         plan = self.plan
         return {
             "forward": repr(plan.forward),
@@ -79,7 +77,7 @@ class Handle:
 
     @property
     def upcoming(self) -> Tensor | Sequence[int] | None:
-        """Sample ids of the step after the next, to read their buffers from disk ahead of time."""
+        """Sample ids of the step after the next, whose buffers are read ahead from disk."""
         return self._upcoming
 
     @upcoming.setter
@@ -96,13 +94,13 @@ class Handle:
         """Call `schedule.step(*args, **kwargs)` with the ids of its samples. Call this on every rank.
 
         Args:
-            args: arguments of the schedule's own step: the batch on the first rank.
+            args: arguments of the schedule's step: the batch on the first rank.
             samples: int64 (batch,), the samples' ids in 0..N-1, each once; equal on all ranks.
             upcoming: ids of the next step, which buffers in a folder read ahead.
-            kwargs: keyword arguments of the schedule's own step, such as `target` and `losses`.
+            kwargs: the schedule's keyword arguments, such as `target` and `losses`.
 
         Returns:
-            The result of the schedule's own step.
+            The result of the schedule's step.
 
         Raises:
             AttachError: The handle was removed; or `compress` was given stages: set `handle.samples`, then
@@ -142,7 +140,7 @@ class Handle:
         }
 
     def forget(self) -> None:
-        """Empty all buffers, so that each sample's next visit is its first. Call this on every rank."""
+        """Empty all buffers: each sample's next visit is its first. Call this on every rank."""
         self._check_attached()
         self._loaded.clear()
         for each in self._changes():
@@ -152,8 +150,8 @@ class Handle:
         """Return this rank's state, to save on this rank between steps. The rank is in every key.
 
         Args:
-            buffers: Whether to save the samples' activations, which may be large. Without them, every
-                sample's next visit after `load_state_dict` is a first visit. Equal on all ranks.
+            buffers: Whether to save the samples' activations, which may be large. Without them, next visits
+                are first visits. Equal on all ranks.
 
         Returns:
             Plain numbers, strings and tensors, loadable with `torch.load(weights_only=True)`.
@@ -170,7 +168,7 @@ class Handle:
 
         Raises:
             StateError: The state is damaged, or of another rank, pipeline, spec or shape; nothing is changed.
-                For boundaries not used yet, the first step checks the shape.
+                The first step checks the shape for boundaries not used yet.
             OSError: There is no room for its buffers; all of them are empty then.
         """
         self._check_attached()
@@ -197,7 +195,6 @@ class Handle:
         self._loaded.clear()
 
     def when_removed(self, *removers: Callable[[], None]) -> None:
-        """Register callbacks for `remove`, called once, last one first."""
         self._removers += removers
 
     def warn_of_one_epoch(self) -> None:
@@ -224,11 +221,11 @@ class Handle:
             self._read_ahead(step.ids)
         except Exception as error:
             step.fail(error, "")
-        if self._exact:  # lengths follow from the ids: agree on them before sending
+        if self._exact:  # lengths follow from the ids: agree before sending
             state.agree_on(self._comm, step, list(self._changes()), self._first_rank)
 
     def begin_first(self, error: Exception | None) -> None:
-        """Start the first step, on all ranks, with an error found before its first message."""
+        """Start the first step, with an error found before its first message."""
         self._step.begin_first(self._comm, error)
 
     def end(self, stage: Any = None) -> None:

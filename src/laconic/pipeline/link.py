@@ -37,12 +37,12 @@ def link(
         loss_fn(second_half(link.receive((32, 256), source=0)), y).backward()         # rank 1
 
     Calls block and match in order; autograd may compute gradients in any order. A sender waits until its
-    tensor is received: call `backward` only after all tensors of a step were sent, as two ends that both send
-    wait for each other. For changes by sample see `laconic.pipeline.compress`.
+    tensor is received: call `backward` only after all tensors of a step were sent, else two senders wait for
+    each other. For changes by sample see `laconic.pipeline.compress`.
 
-    Costs a round trip per tensor: a 24-byte offer, with the length and a digest of shape, dtype, codec and
-    turn, precedes it, and a 24-byte answer follows, so that both ends report a disagreement. A gradient has
-    an offer and no answer, and is sent only if both ends want it.
+    Costs a round trip per tensor: a 24-byte offer (length, digest of shape, dtype, codec and turn) and a
+    24-byte answer, so that both ends report a disagreement. A gradient has no answer, and is sent only if
+    both ends want it.
 
     Args:
         codec: codec or selector of the sent tensor.
@@ -81,9 +81,9 @@ class Link:
             to: the other rank.
 
         Returns:
-            A scalar zero, which requires a gradient if x does. Its `backward()` waits for the gradient of x
-            and continues from there. It raises `PeerError` if the receiver has disabled gradients, and
-            waits until the group's time-out if the receiver does not use the tensor.
+            A scalar zero, which requires a gradient if x does. Its `backward()` waits for the gradient of x,
+            until the group's time-out if the receiver does not use the tensor, and continues from there. It
+            raises `PeerError` if the receiver has disabled gradients.
 
         Raises:
             NonFiniteError, AttachError: x holds NaN or Inf, or integers; the receiver raises `PeerError`.
@@ -124,7 +124,7 @@ class Link:
         return received
 
     def stats(self) -> Stats:
-        """Return bytes and seconds of this rank since the start; a step is one tensor sent or received."""
+        """Return this rank's bytes and seconds so far; a step is one tensor sent or received."""
         return Stats.of(self._traffic, steps=sum(self._turns.values()))
 
     def begin(self, source: int, to: int) -> int:
@@ -133,10 +133,7 @@ class Link:
         return turn
 
     def put(self, direction: Direction, x: Tensor, to: int, turn: int, wanted: bool = False) -> bool:
-        """Offer x to a rank and send it. If it cannot be sent, inform the other side and raise.
-
-        Returns whether a gradient will arrive: both ends want one.
-        """
+        """Offer x and send it, or inform the other side and raise. Return whether both want a gradient."""
         channel, visit, agreed = self._channel(direction, x.shape, x.dtype, self.rank, to, turn)
         try:
             if not (x.is_floating_point() or isinstance(channel, Plain)):
@@ -161,7 +158,6 @@ class Link:
         return wanted and answer.gradient
 
     def get(self, out: Tensor, source: int, turn: int, wanted: bool) -> bool:
-        """Receive a tensor into `out`, and return whether the sender wants its gradient."""
         channel, visit, agreed = self._channel("forward", out.shape, out.dtype, source, self.rank, turn)
         offer = self._offered("forward", out.device, source)
         alike = offer.agreed == agreed
@@ -173,14 +169,14 @@ class Link:
         return offer.gradient
 
     def awaits(self, x: Tensor, to: int, turn: int) -> Awaited:
-        """Return the `Awaited` of a sent tensor; its gradients arrive there as long as it exists."""
+        """Return the `Awaited` of a sent tensor, which receives gradients as long as it exists."""
         channel, visit, agreed = self._channel("backward", x.shape, x.dtype, to, self.rank, turn)
         awaited = Awaited(channel, visit, x.device)
         self._awaited.setdefault(to, WeakValueDictionary())[agreed] = awaited
         return awaited
 
     def gradient(self, awaited: Awaited, source: int) -> Tensor:
-        """Return the gradient sent back by a rank, and store other tensors' gradients that arrive first."""
+        """Return the gradient from a rank, and store others that arrive first."""
         known = self._awaited[source]
         while not awaited.came:
             offer = self._offered("backward", awaited.device, source)
@@ -238,7 +234,7 @@ class Link:
 
 @dataclass(eq=False)
 class Awaited:
-    """Gradients of one sent tensor: how to receive them, and those that have arrived."""
+    """Gradients of one sent tensor: how to receive them, and those that arrived."""
 
     channel: Channel
     visit: Visit
@@ -248,7 +244,7 @@ class Awaited:
 
 @dataclass(frozen=True)
 class _Arrived:
-    """Received tensor, wrapped so that autograd does not treat it as an input."""
+    """Wrapper that hides a received tensor from autograd."""
 
     out: Tensor
 

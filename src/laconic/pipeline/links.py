@@ -21,20 +21,20 @@ from laconic.pipeline.step import Step
 Direction = Literal["forward", "backward"]
 Posted = tuple[Channel, Tensor, Tensor, Visit]  # channel, destination, message, visit
 T = TypeVar("T")
-MakeChannel = Callable[[Direction, str, torch.Size, torch.dtype, bool], Channel]  # the last: whether training
+MakeChannel = Callable[[Direction, str, torch.Size, torch.dtype, bool], Channel]  # last: whether training
 
 
 @dataclass
 class StageLinks:
     """Channels of one stage, created when a tensor is first sent; neighbours on one rank need none.
 
-    Torch's 1F1B and looped schedules start sends before receives. On gloo the notice that a receive is ready
-    then queues behind this rank's own payload: 1.57 MB each way over 100 Mbit/s took 0.26 s, and 0.14 s with
-    receives first. On gloo each receive is therefore posted when the schedule asks for its op; the schedule
-    gets no op, and `arrived` waits.
+    Torch's 1F1B and looped schedules start sends before receives, so on gloo the notice of a ready receive
+    queues behind this rank's payload: 1.57 MB each way over 100 Mbit/s took 0.26 s, and 0.14 s with receives
+    first. There each receive is posted when the schedule asks for its op; the schedule gets no op, and
+    `arrived` waits.
 
     `exact`: whether both sides must name one length, as on NCCL. A gloo receiver offers room for the longest
-    message instead; a longer one ends the process there.
+    message; a longer one ends the process.
     """
 
     stage: Any
@@ -43,9 +43,7 @@ class StageLinks:
     make: MakeChannel
     exact: bool
     channels: dict[tuple[Direction, str, int], Channel] = field(default_factory=dict)
-    tests: dict[tuple[Direction, str, int], Channel] = field(
-        default_factory=dict
-    )  # for evaluation, without memory
+    tests: dict[tuple[Direction, str, int], Channel] = field(default_factory=dict)  # for evaluation
     void: set[int] = field(default_factory=set)  # micro-batches whose forward pass failed
     _posted: dict[tuple[Direction, int], list[Posted]] = field(default_factory=dict)
     _coming: dict[tuple[Direction, int], list[dist.Work]] = field(default_factory=dict)
@@ -67,11 +65,11 @@ class StageLinks:
             agreed, body = self._encoded(channel, x, visit, direction)
             op.tensor = sealed(body, agreed, x.device, room)
             self.traffic.sent(direction, op.tensor.numel(), x.nbytes, time.perf_counter() - began)
-            self._sent.append(op.tensor)  # kept alive until it is sent
+            self._sent.append(op.tensor)  # alive until sent
         return ops
 
     def post(self, direction: Direction, micro: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
-        """Return the same receives for coded bytes; none on gloo, where they are posted at once."""
+        """Return the receives for coded bytes; none on gloo, where they are posted at once."""
         posted = self._posted[direction, micro] = []
         for slot, op in enumerate(ops):
             target: Tensor = op.tensor
@@ -91,12 +89,10 @@ class StageLinks:
         return []
 
     def arrived(self, direction: Direction, micro: int) -> None:
-        """Wait for this micro-batch's receives. Raises torch's error if the sender is gone."""
         for work in self._coming.pop((direction, micro), ()):
             work.wait()
 
     def fill(self, direction: Direction, micro: int) -> None:
-        """Decode this micro-batch's received messages, if any: neighbours on one rank send none."""
         for channel, target, message, visit in self._posted.pop((direction, micro), ()):
             began = time.perf_counter()
             with torch.no_grad():
@@ -114,7 +110,7 @@ class StageLinks:
     def _encoded(
         self, channel: Channel, x: Tensor, visit: Visit, direction: Direction
     ) -> tuple[int, Tensor | None]:
-        """Return the agreed digest and the body; no body if this rank has failed."""
+        """Return the agreed digest and the body; none if this rank has failed."""
         if self.step.failed:
             return 0, None
         try:
@@ -145,10 +141,8 @@ class StageLinks:
             )
 
     def _channel(self, direction: Direction, side: str, slot: int, tensor: Tensor) -> Channel:
-        """Return the channel of a tensor.
-
-        Replaces it, unless it stores samples, if torch has announced another shape, as between two
-        evaluations.
+        """Return the channel of a tensor, replaced (unless it stores samples) if torch has announced another
+        shape.
         """
         training = bool(self.stage.has_backward)
         known = self.channels if training else self.tests

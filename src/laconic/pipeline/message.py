@@ -2,9 +2,9 @@
 
     [magic u32 | state u32 | body bytes u64 | digest u64]   24 bytes, then the body
 
-The digest covers everything needed to decode the body: step, micro-batch, sample ids, which samples are new,
-the version of the buffer, shapes. A rank that has failed sends `FAILED` headers until the end of the step, so
-that no rank waits.
+The digest covers everything needed to decode the body: step, micro-batch, sample ids, new samples, the
+buffer's version, shapes. A failed rank sends `FAILED` headers until the end of the step, so that no rank
+waits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SENT, FAILED = 0, 1
 
 
 class PeerFailed(Exception):
-    """Failure of the sender, which reports its error at the end of the step."""
+    """Failure of the sender, which reports it at the end of the step."""
 
 
 def digest(*parts: bytes | str) -> int:
@@ -37,10 +37,7 @@ def digest(*parts: bytes | str) -> int:
 
 
 def sealed(body: Tensor | None, agreed: int, device: torch.device, room: int | None = None) -> Tensor:
-    """Return a message uint8 (m,); without a body, that of a failed rank.
-
-    `room`: length to pad to, for backends that need the same length on both sides.
-    """
+    """Return a message uint8 (m,), of a failed rank without a body. `room`: length to pad to."""
     size = 0 if body is None else body.numel()
     head = HEADER.pack(MAGIC, FAILED if body is None else SENT, size, agreed)
     message = torch.zeros(HEADER.size + size if room is None else room, dtype=torch.uint8, device=device)
@@ -51,11 +48,8 @@ def sealed(body: Tensor | None, agreed: int, device: torch.device, room: int | N
 
 
 def opened(message: Tensor, agreed: int) -> Tensor:
-    """Return the body of a message, a view.
-
-    Raises:
-        PeerFailed: The sender has failed.
-        WireError: This is not such a message, or the sides disagree.
+    """Return the body, a view. Raises `PeerFailed` if the sender has failed, `WireError` if the sides
+    disagree.
     """
     magic, state, size, other = HEADER.unpack(bytes(message[: HEADER.size].tolist()))
     if magic != MAGIC or state not in (SENT, FAILED):

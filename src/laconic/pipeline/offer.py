@@ -1,4 +1,4 @@
-"""Offer: a header sent before a link's tensor, so that both ends know whether they agree.
+"""Offer: a header before a link's tensor, so that both ends know whether they agree.
 
     [magic u32 | state u16 | gradient u16 | body bytes u64 | digest u64]   24 bytes
 

@@ -1,4 +1,4 @@
-"""Location of a rank's buffers, RAM or a folder, with one limit for all of them."""
+"""Location of a rank's buffers, RAM or a folder, with one limit."""
 
 from __future__ import annotations
 
@@ -13,23 +13,20 @@ from laconic.pipeline.buffer import Buffer
 
 @dataclass(frozen=True)
 class Place:
-    """`folder`: None for RAM. `most_bytes`: limit of a rank's buffers; None for the free memory."""
+    """`folder`: None for RAM. `most_bytes`: limit of a rank's buffers; None: the free memory."""
 
     folder: Path | None
     most_bytes: int | None
 
     def open(self, name: str, samples: int, nbytes: int, others: Iterable[Buffer], rank: int) -> Memory:
-        """Open a memory next to the open buffers `others`.
-
-        Raises `StateError` or `OSError` if there is no room; the message names the size needed.
-        """
+        """Open a memory next to the buffers `others`. Raises `StateError` or `OSError` without room."""
         if self.most_bytes is not None:
             taken = sum(each.nbytes for each in others)
             check_size(name, samples, nbytes, taken, self.most_bytes, "most_bytes")
         if self.folder is not None:
             file = f"rank{rank}-{name.replace('>', 'to').replace(':', '-')}.rows"
             return OnDisk(samples, nbytes, self.folder / file)
-        if self.most_bytes is None:  # memory that others have touched is no longer free
+        if self.most_bytes is None:  # memory that others touched is no longer free
             promised = sum(each.untouched for each in others)
             check_size(name, samples, nbytes, promised, free_ram(), "this machine's free memory")
         return InRam(samples, nbytes)

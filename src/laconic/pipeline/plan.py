@@ -1,4 +1,4 @@
-"""Plan: the parsed and checked arguments of `compress`."""
+"""Plan: the parsed arguments of `compress`."""
 
 from __future__ import annotations
 

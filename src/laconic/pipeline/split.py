@@ -1,4 +1,4 @@
-"""Batches that torch cannot split into micro-batches: the step runs, and fails on every rank.
+"""Batches that torch cannot split into micro-batches: the step fails on every rank.
 
 Torch raises only on the ranks that hold the batch; those in the middle would wait for it.
 """
@@ -21,20 +21,18 @@ INFERRED = tuple(f"_{stages}_{way}_initialized" for stages in ("stage", "stages"
 
 
 class Batches:
-    """Arguments of a schedule's step on one rank."""
-
     def __init__(self, schedule: Any, step: Step) -> None:
         self._schedule = schedule
         self._parts: int = schedule._n_microbatches
         specs = (getattr(schedule, name, None) for name in ("_args_chunk_spec", "_kwargs_chunk_spec"))
-        self._sized = not any(specs)  # arguments are split by their first dimension
+        self._sized = not any(specs)  # split by their first dimension
         self._step = step
-        self._rows: dict[bool, int] = {}  # rows of the last batch, by whether it was training
+        self._rows: dict[bool, int] = {}  # rows of the last batch, by training
 
     def whole(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, training: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-        """Return arguments and target; repeat a short batch, and record that the step fails."""
+        """Return the arguments; repeat a short batch, and record that the step fails."""
         leaves = tree_leaves(((args, kwargs) if self._sized else (), target))
         lengths = [len(each) for each in leaves if isinstance(each, Tensor) and each.dim()]
         if not lengths:
@@ -49,7 +47,7 @@ class Batches:
         return args, kwargs, _repeated(target, rows)
 
     def failed(self) -> None:
-        """Reset after a failed step; after a short batch torch announces shapes again."""
+        """Reset after a failed step; torch announces shapes again after a short batch."""
         if self._step.short:
             for name in INFERRED:
                 if name in vars(self._schedule):
@@ -59,7 +57,6 @@ class Batches:
         self._step.foreseen = None
 
     def check_ids(self, ids: Tensor | Sequence[int] | None) -> None:
-        """Record a failure of the coming step if there are fewer ids than micro-batches."""
         if ids is not None and len(ids) < self._parts:
             self._step.foresee(too_short(len(ids), self._parts))
 

@@ -15,11 +15,7 @@ from laconic.pipeline.message import PeerFailed
 
 
 class CompressedStage(PipelineStage):
-    """Class of a stage attached by `compress`; `remove` restores the original class.
-
-    Messages are decoded when torch reads the buffer to be filled. If a rank is gone, waiting fails as in
-    torch.
-    """
+    """Class of an attached stage. Messages are decoded when torch reads the buffer to be filled."""
 
     _laconic: StageLinks
     _laconic_begin: Callable[[Any], None]
@@ -28,7 +24,7 @@ class CompressedStage(PipelineStage):
 
     @property
     def samples(self) -> None:
-        """Ids of the next step's samples: the same as `handle.samples`."""
+        """Ids of the next step's samples, as `handle.samples`."""
         raise AttributeError("samples is write-only: set it before each step")
 
     @samples.setter

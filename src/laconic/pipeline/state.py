@@ -20,7 +20,6 @@ FORMAT = 1
 
 
 def saved(identity: Mapping[str, Any], step: int, buffers: Mapping[str, Saved]) -> dict[str, Any]:
-    """Return plain numbers, strings and tensors; the tensors' keys contain the rank."""
     tensors = {
         f"rank{identity['rank']}/{name}/{part}": tensor
         for part in ("seen", "rows", "version")
@@ -31,7 +30,7 @@ def saved(identity: Mapping[str, Any], step: int, buffers: Mapping[str, Saved]) 
 
 
 def loaded(state: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[int, dict[str, Saved]]:
-    """Return the step of a state and its buffers by boundary. Raises `StateError` if damaged or foreign."""
+    """Return a state's step and buffers. Raises `StateError` if damaged or foreign."""
     for key, value in {"format": FORMAT, **identity}.items():
         if key not in state:
             raise StateError(f"this is not a pipeline handle's state: {key!r} is missing")
@@ -51,7 +50,7 @@ def loaded(state: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[int, 
 
 
 def _buffer(name: str, tensors: Mapping[str, Any], samples: int) -> Saved:
-    new = torch.tensor(list(NEW), dtype=torch.uint8, device="cpu")  # older states have no versions
+    new = torch.tensor(list(NEW), dtype=torch.uint8, device="cpu")  # older states have none
     seen = _part(f"{name}/seen", tensors.get(f"{name}/seen"), torch.bool, 1)
     rows = _part(f"{name}/rows", tensors.get(f"{name}/rows"), torch.uint8, 2)
     version = _part(f"{name}/version", tensors.get(f"{name}/version", new), torch.uint8, 1)
@@ -74,10 +73,7 @@ def _damaged(what: str) -> StateError:
 
 
 def check_fit(buffers: Mapping[str, Saved], channels: Sequence[Changes]) -> None:
-    """Raise `StateError` unless each saved buffer belongs to one of these boundaries and has its width.
-
-    Boundaries without traffic are checked when the first tensor crosses them.
-    """
+    """Raise `StateError` unless each buffer has a boundary and its width, where these are known already."""
     known = {channel.name: channel for channel in channels}
     for name, buffer in buffers.items():
         if known and name not in known:
@@ -96,8 +92,8 @@ def check_fit(buffers: Mapping[str, Saved], channels: Sequence[Changes]) -> None
 def agree_on(comm: Comm, step: Step, channels: Sequence[Changes], pipeline: int) -> None:
     """Raise on every rank unless all ranks of a pipeline have the same step, ids and visited samples.
 
-    It precedes all messages, as some backends hang on an unexpected length. `pipeline`: its number among
-    replicas.
+    It precedes all messages, as some backends hang on an unexpected length. `pipeline`: number of the
+    replica.
     """
     step.end(comm)
     ids = b"" if step.ids is None else step.ids.numpy().tobytes()

@@ -33,15 +33,15 @@ class Stats:
 
     Attributes:
         steps: Training steps so far.
-        forward_sent: Bytes of activations sent, headers included.
+        forward_sent: Bytes of activations sent, with headers.
         forward_received: Bytes of activations received.
         backward_sent: The same for gradients.
         backward_received: The same for gradients.
-        dense_forward: Bytes that torch's own stage would have sent instead of `forward_sent`.
-        dense_backward: The same for `backward_sent`.
+        dense_forward: Bytes that torch's own stage would have sent.
+        dense_backward: The same for gradients.
         first_visits: Samples sent over a boundary for the first time.
         changes: Samples sent as a change.
-        buffer_bytes: Bytes of this rank's buffers, in RAM or on disk.
+        buffer_bytes: Bytes of this rank's buffers.
         encode_s: Seconds of encoding.
         decode_s: Seconds of decoding.
     """

@@ -21,12 +21,12 @@ class Step:
 
     Attributes:
         number: training steps before it.
-        ids: int64 (batch,) ids of its samples, on the CPU, or None.
+        ids: int64 (batch,) on the CPU, or None.
         failure: first error on this rank, and its message.
-        heard: whether another rank has reported a failure.
+        heard: whether another rank has failed.
         begun: whether the first step has begun.
-        foreseen: error known before the step begins.
-        short: whether the batch was too short on some rank, so that its shapes may be made up.
+        foreseen: error known before the step.
+        short: whether a batch was too short, so that shapes may be made up.
     """
 
     number: int = 0
@@ -56,7 +56,7 @@ class Step:
             self.failure = error, f"{where}: {error}" if where else str(error)
 
     def begin_first(self, comm: Comm, error: Exception | None) -> None:
-        """Begin the first step, on all ranks: torch sends shapes first, and a rank would wait for them."""
+        """Begin the first step on all ranks: torch sends shapes first, and a rank would wait for them."""
         if not self.begun:
             if error is not None:
                 self.fail(error, "")
@@ -64,9 +64,9 @@ class Step:
             self.begun = True
 
     def end(self, comm: Comm) -> None:
-        """End the step, on all ranks: raise the same error on each if one of them has failed.
+        """End the step on all ranks: raise the same error on each if one has failed.
 
-        All ranks continue from the highest step of any rank; then only their stored samples can differ.
+        All continue from the highest step; then only their stored samples can differ.
         """
         flag = comm.all_reduce(torch.tensor([self.failed], dtype=torch.int32, device="cpu"), "max")
         if not bool(flag):
@@ -84,7 +84,6 @@ class Step:
 
 
 def checked_ids(ids: Tensor | Sequence[int] | None, samples: int) -> Tensor:
-    """Return the ids of a batch as int64 (batch,) on the CPU. Raises `StateError` for invalid ids."""
     return sample_ids(
         ids,
         samples,

@@ -1,8 +1,7 @@
 """Gradient accumulation: a global batch as the mean over micro-batches that fit in memory.
 
 A step's gradient equals that of the whole batch except for BatchNorm. Ranks exchange once per step, and
-measure the gradient noise scale, see `laconic.exchange.noise_scale`; one rank measures it from the first
-part.
+measure the gradient noise scale (`laconic.exchange.noise_scale`); one rank measures it from the first part.
 """
 
 from __future__ import annotations
@@ -86,8 +85,8 @@ class Accumulation:
             scaler: GradScaler of the losses, to measure `noise` without its scale.
 
         Returns:
-            An iterator of (share, *rows), where share is the part's weight in the mean; they sum to 1. All
-            parts but the last run under no_sync.
+            (share, *rows): share is the part's weight in the mean; they sum to 1. All parts but the last run
+            under no_sync.
 
         Raises:
             SpecError: A tensor has another number of rows.

@@ -31,7 +31,7 @@ class Copies:
         outputs: "each": the mean loss over all inputs, one copy after the other, with the memory of one copy
             and distinct examples for BatchNorm (ghost BatchNorm). "averaged": the loss of the mean output
             over an example's copies, in one pass.
-        correct_every: Steps between measurements of the norm's factor, with an extra forward and backward
+        correct_every: Steps between measurements of the norm's factor, each an extra forward and backward
             pass; 0: no correction. Only with "each".
 
     Raises:

@@ -20,13 +20,11 @@ from laconic.optim import LAMB, LARS
 from laconic.optim.schedule import Scaling, WarmUpThenDecay, rate_factor
 
 Kind = Literal["lamb", "lars", "sgd"]
-TRUST = 0.02  # LARS's eta, for which the rates of SGD, also used for vectors, are suitable
+TRUST = 0.02  # LARS's eta, which suits the rates of SGD, also used for vectors
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Rate at the base batch, weight decay and schedule of an optimiser."""
-
     lr: float
     weight_decay: float
     scaling: Scaling
@@ -57,8 +55,8 @@ def large_batch(
     """Return optimiser and schedule to train `model` with `batch` examples per step, over all ranks.
 
     Scales the rate with the batch, with warm-up, layer-wise trust ratios, polynomial decay, and no weight
-    decay on vectors. Call `schedule.step()` after each `optimizer.step()`. Both are ordinary objects that
-    work with `laconic.compress` and `laconic.distribute`; each `state_dict` resumes exactly.
+    decay on vectors. Call `schedule.step()` after each `optimizer.step()`. Both objects work with
+    `laconic.compress` and `laconic.distribute`; each `state_dict` resumes exactly.
 
     Args:
         model: The model to optimise.

@@ -29,7 +29,7 @@ def largest(x: Tensor, least: float) -> Tensor:
 
 
 def pack(x: Tensor, least: float) -> tuple[Tensor, Tensor]:
-    """Return the nonzero entries of `largest(x, least)` as bits and values.
+    """Return the nonzero entries of `largest(x, least)`.
 
     Returns:
         Bits uint8 (ceil(n / 8),), first entry lowest, and k values in the dtype of x: ceil(n / 8) + k *

@@ -16,7 +16,7 @@ from laconic.sparsity.sparsify import Sparsifier
 
 @dataclass(frozen=True, repr=False)
 class ChangingMasks(Sparsifier):
-    """Periodic updates of a falling number of entries. Arguments: see `Rigl`."""
+    """Periodic updates. Arguments: see `Rigl`."""
 
     density: float = 0.1
     every: int = 100

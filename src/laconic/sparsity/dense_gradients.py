@@ -1,7 +1,7 @@
 """Dense gradients of masked weights, the score of new entries: summed over passes, turns and ranks.
 
-DistributedDataParallel averages only masked gradients, so dense ones are summed over ranks here, at updates
-of the masks. If several turns count, norms remove the changing factor of a GradScaler:
+DistributedDataParallel averages only masked gradients. Norms remove the changing factor of a GradScaler if
+several turns count:
 
     norm = sqrt(sum over ranks and weights of |g|^2),  score = sum over turns and ranks of g / norm
 """
@@ -18,7 +18,7 @@ from laconic.comm.comm import Comm
 
 
 class PendingGradient(NamedTuple):
-    """Gradient not yet added to the weight's. `first`: first of the step; `total`: sum of pending ones."""
+    """`first`: of the step; `total`: sum of pending ones."""
 
     first: bool
     dense: Tensor
@@ -26,19 +26,16 @@ class PendingGradient(NamedTuple):
 
 
 class DenseGradients:
-    """Float32 sums for the next update, by the weight's name.
-
-    `turns`: sums over the steps since the last update. Gradients of skipped steps are discarded.
-    """
+    """Float32 sums by weight; `turns`: over unskipped steps since the last update."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self._weights = weights
         self.turns: dict[str, Tensor] = {}
-        self._passes: dict[str, Tensor] = {}  # sums over backward passes since the last step
+        self._passes: dict[str, Tensor] = {}  # since the last step
         self._pending: dict[str, PendingGradient] = {}
 
     def record(self, name: str, grad: Tensor) -> None:
-        """Record a pass's gradient, which counts once added to the weight's, so not for `autograd.grad`."""
+        """Record a gradient, which counts only once added to the weight's: not for `autograd.grad`."""
         held, earlier = self._weights[name].grad, self._pending.get(name)
         first = held is None or not bool(held.any())
         dense = grad.detach().to(torch.float32, copy=True)
@@ -54,14 +51,14 @@ class DenseGradients:
         return added
 
     def _collect_assigned(self) -> None:
-        """Count recorded gradients that a script or a torch pipeline assigned to the weight directly."""
+        """Count gradients that a script or torch pipeline assigned directly."""
         for name, coming in self._pending.items():
             if name not in self._passes and self._weights[name].grad is not None:
                 self._passes[name] = coming.total
         self._pending.clear()
 
     def finish_step(self, counts: bool, comm: Comm | None) -> None:
-        """Add the step's gradients to the sums if they count, else discard them. Called by all ranks."""
+        """Add or discard the step's gradients. Called by all ranks."""
         self._collect_assigned()
         if counts:
             self._normalise(comm)
@@ -74,10 +71,7 @@ class DenseGradients:
         self._pending.clear()
 
     def total(self, comm: Comm | None, several: bool) -> dict[str, Tensor]:
-        """Return flat sums over the ranks of `comm`, by name. Called by all ranks.
-
-        `several`: whether earlier turns count as well.
-        """
+        """Return flat sums over ranks. `several`: with earlier turns. Called by all ranks."""
         self._collect_assigned()
         if several:
             self._normalise(comm)
@@ -95,7 +89,6 @@ class DenseGradients:
         return dict(zip(self._weights, views, strict=True))
 
     def _normalise(self, comm: Comm | None) -> None:
-        """Divide this turn's gradients by their norm over weights and ranks. Sends 8 bytes per rank."""
         here = next(iter(self._weights.values())).device
         total = torch.zeros(1, dtype=torch.float64, device=here)
         for dense in self._passes.values():

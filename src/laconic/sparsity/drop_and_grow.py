@@ -1,8 +1,8 @@
 """Drop and grow: one update of a mask with a constant number of entries.
 
-Evci et al. 2020, arXiv:1911.11134: the smallest entries in use drop; then the unused entries with the highest
-score grow, possibly just dropped ones, which keep their value. Ours: with "2:4" an entry is replaced within
-its group of four.
+Evci et al. 2020, arXiv:1911.11134: the smallest entries drop; then the unused entries with the highest score
+grow, perhaps just dropped ones, which keep their value. Ours: "2:4" replaces entries within their group of
+four.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def drop_and_grow(
 ) -> Tensor:
     """Return the next mask: `count` entries drop and `count` grow.
 
-    All tensors are (n,): |w|, the current mask, finite scores. `key` decides between equal values. With
-    "2:4", both masks have two of every four consecutive entries.
+    All tensors are (n,): |w|, the mask, finite scores. `key` decides between equal values. With "2:4", both
+    masks have two of every four consecutive entries.
 
     >>> w, mask = torch.tensor([3.0, 1.0, 0.0, 0.0]), torch.tensor([True, True, False, False])
     >>> drop_and_grow(w.abs(), mask, torch.tensor([0.0, 1.0, 2.0, 5.0]), 1, key=0)
@@ -34,9 +34,8 @@ def drop_and_grow(
 
 
 def largest(x: Tensor, count: int, key: int) -> Tensor:
-    """Return a mask of the `count` largest entries of x (n,); `key` decides between equal ones.
-
-    It is equal on every rank, as it does not depend on the order of a sort.
+    """Return a mask of the `count` largest entries of x (n,); `key` decides between equal ones, as the order
+    of a sort may differ between ranks.
     """
     if count <= 0:
         return torch.zeros_like(x, dtype=torch.bool)

@@ -8,17 +8,14 @@ from torch import Tensor
 
 from laconic.core.warning import warn
 
-MAX_CHECKS = 16  # steps; wrappers with slow weights use them every 5 or 6
+MAX_CHECKS = 16  # wrappers with slow weights use them every 5 or 6 steps
 
 
 class DroppedWeightsCheck:
-    """Check of the weights before the first steps, except the very first one; warns once."""
-
     def __init__(self) -> None:
-        self._checks = -1  # before the first step a script may load weights
+        self._checks = -1  # a script may load weights before the first step
 
     def check(self, weights: Iterable[tuple[str, Tensor, Tensor]]) -> None:
-        """Warn if a masked weight is nonzero. `weights`: (name, weight, mask)."""
         self._checks += 1
         if not 0 < self._checks <= MAX_CHECKS:
             return

@@ -20,7 +20,7 @@ from laconic.transforms.fast_path import FastPathOff, uncalled
 from laconic.transforms.selection import named_modules, replace_layers
 
 Form = Literal["csr", "2:4", "auto"]
-MAX_DENSITY = 0.5  # above it CSR is larger than the dense weight
+MAX_DENSITY = 0.5  # above it CSR is larger than dense
 
 
 class SparseLinear(nn.Module):
@@ -63,7 +63,7 @@ class SparseConv2d(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             x, weight = x.to(self.weight.values.dtype), self.weight.matrix()
             y = x.new_empty(len(x), weight.shape[0], math.prod(shape))
-            for i in range(len(x)):  # per image, so that its patches stay in cache
+            for i in range(len(x)):  # so that patches stay in cache
                 patches = F.unfold(x[i : i + 1], self.kernel, self.dilation, self.padding, self.stride)
                 y[i] = weight @ patches[0]
             y = y.view(*y.shape[:2], *shape)
@@ -74,12 +74,12 @@ def export(model: nn.Module, form: Form = "auto") -> nn.Module:
     """Return an inference copy of the model with sparse layers in a sparse format.
 
     Linear and Conv2d layers (one group, zero padding) with at most half nonzero weights become `SparseLinear`
-    and `SparseConv2d`, which compute in the dtype of their weight, also under autocast. Layers with hooks and
+    and `SparseConv2d`, which compute in their weight's dtype, also under autocast. Layers with hooks and
     subclasses do not change. Outputs are equal up to the order of additions. The `state_dict()` loads, under
     `torch.load(weights_only=True)`, into an export of the same architecture.
 
     Args:
-        model: The model, which is not changed.
+        model: Not changed.
         form: "csr"; "2:4", for weights with at most two nonzeros in every four consecutive ones of a row;
             "auto": the smaller possible form for each weight.
 

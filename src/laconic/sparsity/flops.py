@@ -3,10 +3,9 @@
     forward  = 2 * sum over weights of (entries in use) * (times that each entry is used)
     training = 3 * forward + (dense forward - forward) * (share of steps with dense gradients of the weights)
 
-An entry is used once per row of a dense layer's input, position of a convolution's output, time step of a
-recurrent layer, and token of a projection of attention. Other layers, embeddings, biases and products of
-activations are not counted. Evci et al. 2020, arXiv:1911.11134, appendix H, with the share 1 / (every + 1);
-ours is exact.
+An entry is used once per row of a dense layer's input, output position of a convolution, time step, or token
+of attention's projections. Nothing else is counted. Evci et al. 2020, arXiv:1911.11134, appendix H, with the
+share 1 / (every + 1); ours is exact.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from laconic.core.mask import mask_of
 from laconic.sparsity.selection import CELLS, CONVOLUTIONS, DENSE, RECURRENT, weights_of
 from laconic.transforms.fast_path import FastPathOff
 
-Uses = list[tuple[Tensor, int]]  # entries in use of a weight, bool, and how often each is used
+Uses = list[tuple[Tensor, int]]  # entries in use, bool, and how often each is used
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Flops:
     Attributes:
         forward: A forward pass at the present densities.
         dense_forward: A forward pass without masks.
-        training: A training step, averaged over the training.
+        training: A mean training step.
         dense_training: A training step without masks.
     """
 
@@ -95,7 +94,7 @@ def _of_attention(layer: Any, args: Any, kwargs: Any, output: Any) -> Uses:
     tokens = [given[name].numel() // given[name].shape[-1] for name in ("query", "key", "value")]
     parts = _in_use(layer)
     parts = [*parts[0].chunk(3)] if len(parts) == 1 else parts
-    out_proj = [(used, tokens[0]) for used in _in_use(layer.out_proj)]  # torch reads it and never calls it
+    out_proj = [(used, tokens[0]) for used in _in_use(layer.out_proj)]  # torch reads it, never calls it
     return [*zip(parts, tokens, strict=True), *out_proj]
 
 

@@ -34,8 +34,7 @@ class GradualPruning(Sparsifier):
         every: Turns between updates.
         begin: Fraction of the training before pruning, in [0, until).
         until: Fraction of the training after which masks are fixed, in (0, 1].
-        layout: "erk": narrow layers are denser; "uniform": equal densities, the first layer dense; "2:4": two
-            of every four consecutive weights, with density=0.5.
+        layout: As for `rigl`.
 
     >>> GradualPruning(density=0.2)
     gradual_pruning(density=0.2)
@@ -72,6 +71,6 @@ class GradualPruning(Sparsifier):
         density = share + (1 - share) * (1 - progress) ** 3
         count = min(int(used.sum()), entries(density, used.numel()))
         magnitude = weight.abs().masked_fill(~used, -1)
-        if self.layout == "2:4":  # keep the larger two of every four
+        if self.layout == "2:4":
             magnitude.masked_fill_(fours.complete_fours(torch.zeros_like(used), magnitude, at.key), torch.inf)
         return largest(magnitude, count, at.key)

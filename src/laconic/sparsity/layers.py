@@ -2,10 +2,9 @@
 
     y = conv(x, w_s) + b;  dx = conv^T(dy, w_s);  dw from dy and x_s;  db = sum of dy
 
-w_s and x_s: the largest entries of w, and of x over the whole batch. Raihan and Aamodt 2020,
-arXiv:2001.01969, checked against the authors' code. Our reading: evaluation uses the top-k of the current
-weights, and inputs are selected over the whole batch. Layers compute in the dtype of their weight, also under
-autocast.
+w_s and x_s: the largest entries of w, and of x over the whole batch (our reading). Raihan and Aamodt 2020,
+arXiv:2001.01969, checked against the authors' code. Evaluation uses the top-k of the current weights (our
+reading). Layers compute in their weight's dtype, also under autocast.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ class _Swat(TransformedLayer):
 class SwatConv2d(_Swat, nn.Conv2d):
     """Convolution of x (n, c, h, w) or (c, h, w), zero-padded, with sparse weights and saved inputs.
 
-    Saves n / 8 bytes and the k = density * n largest of n input entries for backward: with float32 and
-    density 0.1, 13 % of a dense layer.
+    Saves n / 8 bytes and the density * n largest of n input entries: in float32 with density 0.1, 13 % of a
+    dense layer.
     """
 
     @classmethod
@@ -63,7 +62,7 @@ class SwatConv2d(_Swat, nn.Conv2d):
         if not torch.is_grad_enabled():
             weight = largest(self.weight, self.thresholds.of_weight(self.weight, self.training))
             with torch.autocast(x.device.type, enabled=False):
-                return F.conv2d(x, weight, self.bias, *shape)  # type: ignore[arg-type]  # `of` takes no string
+                return F.conv2d(x, weight, self.bias, *shape)  # type: ignore[arg-type]  # no string
         least, kept = self.thresholds.batch(x, self.weight, self.training)
         return products.conv2d(x, self.weight, self.bias, least, kept, shape)
 

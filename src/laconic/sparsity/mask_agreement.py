@@ -1,4 +1,4 @@
-"""Check that masks are equal on all ranks."""
+"""Check that masks are equal on all ranks. Sends 8 bytes per rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from laconic.core.errors import PeerError
 
 
 def check_equal_masks(chosen: Mapping[str, Tensor], comm: Comm, turn: int) -> None:
-    """Raise `PeerError` unless these masks, bool by name, are equal on all ranks. Sends 8 bytes per rank."""
     digest = hashlib.blake2b(digest_size=8)
     for used in chosen.values():
         digest.update(kernels.pack_bits(used.int().cpu(), 1).numpy().tobytes())

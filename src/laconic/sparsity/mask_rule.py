@@ -16,7 +16,7 @@ from laconic.sparsity.draws import random_mask
 
 @dataclass(frozen=True)
 class Moment:
-    """Time of an update. `turn`: steps so far; `steps`: total; `key`: of one weight, equal on all ranks."""
+    """`turn`: steps so far; `steps`: total; `key`: of one weight, equal on all ranks."""
 
     turn: int
     steps: int
@@ -24,10 +24,7 @@ class Moment:
 
 
 class MaskRule(Spec):
-    """Base of the sparsifiers: initial masks and their updates.
-
-    `replaces_step`: an update of the masks replaces the optimiser's step instead of following it.
-    """
+    """Base of the sparsifiers. `replaces_step`: an update replaces the optimiser's step."""
 
     density: float
     layout: DensityLayout
@@ -35,7 +32,7 @@ class MaskRule(Spec):
     replaces_step: ClassVar[bool] = False
 
     def first_density(self, share: float) -> float:
-        """Return the initial density of a weight with `share` at the end."""
+        """Return the initial density for the final density `share`."""
         return share
 
     def first_mask(self, n: int, share: float, key: int) -> Tensor:
@@ -50,7 +47,7 @@ class MaskRule(Spec):
         """Return whether this turn updates the masks."""
 
     def counts(self, turn: int, steps: int) -> bool:
-        """Return whether this turn's dense gradient is part of the next score."""
+        """Return whether this turn's gradient counts in the next score."""
         return False
 
     @abstractmethod
@@ -60,7 +57,7 @@ class MaskRule(Spec):
         Args:
             weight: float (n,), zero where not in use.
             used: Its mask, bool (n,).
-            score: Sum over ranks and turns of its dense gradient, (n,), finite; None if no gradient counts.
-            share: Final density of this weight.
+            score: Sum over ranks and turns of its dense gradient, (n,), finite; None if none counts.
+            share: Final density.
             at: The turn, and the key of random choices.
         """

@@ -25,7 +25,7 @@ class MaskedAverage(AveragedModel):
 
     Args:
         model: The model in training, plain or under DistributedDataParallel.
-        sparse: Handle of `laconic.sparsity.sparsify` or `rigl` for this model.
+        sparse: Its handle of `laconic.sparsity.sparsify` or `rigl`.
         decay: Decay of an exponential average, in [0, 1); None: mean of all steps (SWA).
         options: Options of `AveragedModel`, such as `use_buffers=True`.
 
@@ -56,7 +56,7 @@ class MaskedAverage(AveragedModel):
         self._sparse = (sparse,)  # a tuple hides it from the submodules
 
     def update_parameters(self, model: nn.Module) -> None:
-        """Add the model's parameters to the average, and set masked entries to zero."""
+        """Add the model's parameters to the average, and zero masked entries."""
         super().update_parameters(_unwrap(model))
         averages = _named(self.module)
         with torch.no_grad():

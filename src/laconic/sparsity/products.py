@@ -29,7 +29,6 @@ def conv2d(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, least: float, kept: Packed) -> Tensor:
-    """Return `F.linear` with the weights |w| >= `least`; backward uses the packed `kept`."""
     out: Tensor = _Linear.apply(x, weight, bias, least, *kept)  # type: ignore[no-untyped-call]
     return out
 

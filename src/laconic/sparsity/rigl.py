@@ -6,10 +6,10 @@ Evci et al. 2020, arXiv:1911.11134. Every `every` turns, for each weight with z 
     drop the count smallest |w|;  grow the count largest |sum over ranks of the dense gradient|
     new entries: w = 0 and optimiser slots = 0;  entries dropped and grown at once keep their value
 
-This replaces the optimiser's step. Checked against the authors' code (google-research/rigl), including the
-sum over ranks before the magnitude and the first update at turn 0. Ours: a key decides between equal values
-(theirs: noise of 1e-5 on |w|); slots are cleared at the drop (theirs: at the growth). `accumulate` is from
-the port nollied/rigl-torch, with normalised gradients.
+This replaces the optimiser's step. Checked against the authors' code (google-research/rigl), with its sum
+over ranks before the magnitude and first update at turn 0. Ours: a key decides between equal values (theirs:
+noise of 1e-5 on |w|); slots are cleared at the drop (theirs: at the growth). `accumulate` is from the port
+nollied/rigl-torch, with normalised gradients.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Rigl(ChangingMasks):
         arguments.whole("accumulate", self.accumulate, 1, self.every)
 
     def counts(self, turn: int, steps: int) -> bool:
-        ahead = -turn % self.every  # turns until the next update
+        ahead = -turn % self.every  # until the next update
         return ahead < self.accumulate and self.due(turn + ahead, steps)
 
     def updated(self, weight: Tensor, used: Tensor, score: Tensor | None, share: float, at: Moment) -> Tensor:

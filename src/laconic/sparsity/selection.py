@@ -17,7 +17,7 @@ from laconic.sparsity import fours
 from laconic.sparsity.densities import DensityLayout
 from laconic.transforms.selection import Layers, named_modules
 
-DENSE = (nn.Linear, NonDynamicallyQuantizableLinear)  # the second is MultiheadAttention's out_proj
+DENSE = (nn.Linear, NonDynamicallyQuantizableLinear)  # MultiheadAttention's out_proj
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
 CELLS = (nn.RNNCell, nn.LSTMCell, nn.GRUCell)
@@ -27,16 +27,11 @@ PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weigh
 
 
 def masked_weights(model: nn.Module, keep: Collection[str], layout: DensityLayout) -> dict[str, nn.Parameter]:
-    """Return the weights to mask, by parameter name, in the order of the model.
+    """Return the weights to mask, by parameter name, in the model's order.
 
-    Args:
-        model: A plain module.
-        keep: Names of modules that stay dense, with their children.
-        layout: "uniform" leaves the first layer dense, "2:4" weights whose row length is no multiple of four.
-
-    Raises:
-        AttachError: No weight is left; one is transformed already, shared with another module, or sharded; an
-            embedding has sparse gradients.
+    `layout`: "uniform" leaves the first layer dense, "2:4" weights whose row length is no multiple of four.
+    Raises `AttachError` if no weight is left, one is transformed already, shared or sharded, or an embedding
+    has sparse gradients.
     """
     modules = {name.replace("_orig_mod.", ""): module for name, module in named_modules(model).items()}
     layers = Layers.of(modules, LAYERS, keep)
@@ -47,7 +42,7 @@ def masked_weights(model: nn.Module, keep: Collection[str], layout: DensityLayou
         if type(module) in LAYERS and any(part.requires_grad for _, part in weights_of(module))
     ]
     chosen = found
-    if layout == "uniform":  # also without parts of the first, such as out_proj of attention
+    if layout == "uniform":  # also without its parts, such as out_proj of attention
         chosen = [name for name in found[1:] if not name.startswith(f"{found[0]}.")]
     fit = {
         (name, key): weight

@@ -31,9 +31,8 @@ def slots(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
 def clear_(optimizer: Optimizer, parameter: Tensor, entries: Tensor) -> None:
     """Reset these entries (bool, shaped like the parameter): zero weight, initial slots.
 
-    Initial slots are 0, except the step sizes of Rprop (learning rate) and the sums of Adagrad
-    (`initial_accumulator_value`). Raises `AttachError` for integer slots, such as quantised moments, whose
-    zero is unknown.
+    Initial slots are 0, except Rprop's step sizes (learning rate) and Adagrad's sums
+    (`initial_accumulator_value`). Raises `AttachError` for integer slots, whose zero is unknown.
     """
     named = list(_named(optimizer, parameter))
     for name, slot in named:

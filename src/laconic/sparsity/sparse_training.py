@@ -35,16 +35,13 @@ from laconic.sparsity.stats import SparsityStats
 from laconic.transforms.step_callbacks import StepCallbacks
 from laconic.transforms.transform import TransformHandle
 
-START = -1  # turn in the keys of the first masks
+START = -1  # turn of the first masks
 FORMAT = 2  # 1 has no "nonzero"
 
 
 @outside_inference_mode("stats", "remove", "state_dict", "load_state_dict")
 class SparseTraining(TransformHandle):
-    """Handle of `laconic.sparsity.sparsify`.
-
-    `weights`: the masked weights by parameter name; `masks`: their masks, bool.
-    """
+    """Handle of `laconic.sparsity.sparsify`. `weights`: masked weights by parameter name; `masks`: bool."""
 
     def __init__(
         self,
@@ -69,8 +66,8 @@ class SparseTraining(TransformHandle):
         self._comm = comm
         self._changed = 0.0
         self._warned = False
-        self._logged = -1  # updates in the last event; the first event has the first masks
-        self._in_step = False  # between the hooks before and after the step
+        self._logged = -1  # updates in the last event
+        self._in_step = False
         self._dense_gradients = DenseGradients(self.weights)
         self._hidden_grads: list[tuple[Tensor, Tensor]] = []
         self._hooks: list[RemovableHandle | StepCallbacks] = []
@@ -78,7 +75,6 @@ class SparseTraining(TransformHandle):
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """Arguments that must be equal on all ranks."""
         return {
             "the sparsifier": repr(self.sparsifier),
             "steps=": str(self.steps),
@@ -139,8 +135,8 @@ class SparseTraining(TransformHandle):
     def state_dict(self) -> dict[str, Any]:
         """Return the masks by parameter name, one bit per entry, and the turn; equal on all ranks.
 
-        Loads under `torch.load(weights_only=True)`. Save it between steps, with the states of model and
-        optimiser. With `accumulate` above 1 it has float32 `scores` that differ between ranks.
+        Loads under `torch.load(weights_only=True)`. Save it between steps. With `accumulate` above 1 it has
+        float32 `scores` that differ between ranks.
         """
         bits = {name: kernels.pack_bits(mask.flatten().int().cpu(), 1) for name, mask in self.masks.items()}
         return {
@@ -157,11 +153,11 @@ class SparseTraining(TransformHandle):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, to continue with the same bits; load it after model and optimiser.
+        """Restore a state bit for bit; load it after model and optimiser.
 
         Raises:
-            StateError: The state is damaged or of another sparsifier, length, seed or model; `remove()` was
-                called; or the model was loaded before `sparsify`. Nothing is changed.
+            StateError: Nothing is changed. The state is damaged or of another sparsifier, length, seed or
+                model; `remove()` was called; or the model was loaded before `sparsify`.
         """
         if self.weights and not self._hooks:
             raise StateError("remove() was called: sparsify the model again, then load")
@@ -170,7 +166,7 @@ class SparseTraining(TransformHandle):
         masks, scores = read_state(state, self.state_dict(), self.weights, counts, self.sparsifier.layout)
         if self.turn == 0 and "nonzero" in state:
             check_not_zeroed(self.weights, self.masks, masks, state["nonzero"])
-        self.masks.clear()  # a saved entry keeps its value, whatever the first masks
+        self.masks.clear()  # saved entries keep their value
         for name, used in masks.items():
             self._set_mask(name, used)
         self.turn, self.updates, self._changed = state["turn"], state["updates"], state["changed"]
@@ -183,12 +179,10 @@ class SparseTraining(TransformHandle):
         return Turn(turn, seed=self.seed).common(name)
 
     def _master(self, name: str) -> Tensor:
-        """Return the weight, or its float32 master inside the optimiser's step."""
         weight, masters = self.weights[name], masters_of(self._optimizer)
         return weight if masters is None else masters.now(weight)
 
     def _set_mask(self, name: str, used: Tensor) -> None:
-        """Set a mask, and reset new and masked entries of weight and slots."""
         weight, before = self.weights[name], self.masks.get(name, used)
         self.masks[name] = used
         set_mask(weight, Mask.of(weight, used))
@@ -206,14 +200,14 @@ class SparseTraining(TransformHandle):
         self._hidden_grads.clear()
         self._in_step = True
         self._dropped_check.check((name, self._master(name), mask) for name, mask in self.masks.items())
-        if self.turn == 1 or self._due():  # optimisers create state at the first step
+        if self.turn == 1 or self._due():  # state is created at the first step
             check_state(self._optimizer, "sparse training")
         if self.sparsifier.replaces_step and self._due() and self._update():
             groups = (group["params"] for group in self._optimizer.param_groups)
             present = [each for group in groups for each in group if each.grad is not None]
             self._hidden_grads = [(each, each.grad) for each in present]
             for each in present:
-                each.grad = None  # optimisers skip such parameters
+                each.grad = None  # optimisers skip it
         for name, mask in self.masks.items():
             if (grad := self._master(name).grad) is not None:
                 grad.masked_fill_(~mask, 0)
@@ -265,7 +259,7 @@ class SparseTraining(TransformHandle):
             at = Moment(self.turn, self.steps, self._key(name, self.turn))
             share, score = self._shares[name], scores.get(name)
             used = chosen[name] = self.masks[name].flatten()
-            if weight.requires_grad and (score is None or bool(score.any())):  # else it is frozen
+            if weight.requires_grad and (score is None or bool(score.any())):  # else frozen
                 chosen[name] = self.sparsifier.updated(self._master(name).flatten(), used, score, share, at)
         if self._comm is not None:
             check_equal_masks(chosen, self._comm, self.turn)

@@ -3,7 +3,7 @@
     CSR    values as float32, columns as int32, and the start of each row: 8 bytes per entry
     2:4    two of every four consecutive entries of a row, with 2-bit positions: 17 bytes instead of 32
 
-2:4 (Mishra et al. 2021, arXiv:2104.08378) only saves memory: products convert it to dense.
+Products convert 2:4 (Mishra et al. 2021, arXiv:2104.08378) to dense: it only saves memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BUFFERS = {"csr": ("rows", "columns", "values"), "2:4": ("places", "values")}
 
 
 class SparseWeight(nn.Module):
-    """Matrix (n, m) stored as CSR or 2:4. Not trainable."""
+    """Matrix (n, m) as CSR or 2:4. Not trainable."""
 
     rows: Tensor
     columns: Tensor
@@ -39,7 +39,6 @@ class SparseWeight(nn.Module):
         return self.csr() if self.form == "csr" else self.dense()
 
     def csr(self) -> Tensor:
-        """Return a torch CSR tensor that shares memory."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
             return torch.sparse_csr_tensor(
@@ -61,7 +60,6 @@ class SparseWeight(nn.Module):
         return whole.scatter_(1, places.to(whole.device), self.values.view(-1, 2)).view(n, m)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Load the state of an export of this shape. Raise `StateError` for any other."""
         names = BUFFERS[self.form]
         saved = {name: state_dict[prefix + name] for name in names if prefix + name in state_dict}
         if len(saved) == len(names):
@@ -99,7 +97,6 @@ class SparseWeight(nn.Module):
 
 
 def is_two_of_four(weight: Tensor) -> bool:
-    """Return whether every four consecutive entries of a row have at most two nonzeros."""
     return weight.shape[1] % 4 == 0 and not bool(((weight.reshape(-1, 4) != 0).sum(1) > 2).any())
 
 

@@ -53,17 +53,17 @@ def sparsify(
     same objects, with zeros where masked, also in gradients and optimiser state.
 
     Under DistributedDataParallel and `laconic.compress` all ranks have the same masks; call this on every
-    rank, before or after either. Updates of the masks sum dense gradients over ranks in float32. With
-    `compress(model, optimizer, "masked(...)")` gradients are sent without positions.
+    rank, before or after either. Updates sum dense gradients over ranks in float32. With `compress(model,
+    optimizer, "masked(...)")` gradients are sent without positions.
 
     Args:
         model: A plain module, a `DistributedDataParallel` or a module that contains one. Changed in place.
         optimizer: Optimiser of the weights. Unwrapped from Accelerate, Fabric, Lightning and torchft;
             wrappers with their own step are rejected.
         spec: Such as "rigl(density=0.1)", "sparse_evolution(density=0.1)", "static_masks(density=0.1)" or
-            "gradual_pruning(density=0.1)"; the same on all ranks.
-        steps: Steps of the whole training, for the schedule of updates.
-        keep: Names of modules that stay dense, with their children.
+            "gradual_pruning(density=0.1)"; equal on all ranks.
+        steps: Steps of the whole training.
+        keep: Names of modules that stay dense, with children.
         seed: Seed of masks and random choices; equal on all ranks.
         group: The ranks that train together. None: those of the DistributedDataParallel; for a plain model
             all ranks if torch.distributed is initialised, else only this process.

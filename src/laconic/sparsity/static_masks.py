@@ -19,8 +19,7 @@ class StaticMasks(Sparsifier):
 
     Args:
         density: Fraction of weights in use, in (0, 1].
-        layout: "erk": narrow layers are denser; "uniform": equal densities, the first layer dense; "2:4": two
-            of every four consecutive weights, with density=0.5.
+        layout: As for `rigl`.
 
     >>> StaticMasks(density=0.2)
     static_masks(density=0.2)

@@ -15,7 +15,7 @@ class SparsityStats:
         density: Fraction of weights in use in the sparse layers.
         model_density: Fraction of all parameters in use.
         changed: Fraction of entries in use that the last update added.
-        score_bytes: Payload of the dense gradients that this rank sent.
+        score_bytes: Payload of the dense gradients sent by this rank.
     """
 
     turn: int

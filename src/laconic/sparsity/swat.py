@@ -75,29 +75,29 @@ def swat(
 ) -> Swat:
     """Train a model's Conv2d and Linear layers with sparse weights and sparse saved inputs.
 
-    Changes the model in place. Its parameters remain the same dense objects with the same names, so
-    optimisers, DistributedDataParallel, `laconic.compress` and `state_dict` work as before. Evaluate with the
-    sparse layers: dense layers give other outputs.
+    Changes the model in place. Its parameters remain the same dense objects, so optimisers,
+    DistributedDataParallel, `laconic.compress` and `state_dict` work as before. Evaluate with the sparse
+    layers: dense layers give other outputs.
 
-    Computes with dense tensors with zeros, so it saves no time, and memory only where no other layer saves
-    the same input, not after a ReLU or before a BatchNorm. Each call of a layer in training counts as a
-    batch, so do not combine it with activation checkpointing.
+    Computes with dense tensors with zeros: it saves no time, and memory only where no other layer saves the
+    same input, not after a ReLU or before a BatchNorm. Each call of a layer in training counts as a batch: do
+    not combine it with activation checkpointing.
 
     Args:
         model: Its Conv2d and Linear layers are replaced.
         sparsity: Fraction of weights and saved inputs to drop, in (0, 1).
-        refresh: Training batches between computations of the thresholds.
+        refresh: Training batches between new thresholds.
         first: "dense" leaves the first of these layers unchanged.
         layout: "uniform" or "erk": narrow layers are denser, and some stay unchanged.
-        keep: Names of modules that stay dense, with their children.
+        keep: Names of modules that stay dense, with children.
 
     Returns:
         The handle, which counts bytes, saves the thresholds, and can undo the change.
 
     Raises:
         SpecError: An argument is out of range.
-        AttachError: The model has no such layers, or one with hooks, a shared weight or padding that is not a
-            number of zeros; it has SWAT layers; `keep` names no module. The model is unchanged.
+        AttachError: The model is unchanged. It has no such layers, or one with hooks, a shared weight or
+            padding that is not a number of zeros; it has SWAT layers; `keep` names no module.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 10))
     >>> handle = swat(net, sparsity=0.9)
@@ -125,7 +125,7 @@ class Swat(TransformHandle):
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Names of the sparse layers' weights, as in `model.named_parameters()`."""
+        """Names of the sparse layers' weights."""
         return tuple(f"{name}.weight" for name in self.layers)
 
     def stats(self) -> StoredInputs:
@@ -135,19 +135,19 @@ class Swat(TransformHandle):
         return asdict(self.stats())
 
     def kept_bytes(self) -> int:
-        """Return the bytes of inputs that the sparse layers stored in the last batch with a backward pass."""
+        """Return the bytes of inputs stored in the last batch with a backward pass."""
         return sum(layer.thresholds.kept_bytes for layer in self.layers.values())
 
     def dense_bytes(self) -> int:
-        """Return the bytes that dense layers would have saved in that batch."""
+        """Return the bytes that dense layers would have saved."""
         return sum(layer.thresholds.dense_bytes for layer in self.layers.values())
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Return thresholds and batch counts of this rank, by layer name."""
+        """Return this rank's thresholds and batch counts, by layer name."""
         return {name: layer.thresholds.state_dict() for name, layer in self.layers.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, to continue with the same bits. Raise `StateError`, unchanged, for any other."""
+        """Restore a state bit for bit. Raise `StateError`, unchanged, for any other."""
         if not isinstance(state, Mapping) or state.keys() != self.layers.keys():
             other = sorted(map(str, state.keys() ^ self.layers.keys())) if isinstance(state, Mapping) else []
             raise StateError(

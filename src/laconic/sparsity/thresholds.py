@@ -15,13 +15,13 @@ from laconic.sparsity.bitmask import nbytes, pack, threshold
 class Thresholds:
     """Thresholds of one layer, and the bytes saved by its last batch.
 
-    Every `refresh` batches they are set to keep the ceil(density * n) largest of n entries, and ties; in
-    between the density drifts.
+    Every `refresh` batches they keep the ceil(density * n) largest of n entries, and ties; in between the
+    density drifts.
     """
 
     def __init__(self, density: float, refresh: int) -> None:
         self.density, self.refresh = density, refresh
-        self.batches = 0  # training batches so far
+        self.batches = 0
         self.weight = self.input = 0.0
         self.kept_bytes = self.dense_bytes = 0
 
@@ -30,14 +30,12 @@ class Thresholds:
         return self.batches % self.refresh == 0
 
     def exact(self, x: Tensor) -> float:
-        """Return the threshold of the ceil(density * n) largest entries of x."""
         return threshold(x, kept(self.density, x.numel()))
 
     def of_weight(self, weight: Tensor, training: bool) -> float:
         return self.weight if training and not self.due else self.exact(weight)
 
     def batch(self, x: Tensor, weight: Tensor, training: bool) -> tuple[float, tuple[Tensor, Tensor]]:
-        """Return the weight's threshold and the packed inputs of a batch with a backward pass."""
         if training and not self.due:
             least, of_input = self.weight, self.input
         else:

@@ -1,6 +1,6 @@
 """Weights that torch.nn.utils computes: weight_norm, spectral_norm and pruning.
 
-Hooks compute them before each call, or parametrizations, which change the class of their layer.
+They are computed by hooks before each call, or by parametrizations, which change the class of their layer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Fast path of torch's transformers, which reads the weights of layers instead of calling them.
 
-In evaluation without gradients `nn.TransformerEncoderLayer` passes the weights of its layers to one kernel,
-and `nn.TransformerEncoder` nested tensors. A replaced layer would be ignored there, or lacks the weight.
-`nn.MultiheadAttention` always reads its `out_proj`.
+In evaluation without gradients `nn.TransformerEncoderLayer` passes its layers' weights to one kernel, and
+`nn.TransformerEncoder` nested tensors; a replaced layer would be ignored. `nn.MultiheadAttention` always
+reads its `out_proj`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from laconic.core.errors import AttachError
 class FastPathOff:
     """Switch that makes encoders call these layers of a model, until `remove`.
 
-    A hook on an encoder layer turns its fast path off, in torch's own code, and in copies of the model.
-    Results are equal up to the order of sums, except at padded positions, which nested tensors set to zero.
+    A hook on an encoder layer turns its fast path off, also in copies. Results are equal up to the order of
+    sums, except at padded positions, which nested tensors set to zero.
     """
 
     def __init__(self, model: nn.Module, layers: Collection[nn.Module]) -> None:
@@ -40,7 +40,6 @@ class FastPathOff:
             module.use_nested_tensor = False
 
     def remove(self) -> None:
-        """Turn the fast path on again. A second call does nothing."""
         for hook in self._hooks:
             hook.remove()
         for module in self._nesting:
@@ -49,12 +48,11 @@ class FastPathOff:
 
 
 def uncalled(modules: Mapping[str, nn.Module]) -> set[nn.Module]:
-    """Return the layers that are always read, and never called."""
     return {module.out_proj for module in modules.values() if isinstance(module, nn.MultiheadAttention)}
 
 
 def refuse_uncalled(modules: Mapping[str, nn.Module], selected: Collection[str]) -> None:
-    """Raise `AttachError` if a selected layer is always read, and never called."""
+    """Raise `AttachError` if a selected layer is never called."""
     never = uncalled(modules)
     for name in selected:
         if modules[name] in never:

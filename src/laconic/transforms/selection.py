@@ -4,7 +4,7 @@
     layers.refuse_shared(selected, ...)                        refuses layers that cannot be changed
     replace_layers(model, made)
 
-Every refusal is an `AttachError`, and comes before any change.
+Every refusal is an `AttachError`, before any change.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Layers:
     """Layers of some kinds in a model.
 
     Attributes:
-        modules: All modules by name; a shared one under each of its names.
-        found: The layers of these kinds by name, in the model's order, also inside `keep`.
+        modules: All modules by name; a shared one under each name.
+        found: The layers of these kinds, in the model's order, also inside `keep`.
         keep: Names of modules that do not change.
     """
 
@@ -59,14 +59,13 @@ class Layers:
         return {name: self.found[name] for name in names if not is_kept(name, self.keep)}
 
     def refuse_parametrised(self, names: Collection[str]) -> None:
-        """Refuse layers outside `keep` whose weights a parametrization computes."""
         for name, layer in self.outside_keep(names).items():
             refuse_parametrised(name, layer)
 
     def refuse_shared(
         self, selected: Collection[str], reason: str, keys: Collection[str] | None = None
     ) -> None:
-        """Refuse selected layers whose parameters are used twice in the model. `keys`: only these of them."""
+        """Refuse selected layers whose parameters (only `keys`) are used twice in the model."""
         owners: dict[int, tuple[str, str]] = {}
         for name, module in self.modules.items():
             for key, parameter in module._parameters.items():
@@ -82,25 +81,24 @@ class Layers:
                     )
 
     def refuse_unreplaceable(self, selected: Collection[str], form: str) -> None:
-        """Refuse selected layers that the model reads instead of calling, and layers with hooks."""
+        """Refuse selected layers with hooks, or that the model reads instead of calling."""
         refuse_uncalled(self.modules, selected)
         for name in selected:
             refuse_hooks(name, self.modules[name], form)
 
 
 def named_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return all modules by name; a shared one under each of its names."""
+    """Return all modules; a shared one under each of its names."""
     return dict(model.named_modules(remove_duplicate=False))
 
 
 def refuse_hooks(name: str, layer: nn.Module, form: str, then: str = "afterwards") -> None:
-    """Raise `AttachError` if calls of the layer, or its backward, have hooks."""
     if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
         raise AttachError(f"{name!r} has hooks, which its {form} would lose: add them {then}")
 
 
 def replace_layers(model: nn.Module, layers: Mapping[str, Any]) -> None:
-    """Put these layers in the places of their names, in the mode of the layers there."""
+    """Put these layers in the places of their names, in the mode of those there."""
     for name, layer in layers.items():
         parent, _, key = name.rpartition(".")
         layer.train(model.get_submodule(name).training)

@@ -15,7 +15,7 @@ from laconic.optim.closure import evaluated
 from laconic.optim.step_watch import StepWatch
 from laconic.optim.unwrapping import after_steps, before_steps, is_skipped
 
-Listener = Callable[[frozenset[int]], None]  # takes the ids of the parameters that the optimiser holds
+Listener = Callable[[frozenset[int]], None]  # the ids of the optimiser's parameters
 
 _listeners: list[Listener] = []
 _lock = threading.Lock()  # ranks can be threads
@@ -25,7 +25,7 @@ class StepCallbacks:
     """Hooks that call `before` and `after` around each step, without gradients.
 
     A closure is evaluated first, so `before` sees the gradients; `first`: ahead of earlier hooks. A step that
-    a GradScaler skips calls only `skipped`, afterwards. Many backward passes without a step raise a warning.
+    a GradScaler skips calls only `skipped`. Many backward passes without a step raise a warning.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class StepCallbacks:
 
 
 def after_each_step(listener: Listener) -> None:
-    """Call `listener` after each `optimizer.step()` from now on. Registering twice has no effect."""
+    """Call `listener` after each `optimizer.step()`. Registering twice has no effect."""
     with _lock:
         if not _listeners:
             register_optimizer_step_post_hook(_after_step)

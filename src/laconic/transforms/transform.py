@@ -11,8 +11,8 @@ A `Transform` is the configuration, parsed from a spec such as "rigl(density=0.1
             ...                                      forward, backward, optimizer.step()
     handle.finish()                                  the model that the training was for
 
-A new transform is one file in `lowbit`, `sparsity` or `activations`, with a subclass of `Transform` that has
-the name of the file.
+A new transform is one file in `lowbit`, `sparsity` or `activations`, with a subclass of `Transform` of that
+name.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ class TransformHandle(ABC):
 
     @abstractmethod
     def stats(self) -> Any:
-        """Return statistics of this rank, as a frozen dataclass."""
+        """Return this rank's statistics, a frozen dataclass."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, without the states of model and optimiser."""
+        """Return the state, without those of model and optimiser."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a saved state, after the model and the optimiser have loaded theirs."""
+        """Load a state, after the model and the optimiser have loaded theirs."""
 
     @abstractmethod
     def remove(self) -> None:
@@ -84,7 +84,7 @@ class TransformHandle(ABC):
         return self.model
 
     def save_packed(self, path: Path) -> Mapping[str, Tensor] | None:
-        """Write the model in its small form; return its tensors, or None if there is no such form."""
+        """Write the model in its small form; return its tensors, or None."""
         return None
 
     def training(self) -> AbstractContextManager[Any]:
@@ -95,7 +95,7 @@ class TransformHandle(ABC):
         """Prepare a step. `evaluated`: whether the model is evaluated after it."""
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the events to log after a step. Called on rank 0."""
+        """Return the events to log after a step, on rank 0."""
         return []
 
     def evaluating(self) -> AbstractContextManager[Any]:
@@ -112,7 +112,7 @@ class Transform(Spec):
 
     Attributes:
         option: The option of `laconic train` that takes it.
-        replicas_equal: Whether it needs replicas that are equal after every step.
+        replicas_equal: Whether replicas must be equal after every step.
         after_distribute: Whether to attach after the model is distributed, instead of before.
     """
 
@@ -124,7 +124,7 @@ class Transform(Spec):
     def attach(
         self, model: nn.Module, optimizer: Optimizer | None = None, run: Run = DEFAULT_RUN
     ) -> TransformHandle:
-        """Attach to a model and its optimiser; some transforms need neither optimiser nor run.
+        """Attach to a model and its optimiser; some transforms need only the model.
 
-        Raises `AttachError`, with nothing changed, if the model or the optimiser does not fit.
+        Raises `AttachError`, with nothing changed, if either does not fit.
         """

@@ -1,6 +1,6 @@
 """Check that layers are transformed once: masked, quantised to a table or with few bits.
 
-A second transform would undo the first: signs have no zeros for a mask, and tables no place for one.
+A second transform would undo the first: signs and tables may have no zeros for a mask.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _table_layers: WeakSet[nn.Module] = WeakSet()
 
 
 class TransformedLayer(nn.Module):
-    """Base of the layers that a transform puts in a model. `state`: for errors, such as "has few bits"."""
+    """Base of a transform's layers. `state`: for errors, such as "has few bits"."""
 
     state: ClassVar[str]
 

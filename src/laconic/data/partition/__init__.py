@@ -1,6 +1,6 @@
 """Partition: assignment of a data set's examples to clients, a pure function of (seed, client).
 
-Every process computes the whole assignment, so nothing is sent or stored.
+Every process computes the whole assignment; nothing is sent or stored.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Partition(Spec):
 
     @abstractmethod
     def shares(self, kinds: Tensor, clients: int, seed: int) -> list[Tensor]:
-        """Return `deal` of kinds int64 (n,), after all checks."""
+        """Return `deal` of int64 (n,), after all checks."""
 
     def key(self, seed: int, *parts: int) -> int:
         return mix(seed, name_key(self.name), *parts)
@@ -95,25 +95,23 @@ class Deal:
 
     @cached_property
     def shares(self) -> list[Tensor]:
-        """Examples of every client: int64, ascending."""
         return self.partition.shares(self.kinds, self.clients, self.seed)
 
     def indices(self, client: int) -> Tensor:
-        """Return this client's examples, int64, ascending. Raises `SpecError` for an unknown client."""
+        """Return this client's examples. Raises `SpecError` for an unknown client."""
         arguments.whole("client", client, 0, self.clients - 1, hint=f"there are {self.clients} clients")
         return self.shares[client]
 
     @property
     def sizes(self) -> list[int]:
-        """Number of examples of each client."""
         return [len(share) for share in self.shares]
 
     def counts(self, kinds: Kinds | None = None) -> Tensor:
         """Count the examples of each kind and client, int64 (clients, number of kinds).
 
         Args:
-            kinds: Other kinds of the same examples. None: those of the partition. Columns are the kinds that
-                occur, ascending.
+            kinds: Other kinds of the same examples. None: the partition's. Columns are the kinds that occur,
+                ascending.
         """
         found, column = classes(self.kinds if kinds is None else integers(kinds))
         return torch.stack([torch.bincount(column[share], minlength=len(found)) for share in self.shares])

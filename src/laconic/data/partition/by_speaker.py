@@ -25,13 +25,12 @@ FEW = ("leave", "join")
 class BySpeaker(Partition):
     """Every speaker with at least `least` examples is a client, in the order of their numbers.
 
-    The kinds of this rule are speakers. If fewer clients are requested, they are drawn at random.
+    If fewer clients are requested, they are drawn at random.
 
     Args:
         least: Minimum number of a client's examples, 1 or more.
         few: Treatment of speakers with fewer. 'leave': their examples are not assigned. 'join': consecutive
-            ones form clients, after the others, with at least `least` examples each; a rest joins the last
-            client.
+            ones form clients of at least `least` examples, after the others; a rest joins the last.
 
     >>> from laconic.core.spec import parse
     >>> speakers = [0, 0, 0, 1, 2, 2, 3]
@@ -77,7 +76,6 @@ class BySpeaker(Partition):
         return [groups[group] for group in drawn.tolist()]
 
     def groups(self, kinds: Tensor) -> list[Tensor]:
-        """Return the examples of each possible client, int64, ascending."""
         parts = torch.split(kinds.argsort(stable=True), lengths(kinds))
         found = [part for part in parts if len(part) >= self.least]
         if self.few == "leave":

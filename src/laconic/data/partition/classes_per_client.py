@@ -2,7 +2,7 @@
 
     size_i = floor(n * (0.1 / N + 0.9 * gamma^(N-1-i) / sum_j gamma^j))   for client i of N
 
-The sizes are floor(n / N) if gamma is 1. Sattler et al. 2019, arXiv:1903.02891 (STC), as in their code.
+With gamma 1 it is floor(n / N). Sattler et al. 2019, arXiv:1903.02891 (STC), as in their code.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from laconic.data.partition import Partition, ascending, classes
 class ClassesPerClient(Partition):
     """Each client takes size / `classes` examples of a random class, then of the next, and so on.
 
-    An exhausted class is skipped, so the last clients may hold more classes; so may a client whose size is
-    not a multiple of `classes`. Rounding down leaves fewer than N examples unassigned.
+    An exhausted class is skipped, so the last clients may hold more classes, as may those whose size is no
+    multiple of `classes`. Fewer than N examples stay unassigned.
 
     Args:
         classes: Labels per client, 1 up to the number of labels.
@@ -85,7 +85,7 @@ class ClassesPerClient(Partition):
 def sizes(n: int, clients: int, gamma: float) -> list[int]:
     """Return the number of each client's examples, ascending; the sum is at most n.
 
-    Computed in integers: gamma is a / b, and a^i b^(N-1-i) stands for gamma^i.
+    In integers: gamma is a / b, and a^i b^(N-1-i) stands for gamma^i.
 
     >>> sizes(100, 3, 1.0), sizes(1500, 4, 0.5)
     ([33, 33, 33], [127, 217, 397, 757])

@@ -28,8 +28,8 @@ HINT = "0.1 is strongly skewed, 100 nearly even"
 class Dirichlet(Partition):
     """Each kind is cut into shares drawn from Dirichlet(alpha); all examples are assigned.
 
-    A client gets consecutive examples of each kind, such as passages of a text. A client with fewer than
-    `least` gets the missing ones from the client with the most.
+    A client gets consecutive examples of each kind. One with fewer than `least` gets the missing ones from
+    the client with the most.
 
     Args:
         alpha: Concentration, above 0. A smaller value gives fewer kinds per client.

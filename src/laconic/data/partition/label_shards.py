@@ -1,7 +1,6 @@
 """Label shards: examples sorted by label and cut into shards, a few for each client.
 
-McMahan et al. 2017, arXiv:1602.05629: MNIST in 200 shards of 300 for 100 clients, so that most clients see
-only two digits.
+McMahan et al. 2017, arXiv:1602.05629: MNIST in 200 shards of 300 for 100 clients, most with only two digits.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from laconic.data.partition import Partition, ascending, even_cuts
 class LabelShards(Partition):
     """clients * `per_client` shards of consecutive examples, sorted by label and index, assigned at random.
 
-    Shard sizes differ by at most one. A shard may start in one label and end in the next.
+    Shard sizes differ by at most one. A shard may span labels.
 
     Args:
         per_client: Shards per client, 1 or more.

@@ -6,7 +6,7 @@
     lambda <- lambda + Theta - G
 
 A reconstruction: tables, tied scales and the extra-gradient step are the paper's; gamma's schedule, the
-interval of updates of G and the tie options are ours.
+interval of G's updates and the tie options are ours.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class AdmmSettings:
-    """Arguments of `laconic.lowbit.admm`. Saved states contain its `repr`."""
+    """Arguments of `admm`. Saved states contain its `repr`."""
 
     table: Name = "ternary"
     tie: Tie = "row"
@@ -94,13 +94,12 @@ def admm(
 ) -> Admm:
     """Quantise the matrices of a model's Embedding, LSTM, GRU and Linear layers to a table during training.
 
-    Hooks on the optimiser add gamma (Theta - G + lambda) to the gradients before each step, and update G and
-    lambda periodically. This happens after accumulation, clipping and communication, so all ranks of a
-    DistributedDataParallel have the same G. Call this before `laconic.compress`, whose hooks must come
-    second.
+    Hooks on the optimiser add gamma (Theta - G + lambda) to the gradients before each step, after
+    accumulation, clipping and communication: all ranks of a DistributedDataParallel have the same G. Call
+    this before `laconic.compress`, whose hooks must come second.
 
     Use SGD, as Adam normalises the penalty away. If gamma times the learning rate exceeds 1, the penalty
-    overshoots; `most` limits gamma. Memory: 2.25 times the weights (lambda, G - lambda, q).
+    overshoots. Memory: 2.25 times the weights (lambda, G - lambda, q).
 
     Args:
         model: A float32 model; may be wrapped in DistributedDataParallel.
@@ -115,19 +114,18 @@ def admm(
         rounds: Alternations of scale and entries in a projection.
         start: Steps before the penalty begins.
         extragradient: Make one step of two calls of `optimizer.step()`: a prediction, then the step from the
-            same point with the gradient at the prediction. Not for methods with their own momentum, such as
-            `dgc`. Needs a much lower learning rate: if rate times curvature is 1, the gradient at the
-            prediction is 0 and the weights drift.
-        keep: Names of modules that stay float32, with their children.
+            same point with the gradient there. Not for methods with their own momentum, such as `dgc`. Needs
+            a much lower learning rate: if rate times curvature is 1, that gradient is 0 and the weights
+            drift.
+        keep: Names of modules that stay float32, with children.
 
     Returns:
         The handle, with `residual()`, `quantised()` for evaluation, `state_dict()`, `finish()` and `pack()`.
 
     Raises:
         SpecError: An argument is out of range.
-        AttachError: The model has no such layer, or is quantised to a table; matrices are shared, not
-            float32, computed by hooks, or not trained by the optimiser; `keep` names no module. The model is
-            unchanged.
+        AttachError: The model is unchanged. It has no such layer, or is quantised to a table; matrices are
+            shared, not float32, computed by hooks, or not trained by the optimiser; `keep` names no module.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Embedding(10, 40), nn.Linear(40, 10))
@@ -169,16 +167,14 @@ class Admm(TableTraining):
         self.begin()
 
     def solution(self) -> Quantised:
-        """Return G; before the first step, the projection of the current weights."""
         return self._near or self._project(self.weights)
 
     def before(self) -> None:
-        """Add gamma (Theta - G + lambda) to the gradients."""
         if not self._near and self.steps >= self.settings.start:
             self._near = self._project(self.weights)
             self._duals = {name: weight.new_zeros(weight.shape) for name, weight in self.weights.items()}
             self._aim()
-        scale = getattr(self.optimizer, "grad_scale", None)  # GradScaler's factor, removed by a fused step
+        scale = getattr(self.optimizer, "grad_scale", None)  # a fused step removes GradScaler's factor
         gamma = self.gamma if scale is None else self.gamma * float(scale)
         for name, aim in self._aims.items():
             weight = self.weights[name]
@@ -188,7 +184,6 @@ class Admm(TableTraining):
             self._prediction.before_step()
 
     def after(self) -> None:
-        """Count the step, and update G and lambda if due."""
         if self._prediction is not None and not self._prediction.after_step():
             return
         self.steps += 1
@@ -202,7 +197,7 @@ class Admm(TableTraining):
         super().remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return numbers and tensors, equal on all ranks. Save model and optimiser as well.
+        """Return numbers and tensors, equal on all ranks.
 
         Raises `StateError` between the two halves of an extra-gradient step.
         """
@@ -220,7 +215,7 @@ class Admm(TableTraining):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, to continue with the same bits. Raise `StateError`, unchanged, for any other."""
+        """Restore a state bit for bit. Raise `StateError`, unchanged, for any other."""
         self._check_whole()
         own = {"format": FORMAT, "settings": repr(self.settings), "weights": _shapes(self.weights)}
         numbers, tensors = read_state(state, own, self.weights)
@@ -232,7 +227,6 @@ class Admm(TableTraining):
         self._aim()
 
     def _move(self) -> None:
-        """Update G, lambda and gamma; gamma lambda stays constant as gamma grows."""
         self._near = self._project({name: w + self._duals[name] for name, w in self.weights.items()})
         before, self.gamma = self.gamma, min(self.settings.most, self.gamma * self.settings.growth)
         for name, g in dense(self._near).items():

@@ -4,8 +4,7 @@
     Theta  <- Theta - eta grad(Theta')      the second, with the next batch
 
 Korpelevich 1976; with different batches for the halves, Juditsky, Nemirovski and Tauvel 2011,
-arXiv:0809.0815. The second call starts from Theta and the optimiser's first state, so the prediction does not
-change momentum.
+arXiv:0809.0815. The prediction does not change momentum.
 """
 
 from __future__ import annotations
@@ -19,10 +18,7 @@ from torch.optim import Optimizer
 
 
 class Prediction:
-    """Returns to the starting point before each second step of an optimiser.
-
-    `ahead`: whether the parameters are Theta'.
-    """
+    """Returns to the starting point before each second step. `ahead`: whether the parameters are Theta'."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.ahead = False
@@ -31,7 +27,6 @@ class Prediction:
 
     @torch.no_grad()
     def before_step(self) -> None:
-        """Save Theta before the first call; restore it before the second."""
         state = self._optimizer.state
         if not self.ahead:
             held = (each for group in self._optimizer.param_groups for each in group["params"])

@@ -1,7 +1,6 @@
 """Inference layers with weights packed to a table: embedding, LSTM, GRU and linear.
 
-Each call unpacks alpha * q, an embedding only the rows it looks up, and computes the same outputs as the
-float32 layer bit for bit.
+Each call unpacks alpha * q (an embedding: only its rows): the float32 layer's outputs bit for bit.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ from laconic.lowbit.tables.tables import Table, table_with
 
 
 class PackedMatrix(nn.Module):
-    """Matrix (rows, columns): codes uint8 (rows, bytes), scales float32 (rows or 1, 1) and the table's
-    values.
-    """
+    """Codes uint8 (rows, bytes), scales float32 (rows or 1, 1), table values."""
 
     codes: Tensor
     alpha: Tensor
@@ -42,7 +39,6 @@ class PackedMatrix(nn.Module):
         return table_with(tuple(self.values.tolist()))
 
     def dense(self, rows: Tensor | None = None) -> Tensor:
-        """Return the float32 matrix, or only these rows."""
         codes, alpha = self.codes, self.alpha
         if rows is not None:
             codes, alpha = codes[rows], alpha if len(alpha) == 1 else alpha[rows]
@@ -76,8 +72,6 @@ class PackedEmbedding(nn.Module):
 
 
 class PackedRecurrent(nn.Module):
-    """LSTM or GRU, with the arguments and results of the original layer."""
-
     KINDS: ClassVar[dict[type, str]] = {nn.LSTM: "LSTM", nn.GRU: "GRU"}
 
     def __init__(self, layer: nn.LSTM | nn.GRU, matrices: dict[str, PackedMatrix]) -> None:
@@ -98,7 +92,7 @@ class PackedRecurrent(nn.Module):
             layer.bidirectional,
             device="meta",
         )
-        self._shape = (shape,)  # a tuple hides it from the submodules
+        self._shape = (shape,)  # in a tuple it is no submodule
 
     def forward(self, x: Any, state: Any = None) -> Any:
         weights = {name: self.get_submodule(name).dense() for name in self._matrices}  # type: ignore[operator]

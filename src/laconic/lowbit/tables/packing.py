@@ -24,9 +24,9 @@ class Size:
     """Bytes of the `state_dict` of a packed model.
 
     Attributes:
-        codes: Packed entries, including padding of rows.
+        codes: Packed entries, with padding.
         scales: Alphas and table values.
-        rest: Float32 parts: biases, norms, layers in `keep`.
+        rest: Biases, norms, layers in `keep`.
         dense: The whole model in float32.
         weights: Number of quantised weights.
     """
@@ -43,17 +43,15 @@ class Size:
 
     @property
     def smaller(self) -> float:
-        """Float32 bytes / packed bytes of the whole model."""
         return self.dense / self.packed
 
     @property
     def bits(self) -> float:
-        """Bits per quantised weight, including scales."""
+        """Bits per quantised weight, with scales."""
         return 8 * (self.codes + self.scales) / self.weights
 
 
 def packed_copy(model: nn.Module, found: Quantised, table: Table) -> nn.Module:
-    """Return a copy of the model with packed layers, without their hooks."""
     matrices: dict[str, dict[str, PackedMatrix]] = {}
     for name, (alpha, q) in found.items():
         layer, _, key = name.rpartition(".")
@@ -78,7 +76,7 @@ def load_tables(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     """Return a packed model, with the same outputs bit for bit, from its `state_dict`.
 
     Args:
-        model: A float32 model built like the original, with any weights; it is not changed.
+        model: A float32 model built like the original; not changed.
         state: `torch.load(path, weights_only=True)`.
 
     Raises:

@@ -3,8 +3,8 @@
     alpha <- v.q / (q.q)        best scale for q
     q     <- nearest table entry to v / alpha
 
-The alternation reaches a local optimum of |v - alpha q|^2, the better one of two starting scales. Sums are
-float64, so that ranks which add in a different order round to the same alpha.
+The better local optimum of |v - alpha q|^2 of two starting scales. Sums are float64, so that any order of
+additions rounds to the same alpha.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from laconic.lowbit.tables.tables import Table
 
-STARTS = (1.0, 2.0)  # first scales, relative to mean |v| / mean |table entry|
+STARTS = (1.0, 2.0)  # relative to mean |v| / mean |table entry|
 
 
 def project(v: Tensor, table: Table, rounds: int = 5) -> tuple[Tensor, Tensor]:
@@ -40,7 +40,7 @@ def project(v: Tensor, table: Table, rounds: int = 5) -> tuple[Tensor, Tensor]:
 
 
 def nearest(v: Tensor, alpha: Tensor, table: Table) -> Tensor:
-    """Return the table entries int8 (r, n) nearest to v / alpha, with alpha (r, 1); ties round up."""
+    """Return the table entries int8 (r, n) nearest to v / alpha; ties round up."""
     scaled = torch.where(alpha > 0, v / alpha, torch.zeros_like(v))
     middles = torch.tensor(table.midpoints, dtype=v.dtype, device=v.device)
     values = torch.tensor(table.values, dtype=torch.int8, device=v.device)
@@ -48,7 +48,6 @@ def nearest(v: Tensor, alpha: Tensor, table: Table) -> Tensor:
 
 
 def best_scale(v: Tensor, q: Tensor) -> Tensor:
-    """Return v.q / (q.q) per row, float32 (r, 1); 0 where q is zero."""
     wide = q.double()
     return ((v * wide).sum(1, keepdim=True) / wide.square().sum(1, keepdim=True).clamp(min=1)).float()
 
@@ -62,6 +61,6 @@ def _alternate(v: Tensor, alpha: Tensor, table: Table, rounds: int) -> tuple[Ten
 
 
 def _explained_norm(v: Tensor, q: Tensor) -> Tensor:
-    """Return (v.q)^2 / (q.q) per row, float64 (r, 1): the part of |v|^2 that alpha * q explains."""
+    """Return (v.q)^2 / (q.q) per row, the part of |v|^2 that alpha * q explains."""
     wide = q.double()
     return (v * wide).sum(1, keepdim=True).square() / wide.square().sum(1, keepdim=True).clamp(min=1)

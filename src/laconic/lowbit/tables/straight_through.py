@@ -4,7 +4,7 @@
 
 Bengio et al. 2013, arXiv:1308.3432; "binary" as in Rastegari et al. 2016, arXiv:1603.05279, "ternary" as in
 Li et al. 2016, arXiv:1605.04711, but with the scales of `admm`. The model has Theta only during the
-optimiser's step, and G otherwise.
+optimiser's step.
 """
 
 from __future__ import annotations
@@ -112,21 +112,19 @@ class StraightThrough(TableTraining):
         self._write(self._masters)
 
     def after(self) -> None:
-        """Store the new Theta, and write its projection G to the model."""
         self._keep({name: weight.detach().clone() for name, weight in self.weights.items()})
 
     def remove(self) -> None:
-        """Remove the hooks and write Theta to the model. A second call does nothing."""
+        """Remove the hooks and write Theta to the model."""
         if not self._removed:
             self._write(self._masters)
         super().remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return Theta, equal on all ranks. Save model and optimiser as well."""
+        """Return Theta, equal on all ranks."""
         return {"masters": {name: master.clone() for name, master in self._masters.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, to continue with the same bits. Raise `StateError`, unchanged, for any other."""
         found = state.get("masters") if isinstance(state, Mapping) else None
         if not isinstance(found, Mapping) or found.keys() != self.weights.keys():
             raise StateError("saved for other matrices: attach to the same model, with the same keep=")

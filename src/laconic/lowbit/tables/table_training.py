@@ -40,7 +40,7 @@ class TableTraining(LowBitHandle):
         check_optimizer(self.optimizer, self.weights)
         self._callbacks: StepCallbacks | None = None
         self._removed = False
-        self._last: Quantised | None = None  # the solution written by `finish`
+        self._last: Quantised | None = None  # written by `finish`
 
     def begin(self) -> None:
         weights = self.weights.values()
@@ -49,7 +49,7 @@ class TableTraining(LowBitHandle):
 
     @abstractmethod
     def solution(self) -> Quantised:
-        """Return the current scale and entries of each matrix, by name."""
+        """Return the scale and entries of each matrix, by name."""
 
     @abstractmethod
     def before(self) -> None:
@@ -60,7 +60,6 @@ class TableTraining(LowBitHandle):
         """Run after the optimiser's step."""
 
     def masters(self) -> Mapping[str, Tensor]:
-        """Return the float32 matrices Theta that the optimiser trains, by name."""
         return self.weights
 
     def residual(self) -> float:
@@ -73,7 +72,7 @@ class TableTraining(LowBitHandle):
 
     @contextmanager
     def quantised(self) -> Iterator[None]:
-        """Write the quantised weights to the model for the duration of a context."""
+        """Give the model its quantised weights within a context."""
         before = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self._write(dense(self._current_solution()))
         try:
@@ -98,11 +97,9 @@ class TableTraining(LowBitHandle):
         return self.model
 
     def pack(self) -> nn.Module:
-        """Return a copy of the model with packed layers, at its quantised weights."""
         return packed_copy(self.model, self._current_solution(), self.table)
 
     def size(self) -> Size:
-        """Return the bytes of the packed model's `state_dict`."""
         return size_of(self.pack(), self.model)
 
     def remove(self) -> None:

@@ -21,7 +21,7 @@ Name = Literal["binary", "ternary", "quinary", "septenary"]
 
 @dataclass(frozen=True)
 class Table:
-    """Values in ascending order, and their packing: `group` codes fill `group_bytes` bytes."""
+    """Ascending values; `group` codes fill `group_bytes` bytes."""
 
     values: tuple[int, ...]
     group: int
@@ -35,7 +35,7 @@ class Table:
         return -(-columns // self.group) * self.group_bytes
 
     def pack(self, q: Tensor) -> Tensor:
-        """Return codes uint8 (rows, row_nbytes(columns)) of entries int8 (rows, columns)."""
+        """Return codes uint8 of entries int8 (rows, columns)."""
         rows, columns = q.shape
         padded = torch.zeros(rows, -(-columns // self.group) * self.group, dtype=torch.int32, device=q.device)
         if self.group == 5:  # base 3 packs the values directly
@@ -48,7 +48,7 @@ class Table:
         return wire.view(rows, self.row_nbytes(columns))
 
     def unpack(self, wire: Tensor, columns: int) -> Tensor:
-        """Return the entries int8 (rows, columns) of codes. Raise `WireError` for invalid codes."""
+        """Return entries int8 (rows, columns). Raise `WireError` for invalid codes."""
         rows, padded = wire.shape[0], -(-columns // self.group) * self.group
         if self.group == 5:
             levels = kernels.unpack_ternary(wire.flatten(), rows * padded).to(torch.int8)

@@ -27,7 +27,7 @@ def layer_weights(layer: nn.Module) -> list[str]:
 
 
 def select_layers(model: nn.Module, keep: Collection[str] = ()) -> dict[str, nn.Module]:
-    """Return the layers to quantise, by name. Raise `AttachError` for none or an unsupported one."""
+    """Return the layers to quantise. Raise `AttachError` for none or an unsupported one."""
     layers = Layers.of(named_modules(model), LAYERS, keep)
     found = layers.outside_keep(layers.found)
     if not found:
@@ -80,7 +80,7 @@ def project_all(values: Mapping[str, Tensor], table: Table, tie: Tie, rounds: in
 
 
 def refuse_moved_padding(layers: Mapping[str, nn.Module], table: Table, tie: Tie) -> None:
-    """Raise `AttachError` if the zero padding row of an Embedding would become nonzero."""
+    """Raise `AttachError` if an Embedding's padding row would become nonzero."""
     for name, layer in layers.items():
         padded = isinstance(layer, nn.Embedding) and layer.padding_idx is not None
         if padded and tie != "row" and 0 not in table.values:
@@ -117,5 +117,4 @@ def _refuse_unfit(layers: Mapping[str, nn.Module]) -> None:
 
 
 def dense(found: Quantised) -> dict[str, Tensor]:
-    """Return the float32 matrices alpha * q (rows, columns), by name."""
     return {name: alpha * q for name, (alpha, q) in found.items()}

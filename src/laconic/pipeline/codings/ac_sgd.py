@@ -1,13 +1,12 @@
 """AC-SGD: activations as quantised changes, their gradients quantised directly.
 
-Wang et al. 2022, arXiv:2206.01299 (also called AQ-SGD); release DS3Lab/AC-SGD [V]. It reports training of
-GPT-2 XL and DeBERTa XXL in 8 stages with 2 to 4 bits for activations without loss of quality, up to 4.3 times
-faster on slow links. Its compression of replicas' gradients is any method here.
+Wang et al. 2022, arXiv:2206.01299 (also called AQ-SGD); release DS3Lab/AC-SGD [V]. Its compression of
+replicas' gradients is any method here.
 
 Differences: the release has one symmetric fp16 scale per hidden channel of a whole micro-batch, which
 saturates at (1 - 2^-(b-1)) of the maximum; `minmax` has a minimum and a unit per `block` of one sample. Its
 first epoch is uncompressed in fp16; here each sample's first visit is, in bf16 (`first`). Its buffers are
-fp16; here they are float32 (`keep`).
+fp16, ours float32 (`keep`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class AcSgd(PipelineCoding):
         backward             Q(gradient of the boundary's activation), without memory
 
     Payload: forward + 64 / block bits per activation after its first visit, backward + 64 / block bits per
-    gradient. The release rounds to nearest; its theory requires unbiased rounding: 'stochastic'.
+    gradient. The release rounds to nearest; its theory requires 'stochastic'.
 
     >>> AcSgd(forward=2, backward=6).forward_coding
     change(minmax(bits=2, block=128))

@@ -7,7 +7,7 @@ AC-SGD, also AQ-SGD (Wang et al. 2022, arXiv:2206.01299). At each stage boundary
     the next stage continues with m[s], on every visit
 
 Both sides add the *decoded* change, so their buffers stay bit-identical with any lossy codec. As training
-converges, the error shrinks; that of direct quantisation stays a fixed share of the activation.
+converges, the error shrinks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from laconic.pipeline.coding import PipelineCoding
 Along = Literal["rows", "channels"]
 FIRST: dict[str, Codec] = {"fp32": Dense(), "bf16": Cast("bf16"), "fp16": Cast("fp16")}
 LIMIT = 0.5  # E|x - C(x)|^2 / |x|^2 below which AC-SGD is proven to converge
-SHOWN = 4096  # elements of the normal vector on which a codec's error is measured
+SHOWN = 4096  # elements on which a codec's error is measured
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,13 +37,12 @@ class Change(PipelineCoding):
     Wire per sample: one wire of `codec`; at the first visit 4, 2 or 2 bytes per element ('fp32', 'bf16',
     'fp16').
 
-    Memory: one activation per sample on each side of each boundary. Samples have to recur: in training of one
-    epoch, every visit is a first visit. Dropout and augmentation bound the change, and the error, from below.
+    Memory: one activation per sample on each side of each boundary. Samples have to recur. Dropout and
+    augmentation bound the error from below.
 
-    `along` sets the order in which the codec, and so its scales, see a (sequence, hidden) activation. One
-    scale per row: `minmax(bits=4, block=hidden)`. One per channel, as in the release:
-    `minmax(bits=4, block=sequence)` with along='channels', the last dimension first. The theory requires E|x
-    - C(x)|^2 < |x|^2 / 2.
+    `along` is the order in which the codec sees a (sequence, hidden) activation. One scale per row:
+    `minmax(bits=4, block=hidden)`. One per channel, as in the release: `minmax(bits=4, block=sequence)` with
+    along='channels', the last dimension first. The theory requires E|x - C(x)|^2 < |x|^2 / 2.
 
     >>> Change(Cast("fp16"), first="fp32")
     change(cast(dtype='fp16'), first='fp32')
