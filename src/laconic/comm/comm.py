@@ -40,6 +40,10 @@ class Comm(ABC):
             PeerError: A peer failed or left.
         """
 
+    def mean_(self, x: Tensor) -> Tensor:
+        """Replace x by its mean over ranks, as `all_reduce`; return x."""
+        return self.all_reduce(x).div_(self.size)
+
     def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
         """Start a sum, in the background if possible. All ranks start and end their sums in one order.
 

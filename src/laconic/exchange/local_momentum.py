@@ -147,7 +147,7 @@ class LocalMomentum:
             reducer.begin_pass(release=releasing, stepped=self._stepped)
         if releasing and not fresh:
             for feedback, _ in self.bound:
-                feedback.give_back(self._comm)
+                feedback.give_back(self._comm.mean_)
         if releasing:
             self._release()
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from laconic.comm.comm import Comm
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout
 from laconic.core.lazy import name_makers
@@ -142,8 +141,11 @@ class BoundFeedback(ABC):
         """Leave momentum to the optimiser from the next step on."""
         return
 
-    def give_back(self, comm: Comm) -> None:
-        """Hand momentum to the optimiser, if it can continue it; between steps, on all ranks."""
+    def give_back(self, mean: Callable[[Tensor], Tensor]) -> None:
+        """Hand momentum to the optimiser, if it can continue it; between steps, on all ranks.
+
+        `mean`: averages a tensor over ranks, in place.
+        """
         self.release_momentum()
 
     @abstractmethod

@@ -120,7 +120,7 @@ class BoundStrategy(ABC):
 
         Includes pending messages, and changes nothing.
         """
-        return side_comm.all_reduce(self.replica.flat.clone()).div_(side_comm.size)
+        return side_comm.mean_(self.replica.flat.clone())
 
     def salvage(self) -> Tensor:
         """Return this rank's model, float32 (n,), after its last `step` failed halfway."""

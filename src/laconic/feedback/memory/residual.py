@@ -13,13 +13,12 @@ this is SGD with momentum. DGC clears u of all sent entries instead. The optimis
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.comm.comm import Comm
 from laconic.core.layout import Layout, PerLayout
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Optimised, Share
@@ -222,7 +221,7 @@ class LocalResidual(Residual):
         super().accept(layout)
         self._old_velocity.pop(id(layout), None)
 
-    def give_back(self, comm: Comm) -> None:
+    def give_back(self, mean: Callable[[Tensor], Tensor]) -> None:
         """Leave momentum to SGD, which continues from the mean velocity: one dense reduction.
 
         SGD's momentum m multiplies the effect of an entry by 1 / (1 - m), so residuals shrink by 1 - m.
@@ -231,8 +230,9 @@ class LocalResidual(Residual):
         if self._velocity is not None and self.has_momentum:
             every = {name: self._velocity.tensor(name) for name in self._local.names}
             held = {name: velocity for name, velocity in every.items() if velocity is not None}
-            mean = comm.all_reduce(torch.cat([*held.values()])).div_(comm.size)
-            means = mean.split_with_sizes([each.numel() for each in held.values()])
+            means = mean(torch.cat([*held.values()])).split_with_sizes(
+                [each.numel() for each in held.values()]
+            )
             for name, velocity in zip(held, means, strict=True):
                 self._optimised.continue_momentum(name, velocity)
                 if (residual := self._residual.tensor(name)) is not None:

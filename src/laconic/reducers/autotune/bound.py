@@ -95,7 +95,7 @@ class BoundAutotune(BoundReducer):
             return
         if release or (stepped and not self.autotuner.searching and self._whole[self.autotuner.current]):
             self._log("SGD's momentum is back in the optimiser")
-            self._switched.give_back(self._comm)
+            self._switched.give_back(self._comm.mean_)
             self._bleeding = set(self._holding)
 
     def release_momentum(self) -> None:

@@ -12,12 +12,11 @@ exchange.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from laconic.comm.comm import Comm
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.feedback import Optimised, Share
@@ -46,9 +45,9 @@ class SwitchedResidual(LocalResidual):
         if not self.local:
             self.local, self._entered = True, step
 
-    def give_back(self, comm: Comm) -> None:
+    def give_back(self, mean: Callable[[Tensor], Tensor]) -> None:
         if self.local:
-            super().give_back(comm)
+            super().give_back(mean)
 
     @property
     def has_momentum(self) -> bool:
