@@ -38,6 +38,7 @@ import torch.distributed as dist
 from laconic.tools.tasks.launcher import prepare_to_launch
 
 GRACE_S = 10.0  # for the others, once one rank has failed
+STACKS_S = 10.0  # until a late rank has written where it is
 JOB_S, CASE_S = 120.0, 30.0  # a job may take this long, and its further cases: the machine may be busy
 
 
@@ -247,8 +248,11 @@ class _Worker:
         """The outcome of a rank that is late, with the Python stacks of its threads."""
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGUSR1)
-        time.sleep(0.3)
-        stacks = self.stacks.read()
+        stacks, more, deadline = "", "", time.monotonic() + STACKS_S
+        while (more or not stacks) and time.monotonic() < deadline:
+            time.sleep(0.3)  # in which a rank with something left to write does so
+            more = self.stacks.read()
+            stacks += more
         return Outcome(
             rank,
             error=HungError(f"rank {rank} was not done after {timeout_s} s; it is in\n{stacks}"),
