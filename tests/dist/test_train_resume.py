@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
-from laconic.tools.report.ledger import read_events
+from laconic.tools.report.ledger import Ledger, read_events
 from laconic.tools.tasks import checkpoint
 from tests.dist.commands import finish, train, trained, wait_for
 from tests.dist.runs import same
@@ -22,41 +21,39 @@ def losses(folder: Path, seed: int) -> dict[tuple[int, int], float]:
     return {(event["step"], event["rank"]): event["loss"] for event in steps}
 
 
-def terminated(when: Callable[[], object], folder: Path, *words: str) -> None:
-    """Train in this process, and send it SIGTERM when a condition holds."""
+def terminated(seed: int, step: int, folder: Path, *words: str) -> None:
+    """Train in this process, and send it SIGTERM when it has written a step of both workers."""
+    plain = Ledger.write
+    there: set[int] = set()
 
-    def terminate() -> None:
-        wait_for(when)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+    def write(ledger: Ledger, event: dict[str, Any]) -> None:
+        plain(ledger, event)
+        if (event["kind"], event["seed"], event["step"]) == ("step", seed, step):
+            there.add(event["rank"])
+            if len(there) == 2:
+                signal.raise_signal(signal.SIGTERM)
 
-    before = signal.signal(signal.SIGTERM, lambda *_: None)  # if the run has already ended
-    try:
-        with ThreadPoolExecutor(1) as threads:
-            sent = threads.submit(terminate)
-            code, _, complaints = trained(folder, *words)
-            sent.result()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with mock.patch.object(Ledger, "write", write):
+        code, _, complaints = trained(folder, *words)
     assert code == 130, complaints
 
 
 def test_a_resumed_run_ends_with_the_same_bits_and_never_from_a_damaged_part(tmp_path: Path) -> None:
-    arguments = ["--steps", "24", "--eval-every", "12", "--checkpoint-every", "4", "--seeds", "2"]
+    """There are two checkpoints, and two are kept: the first one is there however late the signal is."""
+    arguments = ["--steps", "24", "--eval-every", "12", "--checkpoint-every", "12", "--seeds", "2"]
     arguments += ["--with", "dgc(density=0.05)"]
     code, _, complaints = trained(tmp_path, *arguments, "--name", "whole")
     assert code == 0, complaints
 
     folder = tmp_path / "cut"
     seed1 = folder / "dgc_density_0.05" / "seed1"
-    terminated(lambda: checkpoint.latest(seed1), tmp_path, *arguments, "--name", "cut")
-    place = checkpoint.latest(seed1)
-    assert place is not None
-    part = place / "rank1.pt"
+    terminated(1, 13, tmp_path, *arguments, "--name", "cut")
+    part = seed1 / "step-000012" / "rank1.pt"
     whole = part.read_bytes()
     part.write_bytes(whole[:-100])
     code, _, complaints = trained(tmp_path, *arguments, "--name", "cut", "--resume")
     assert code == 1
-    assert f"{place.name}/rank1.pt is damaged" in complaints and "remove" in complaints
+    assert "step-000012/rank1.pt is damaged" in complaints and "remove" in complaints
     assert "Traceback" not in complaints
 
     part.write_bytes(whole)
