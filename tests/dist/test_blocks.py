@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from statistics import median
 
 import pytest
 import torch
@@ -49,26 +50,27 @@ class Slow(nn.Linear):
 
 
 def slow_blocks():
-    """The spans of 12 ticks, and how long they took, where each block takes 60 ms a tick."""
+    """For each of 12 ticks its spans and how long it took, where each block takes 60 ms a tick."""
     model = nn.Sequential(Slow(16, 8), Slow(8, 8), Slow(8, 4))
     made = trainer(None, ONLINE, model=model)
     x, y = data()
     for _ in range(4):
         made.step(x[:4], y[:4])
-    spans, began = [], time.perf_counter()
+    ticks = []
     for _ in range(12):
+        began = time.perf_counter()
         made.step(x[:4], y[:4])
-        spans += [(span.work, span.begin, span.end) for span in made.spans()]
-    spent = time.perf_counter() - began
+        spent = time.perf_counter() - began
+        ticks.append(([(span.work, span.begin, span.end) for span in made.spans()], spent))
     made.close()
-    return spans, spent
+    return ticks
 
 
 def test_blocks_work_at_the_same_time(pool):
     """One after the other they would take 150 ms a tick: two forward passes each, one on the last block."""
-    rows, times = zip(*pool.run(3, slow_blocks), strict=True)
-    assert max(times) < 12 * 0.150
-    assert at_once(rows)[1] > 0.6
+    ticks = [*zip(*pool.run(3, slow_blocks), strict=True)]  # each of them on all ranks
+    assert median(max(spent for _, spent in tick) for tick in ticks) < 0.150
+    assert median(at_once([spans for spans, _ in tick])[1] for tick in ticks) > 0.6
 
 
 def diverging(rank):
