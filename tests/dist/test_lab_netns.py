@@ -86,9 +86,9 @@ def test_a_link_is_no_faster_than_asked_for_and_its_bytes_are_counted() -> None:
 
 def test_a_link_can_change_while_it_is_used() -> None:
     with Lab(2, Link("100mbit")) as lab:
-        before = talk(lab, 1, 1_000_000)
+        talk(lab, 1, 1_000_000)
         lab.reshape(Link("10mbit"))
-        assert talk(lab, 1, 1_000_000) > max(0.75, before)
+        assert talk(lab, 1, 1_000_000) > 0.75
 
 
 @pytest.mark.parametrize("delay_ms", [2, 20])
