@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,6 +55,15 @@ def wake(fault, store, lost):
         os.kill(int(store.get(f"pid {lost}")), signal.SIGCONT)
 
 
+def wake_later(pid):
+    """Let a process be stopped for a short time, however late it stops."""
+    stat = Path(f"/proc/{pid}/stat")
+    while stat.read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.01)
+    time.sleep(SHORT_S)
+    os.kill(pid, signal.SIGCONT)
+
+
 def outlasts(spec, fault, lost):
     """All train; `lost` stands still before a step. The living, this rank's end, and whether it was alone."""
     model, optimizer, rank, store = begin(spec)
@@ -67,7 +77,7 @@ def outlasts(spec, fault, lost):
                 stand_still(fault, rank, store)
                 gone = True
             elif rank == waker and fault == SHORT:
-                threading.Timer(SHORT_S, wake, (fault, store, lost)).start()
+                threading.Thread(target=wake_later, args=(int(store.get(f"pid {lost}")),)).start()
         train(model, optimizer, step)
         living = optimizer.notes()["living"]
         if lost not in living and not gone:
