@@ -160,9 +160,9 @@ def begins_late():
     if dist.get_rank() == 1:
         time.sleep(1.5 * PATIENCE_S)
     model, optimizer, *_ = begin("sgp()")
+    generation = optimizer.controller.membership.generation
     for step in range(3):
         train(model, optimizer, step)
-    generation = optimizer.controller.membership.generation
     optimizer.remove()
     return generation
 
