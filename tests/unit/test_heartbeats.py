@@ -33,10 +33,10 @@ def rosters(store, request):
 WHY = "a test"
 
 
-def regrouped(rosters, timeout_s=30.0):
+def regrouped(rosters, grace_s=30.0):
     """All of them at once; what each answers."""
     with ThreadPoolExecutor(len(rosters)) as threads:
-        return [*threads.map(lambda heartbeats: heartbeats.regroup(WHY, timeout_s, timeout_s), rosters)]
+        return [*threads.map(lambda heartbeats: heartbeats.regroup(WHY, grace_s, 30.0), rosters)]
 
 
 def test_all_who_beat_form_the_next_generation(rosters):
