@@ -93,10 +93,10 @@ class Heartbeats:
 
     def living(self) -> set[int]:
         """Return this rank and those with a recent heartbeat; all ranks if this process was stopped."""
-        now = time.monotonic()
-        if now - self._last_look > self.dead_after_s:
+        look = self._last_look  # ages end there: they stop while this process is stopped
+        if time.monotonic() - look > self.dead_after_s:
             return set(range(self.size))
-        return {rank for rank, (_, at) in self._beats.items() if now - at < self.dead_after_s} | {self.rank}
+        return {rank for rank, (_, at) in self._beats.items() if look - at < self.dead_after_s} | {self.rank}
 
     def regroup(self, why: str, grace_s: float, timeout_s: float, quorum: int = 1) -> tuple[int, ...]:
         """Return the members of a new generation, including this rank. Called by every living rank.
