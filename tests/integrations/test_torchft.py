@@ -96,6 +96,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         both, *own = TRAININGS[name]
         mine = own[number] if number < len(own) else {}
         about = {"name": f"replica_{number}", "number": number, "steps": STEPS, **both, **(more or mine)}
+        fails = any("fail_at" in each or "die_at" in each for each in own)  # and then sends nothing more
+        about["patience_s"] = 3 if fails else 30
         about |= {key: str(folder / about[key]) for key in ("resume", "alone") if key in about}
         return about | {"lighthouse": houses[name].address(), "out": str(folder / f"{name}-{number}.pt")}
 

@@ -27,7 +27,6 @@ from laconic.integrations import TorchftDDP
 from tests.dist.nets import flat, net
 
 STEPS_AT_MOST = 1000
-PATIENCE = timedelta(seconds=3)  # for a replica that reports an error and sends nothing more
 
 
 class Words(logging.Handler):
@@ -67,7 +66,7 @@ class Replica:
             self.plain = Beside(self.plain)
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.manager = torchft.Manager(
-            pg=torchft.ProcessGroupGloo(timeout=PATIENCE),
+            pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=told["patience_s"])),
             min_replica_size=told.get("least", 1),
             load_state_dict=self.load,
             state_dict=self.state,
