@@ -16,6 +16,7 @@ from tests.dist.plans import digits_plan
 from tests.unit.test_cli_settings import settings
 
 STEPS = 300  # a busy machine may read of step 5 when workers are far ahead
+TOO_LATE = "their training has ended", "the worker does not respond"  # of one that began after the end
 
 
 @pytest.fixture
@@ -52,8 +53,12 @@ def test_a_strategy_with_patience_goes_on_without_a_killed_worker(plan):
 
 def test_a_killed_worker_that_is_started_anew_is_there_at_the_end(plan):
     steps = 600
-    events = events_of(replace(plan, steps=steps, eval_every=steps, restarts=1))
-    (lost,) = (event for event in events if event["kind"] == "lost")
+    for _ in range(3):
+        events = events_of(replace(plan, steps=steps, eval_every=steps, restarts=1))
+        lost, *again = (event for event in events if event["kind"] == "lost")
+        if not again or not any(words in again[0]["message"] for words in TOO_LATE):
+            break
+    assert not again, again
     (back,) = (event for event in events if event["kind"] == "back")
     assert back["rank"] == lost["rank"] and lost["step"] < back["step"] < steps
     last = [event for event in events if event["kind"] == "eval" and event["step"] == steps]
