@@ -433,7 +433,7 @@ def test_a_call_after_another_rank_has_removed_its_handle_says_so(pool):
 def lost_another_before():
     """After a regroup rank 0 alone asks for the average: the seconds, and the groups formed."""
     with quick_reports():
-        model, optimizer, _ = distributed("sgp()", patience_s=3.0)
+        model, optimizer, _ = distributed("sgp()", patience_s=3.0, quorum=2)
         steps(model, optimizer, range(4))
         optimizer.controller._regroup(4, "a rank was lost")
         start = time.monotonic()
