@@ -318,18 +318,19 @@ def later_calls_and_threads():
             outcome(lambda: steps(model, optimizer, range(2, 4)))
         else:
             outcome(lambda: gather(handle))
-    text, seconds = outcome(lambda: gather(handle))
-    deadline = time.monotonic() + 5.0
+    with mock.patch.object(joint_calls.JointCalls, "_meet", side_effect=AssertionError("it waits again")):
+        text, _ = outcome(lambda: gather(handle))
+    deadline = time.monotonic() + 60.0
     while waiting := [each.name for each in threading.enumerate() if each.name.startswith(GATHER)]:
         if time.monotonic() > deadline:
             break
         time.sleep(0.05)
-    return text, seconds, waiting
+    return text, waiting
 
 
 def test_after_a_failed_call_no_thread_waits_and_later_calls_fail_at_once(pool):
-    for text, seconds, waiting in pool.run(2, later_calls_and_threads):
-        assert f"rank 0 is in {GATHER}" in text and seconds < 1.0 and not waiting, (text, seconds, waiting)
+    for text, waiting in pool.run(2, later_calls_and_threads):
+        assert f"rank 0 is in {GATHER}" in text and not waiting, (text, waiting)
 
 
 def removed_before_another_looks():
