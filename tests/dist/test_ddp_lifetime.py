@@ -117,7 +117,7 @@ def test_a_dropped_model_takes_its_exchange_with_it():
     exchange, thread = weakref.ref(handle.exchange), handle.buckets._thread._thread
     del model, optimizer, handle
     gc.collect()
-    thread.join(timeout=5)
+    thread.join(timeout=60)
     assert exchange() is None and not thread.is_alive()
 
 

@@ -281,7 +281,7 @@ def test_a_failed_attachment_leaves_plain_hsdp(spec: str) -> None:
     with closed as closing, fails, pytest.raises(ZeroDivisionError):
         laconic.compress(model, optimizer, spec)
     assert closing.called and param_group_of(model)._all_reduce_hook is None
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + 60.0
     while any(each.name.startswith("replicas of") for each in {*threading.enumerate()} - before):
         assert time.monotonic() < deadline
         time.sleep(0.01)
