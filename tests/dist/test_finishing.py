@@ -8,12 +8,14 @@ import re
 import signal
 import subprocess
 import time
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from laconic.core.errors import PeerError
+from laconic.strategies.membership import heartbeats
 from laconic.strategies.strategy import Strategy
 from tests.dist.nets import agree, flat
 from tests.dist.pool import errors_of
@@ -33,6 +35,11 @@ FEW = {
 }
 
 
+def late_steps_allowed():
+    """Ranks that are done wait for a late step of another, as on a busy machine, before they leave."""
+    return mock.patch.object(heartbeats, "STILL_S", 15.0)
+
+
 def ends(spec, counts):
     """Take this rank's number of steps, finish, and go on together.
 
@@ -41,13 +48,15 @@ def ends(spec, counts):
     """
     start = time.monotonic()
     model, optimizer = distributed(spec, patience_s=PATIENCE_S)
-    advance(model, optimizer, counts[dist.get_rank()])
-    optimizer.finish()
+    with late_steps_allowed() if len({*counts}) == 1 else contextlib.nullcontext():
+        advance(model, optimizer, counts[dist.get_rank()])
+        optimizer.finish()
     seconds, same = time.monotonic() - start, agree(model)
     membership, steps = optimizer.controller.membership, optimizer.stats().steps
     regroups = membership.generation
-    advance(model, optimizer, range(steps, steps + 3))  # as many on every rank: all need each other again
-    optimizer.finish()
+    with late_steps_allowed():
+        advance(model, optimizer, range(steps, steps + 3))  # as many on every rank: all need each other again
+        optimizer.finish()
     same = same and agree(model)
     found = seconds, regroups, membership.generation, same, optimizer.notes()["living"]
     optimizer.remove()
