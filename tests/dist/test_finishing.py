@@ -91,11 +91,16 @@ def test_ranks_that_end_together_form_no_group(pool):
 def ends_without_a_rank(lost):
     """Rank 0 is done early, rank 1 later; `lost` dies while rank 0 waits."""
     model, optimizer = distributed("sgp()", patience_s=PATIENCE_S)
-    rank = dist.get_rank()
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    store.set(f"pid {rank}", str(os.getpid()))
+    finishers, kills = optimizer.controller.membership.heartbeats.finishers, lost == 0 and rank == 1
     start = time.monotonic()
-    if rank == lost == 0:
-        subprocess.Popen(["sh", "-c", f"sleep 3; kill -KILL {os.getpid()}"])  # in `finish()`
     for step in range(5 if rank == 0 else 60):
+        while kills and step == 59 and 0 not in finishers.places():
+            time.sleep(0.05)  # rank 0 is late
+        if kills and step >= 10 and 0 in finishers.places():
+            kills = False
+            os.kill(int(store.get("pid 0")), signal.SIGKILL)
         advance(model, optimizer, [step])
         time.sleep(0.1)
         if rank == lost == 1 and step == 40:
