@@ -23,7 +23,7 @@ from tests.dist.runs import advance, distributed
 from tests.laws.strategy_ranks import fits
 from tests.laws.table import specs
 
-DETECTED_S = 15.0  # until every rank knows that another will not make the same call
+DETECTED_S = 30.0  # until every rank knows that another will not make the same call
 PATIENCE_S = 30.0  # a rank that waits for one that is done would run into it
 FEW = {
     2: ["sgp()", "lpdt()"],

@@ -306,7 +306,7 @@ def without_shorter_waits():
 
 def test_every_rank_has_raised_in_time(pool):
     found = pool.run(2, without_shorter_waits)
-    assert all(text and seconds < LIMIT_S for text, seconds in found), found
+    assert all(text and seconds < 2 * LIMIT_S for text, seconds in found), found
 
 
 def later_calls_and_threads():
