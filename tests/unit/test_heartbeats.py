@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 from tests.unit.shared import refuses
@@ -54,6 +55,16 @@ def test_a_rank_that_no_longer_beats_is_left_out(rosters):
     while 1 in rosters[0].living() and time.monotonic() < deadline:  # rank 2 may have looked before it
         time.sleep(0.05)
     assert rosters[0].living() == {0, 2}
+
+
+def test_ages_end_at_the_last_look_as_this_process_may_have_been_stopped(rosters):
+    for heartbeats in rosters:
+        heartbeats.close()
+    look = rosters[0]._last_look
+    rosters[0]._beats = {1: (1, look - 0.6 * LONG_S), 2: (1, look - 1.1 * LONG_S)}
+    with mock.patch.object(time, "monotonic", return_value=look + 0.6 * LONG_S):
+        living = rosters[0].living()
+    assert living == {0, 1}
 
 
 @SOME_END
