@@ -125,6 +125,7 @@ class Worker:
             ) from error
 
     def load_progress(self, state: Mapping[str, Any]) -> None:
+        """Restore the rest of a state that `load_trained` has checked."""
         if self.rows is not None:
             self.rows.load_state_dict(state["kept"])
         self.ticks, self.updates = _counts(state)

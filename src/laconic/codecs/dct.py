@@ -84,6 +84,7 @@ def by_tiles(
 
 @lru_cache(maxsize=64)
 def _on(t: int, device: torch.device) -> Tensor:
+    """Cached: do not modify."""
     return cosines(t).to(device)
 
 

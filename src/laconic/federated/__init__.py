@@ -37,7 +37,8 @@ def compressed(
     """Wrap a Flower strategy so that its messages are compressed in both directions.
 
     Clients need `mod()` as the first of their mods. Make this the outermost wrapper. The wrapped strategy
-    sees plain arrays, so any one works, including Flower's privacy wrappers.
+    sees plain arrays: FedAvg, FedProx, FedAdam, most of Flower's privacy wrappers and custom strategies work;
+    the few strategies that cannot be compressed raise `SpecError`.
 
     Args:
         strategy: A `flwr.serverapp.strategy.Strategy`.

@@ -34,7 +34,10 @@ from laconic.federated.message import Kind
 
 
 class Cache:
-    """Last updates of the server, at most `most_nbytes`, and the version (from 1) of each entry's change."""
+    """Last updates of the server, at most `most_nbytes`, and the version of each entry's last change.
+
+    Versions start at 1.
+    """
 
     def __init__(self, n: int, most_nbytes: int) -> None:
         self._changed = torch.zeros(n, dtype=torch.int32, device="cpu")

@@ -28,7 +28,7 @@ class Client:
         reply      x = residual + (trained - model);   send C(x);   residual = x - decode(C(x))
 
     A reply that the server did not receive is sent again with the next one: each message names the last
-    accepted reply. After an update that was refused as too large, the client drops the residual. A killed
+    accepted reply. An update that was refused as too large is dropped, and the residual with it. A killed
     client continues as if it had missed the round.
 
     Args:

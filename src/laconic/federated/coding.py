@@ -59,7 +59,8 @@ class Coding:
     def down(cls, spec: Any, layout: Layout) -> Coding:
         """Return the coding of the server's updates.
 
-        A codec that may lose more than it sends is damped by 1 / (1 + omega).
+        A codec's loss stays in the difference to the clients' model; a codec that may lose more than it
+        sends is damped by 1 / (1 + omega).
         """
         found = lift(spec)
         if any(route.feedback.clip_at(LATE) is not None for route in found.routes):

@@ -52,7 +52,7 @@ class UplinkMask(ABC):
     sparsity: float = 0.9
     mask_ratio: float = 0.1
 
-    additive: ClassVar[bool]  # the server adds the average to its weights, or replaces them
+    additive: ClassVar[bool]  # whether the server adds the average to its weights; else it replaces them
 
     def __post_init__(self) -> None:
         arguments.number("sparsity", self.sparsity, above=0, below=1)

@@ -1,7 +1,7 @@
 """Launch of Triton kernels with little work on the host.
 
-Triton binds and specialises arguments at each launch, longer than most of our kernels take. Only the first
-launch with arguments of a kind does so here.
+Triton binds and specialises arguments at each launch, which takes longer than most of our kernels. Only the
+first launch with arguments of a kind does so here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WORD = 1 << 31  # Triton's i32
+WORD = 1 << 31  # ints below it are i32 for Triton
 
 _compiled: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 

@@ -202,7 +202,8 @@ class BoundReducer(ABC):
     ) -> Callable[[], Sent | None]:
         """Run the first part of `reduce`, if the reduction `overlaps`; return a callable that finishes it.
 
-        It is called also if the step is skipped. Until then x[layout] and out[layout] are in use.
+        The callable is called also if the step is skipped; until then x[layout] and out[layout] must not be
+        used.
         """
         raise NotImplementedError
 
@@ -220,7 +221,7 @@ class BoundReducer(ABC):
         return ()
 
     def release_momentum(self) -> None:
-        """Leave momentum to the optimiser from the next step on."""
+        """Leave momentum to the optimiser from the next step on, and forget the velocity."""
         return
 
     def put_back(self, layout: Layout) -> None:

@@ -103,6 +103,7 @@ class TwoLevel(Reducer):
 
     @property
     def needs_feedback(self) -> bool:
+        """Whether either needs it; |x - sent| <= |x| then holds for the sum over a machine's ranks."""
         return self.inner.needs_feedback or self.between.needs_feedback
 
     def gathers(self, size: int) -> tuple[Gathering, ...]:
@@ -172,6 +173,7 @@ class _TwoLevel(BoundReducer):
         home = homes[comm.rank]
         self._inside = comm.split(home)
         self._leads = self._inside.rank == 0
+        # collective: the other ranks get a group in which they reduce nothing
         self._leaders = comm.split(int(not self._leads))
         self._weight = homes.count(home) * len(set(homes)) / comm.size
         self._ranks = comm.size / len(set(homes))
@@ -258,5 +260,6 @@ class _TwoLevel(BoundReducer):
         return state if self._leads else {key: torch.zeros_like(value) for key, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the state on a leader; `outer` need not accept the zeros of other ranks."""
         if self._leads:
             self._outer.load_state_dict(state)

@@ -82,6 +82,7 @@ def by_blocks(x: Tensor, block: int, sizes: Sequence[int] | None = None, *, back
 
 @lru_cache(maxsize=64)
 def _constants(side: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cached: do not modify."""
     return hadamard(side).to(device), signs(side * side).to(device).view(side, side)
 
 

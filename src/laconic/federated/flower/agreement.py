@@ -20,8 +20,8 @@ def metrics_of(
 ) -> tuple[str, MetricRecord]:
     """Return the name of a reply's only MetricRecord, and the record.
 
-    Raises `Refused` unless its values are finite, the weight is above 0, the loss (for q-FedAvg) is at least
-    0, and both are at most `MOST`.
+    Raises `Refused` unless there is one record, its values are finite, the weight is above 0, the loss (for
+    q-FedAvg) is at least 0, and both are at most `MOST`.
     """
     records = list(content.metric_records.items())
     if len(records) != 1:

@@ -57,7 +57,8 @@ def checked(
 ) -> list[Message]:
     """Return the replies in a form safe for the strategy, in the order of node ids.
 
-    `asked`: sent messages by node. `others`: replies to plain messages pass through.
+    `asked`: sent messages by node. `others`: whether plain messages were sent too, whose replies pass
+    through.
     """
     result: list[Message] = []
     agreeing: list[tuple[Message, tuple[str, agreement.Signature]]] = []

@@ -26,7 +26,8 @@ class Descent(ABC):
         rounds: Steps of the server's Adam.
         inner_lr, inner_steps: Of the agents' descent; 0 steps: joint training.
         outer_lr: Learning rate of Adam.
-        shots, queries: Examples of the inner and the outer gradient.
+        shots, queries: Examples per task, or per class if tasks have classes, of the inner and the outer
+            gradient.
         up, down: Specs or codecs. Lossy ones encode the difference to the other side's copy.
 
     Raises:

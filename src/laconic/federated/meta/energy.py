@@ -33,9 +33,11 @@ class Energy:
             arguments.number(name, getattr(self, name), least=0)
 
     def computing(self, trained: Trained) -> float:
+        """Joules of all agents' computation."""
         return trained.flops * self.cycles_per_flop * self.joules_per_cycle
 
     def sending(self, trained: Trained) -> float:
+        """Joules of all messages, in both directions."""
         return 8 * (trained.up_nbytes + trained.down_nbytes) * self.joules_per_bit
 
     def joules(self, trained: Trained) -> float:

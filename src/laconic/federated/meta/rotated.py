@@ -57,6 +57,7 @@ class RotatedDigits:
         return x[:, :size], y[:, :size]
 
     def episode(self, step: int, shots: int, queries: int) -> tuple[Batch, Batch]:
+        """Return `shots` and `queries` images of each class."""
         arguments.whole("shots", shots, 1)
         arguments.whole("queries", queries, 1)
         return self._drawn(step, shots, queries)

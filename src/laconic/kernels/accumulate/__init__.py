@@ -32,8 +32,8 @@ def accumulate_(
 ) -> bool:
     """Compute residual = decay * residual + scale * grad on the segments of float32 (n,), in place.
 
-    An entry whose new value is not finite keeps its old one; then returns False. `keep`: write the old
-    residual to `grad`, for `undo_`.
+    An entry whose new value is not finite keeps its old one; the function then returns False. `keep`: write
+    the old residual to `grad`, for `undo_`.
 
     >>> r, g = torch.ones(3), torch.tensor([1.0, 2.0, float("inf")])
     >>> accumulate_(r, g, Segments.whole(3), scale=0.5), r.tolist()
@@ -65,7 +65,8 @@ def velocity_(
 
     With g = scale * grad, velocity u (in place) and residual v: heavy ball u = m u + g, fresh = v + u;
     Nesterov u = m (u + g), fresh = v + u + g. `grad` gets the old velocity, for `undo_`; `fresh` may be the
-    residual. An entry whose new u or v is not finite keeps both old ones; then returns False.
+    residual. An entry whose new u or v is not finite keeps both old ones; the function then returns
+    False.
     """
     checks.buffer("velocity", velocity, segments)
     checks.buffer("residual", residual, segments)

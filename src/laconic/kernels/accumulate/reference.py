@@ -89,6 +89,7 @@ def _keep(grad: Tensor, old: Tensor, finite: Tensor, clean: Tensor) -> None:
 
 @lru_cache(maxsize=64)
 def _infinity(device: torch.device) -> Tensor:
+    """Cached: do not modify."""
     return torch.tensor(math.inf, dtype=torch.float32, device=device)
 
 

@@ -210,7 +210,7 @@ def orthonormal_kernel(
             dots += tl.sum(value * one[None, :], 1)
         squared = tl.sum(tl.where(mine, dots, 0.0), 0)
         least = tl.sum(tl.where(mine, before, 0.0), 0) * SPENT
-        spent = squared <= least  # false for NaN
+        spent = squared <= least  # false for NaN, which must remain
         inverse = tl.where(spent, 0.0, 1.0 / tl.sqrt(tl.where(spent, 1.0, squared)))
         factor = tl.where(column > k, dots * inverse, 0.0)
         tl.debug_barrier()

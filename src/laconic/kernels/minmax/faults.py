@@ -14,7 +14,7 @@ from laconic.core.errors import WireError
 from laconic.kernels.minmax.rows import Rows
 from laconic.kernels.tiles import table
 
-INFINITE = 0x7F800000  # of |x|: the least of Inf and NaN
+INFINITE = 0x7F800000  # bits of |x| from which x is Inf or NaN
 MAGNITUDE = 0x7FFFFFFF
 FAULTS = (  # in order of reporting
     "a unit of {} is negative, or a unit or minimum not finite",

@@ -12,7 +12,7 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
 ROWS = tl.constexpr(1024)
-INFINITE = tl.constexpr(0x7F800000)  # of |x|: the least of Inf and NaN
+INFINITE = tl.constexpr(0x7F800000)  # bits of |x| from which x is Inf or NaN
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 
 

@@ -11,8 +11,9 @@
        FEW steps of each, or one longer than WAIT_S, suffice for a clear difference.
     4. Every WINDOW steps the least exchange time, which is robust to a busy machine, is compared with the
        first window's. A change by CHANGED times, and by MATTERS of the step, in `patience` consecutive
-       windows starts a search among lossier candidates if it is longer, else less lossy ones; `every` steps
-       start one in both directions. The patience doubles if the candidate stays.
+       windows starts a search: among lossier candidates if the exchange is longer, among less lossy ones if
+       it is shorter. After `every` steps one starts in both directions. The patience doubles if the candidate
+       stays.
 
 Whole steps are compared, because the exchange competes with backward for cores. All ranks decide the same,
 from the slowest rank's step and the shortest exchange: the others wait for that rank.
@@ -44,7 +45,7 @@ CHANGING = (
     "_changed",
     "_looked",
     "_trial",
-)  # changed by an observation, with the window's seconds and the search
+)  # all that an observation changes, except the window's seconds and the search (saved separately)
 PATIENCE, MAX_PATIENCE = 2, 16  # windows
 
 log = logging.getLogger("laconic")

@@ -32,7 +32,7 @@ UNDECIDED = -1  # candidate number in a saved state
 CHOSEN = "once/autotune/candidate"
 USUAL = "once/autotune/exchange_s"
 LOCAL = "once/autotune/local"  # whether momentum is local
-UNMEASURED = -1.0  # exchange seconds of a single rank
+UNMEASURED = -1.0  # exchange seconds of a rank alone, whose decision does not count for more ranks
 
 log = logging.getLogger("laconic")
 

@@ -28,7 +28,9 @@ FULL = Looks((5, 10, 20, 50, 100), 2.9)
 
 
 def clear(less: Sequence[float], more: Sequence[float]) -> bool | None:
-    """Return whether every step of one candidate is faster than all of the other by `CLEAR`, else None.
+    """Return the answer if every step of one candidate is faster than all of the other by `CLEAR`, else None.
+
+    True: the lossier one is faster.
 
     >>> clear([1.0, 1.2], [0.3, 0.4]), clear([0.5], [2.0]), clear([1.0], [0.9])
     (True, False, None)

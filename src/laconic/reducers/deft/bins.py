@@ -95,8 +95,9 @@ class Bins:
 def allot(norms: Tensor, sizes: Tensor, k: int) -> Tensor:
     """Return how many of k entries each piece may send, int64 (L,): by its norm, up to its size.
 
-    By decreasing norm, shares of at least one are rounded to integers that add up, others to 1 while entries
-    are left. In float64, in a fixed order: the same on all ranks.
+    A piece whose share reaches its size is sent in full, and the others share the rest: by decreasing norm,
+    shares of at least one are rounded to integers that add up, others to 1 while entries are left. In
+    float64, in a fixed order: the same on all ranks.
 
     >>> allot(torch.tensor([8.0, 4.0, 4.0, 0.0]), torch.tensor([1000, 1000, 3, 9]), 23).tolist()
     [13, 7, 3, 0]

@@ -33,8 +33,8 @@ class Micro(ByThreshold):
     """mean = average of x at the entries that reach the threshold on the rank that owns their part.
 
     Sends density * n of all tensors together on average once the threshold has settled, after about nine
-    steps, and before that down to half of it. A step then sends up to 12 % more or less on the stored
-    gradient. `indices`: coding of positions. Density 1 is `sum()`.
+    steps, and before that down to half of it. A step with a settled threshold sends up to 12 % more or less
+    on the stored gradient. `indices`: coding of positions. Density 1 is `sum()`.
 
     Payload per rank, with K entries chosen by all, unlimited when the gradient grows: 4 K bytes of values,
     and the positions of the entries it chose, K / N on average; in the first step 8 kB more per bucket.

@@ -19,7 +19,8 @@ KIND = "weight"
 class ModelShare:
     """One number q_l per tensor: its norm at the last step times the square root of its number of pieces.
 
-    That is the sum of the norms of equal pieces, so a share does not depend on DDP's buckets.
+    That is the sum of the norms of equal pieces, so a share does not depend on DDP's buckets. A tensor of
+    more than n / N of the model's n elements counts as N equal pieces, others as one.
     """
 
     def __init__(self, layout: Layout, k: int, size: int) -> None:

@@ -78,9 +78,9 @@ class LearnedCode(DensityReducer):
 
     Payload, with K entries in a bucket: the leader's positions by `golomb`, 4 bytes per tensor and 12; before
     `until` 4 K bytes of values, then 16 * ceil(K / 16) bytes of code, of all ranks or the leader, and the
-    gain or innovation. At most 4 entries are sent as values. Once, after training, 4 bytes for each of 216
-    thousand weights, and of 44 thousand per further decoder. State: weights and Adam's moments, equal on all
-    ranks; with 'per_node' it fits one number of ranks.
+    gain or innovation. A bucket of at most 4 entries sends values. Once, after training, 4 bytes for each of
+    216 thousand weights, and of 44 thousand per further decoder. State: weights and Adam's moments, equal on
+    all ranks; with 'per_node' it fits one number of ranks.
 
     >>> from laconic.core.layout import Layout, PerLayout
     >>> model = Layout.of([("weight", (1000, 1000))])

@@ -25,7 +25,7 @@ from laconic import kernels
 from laconic.core.layout import Layout
 from laconic.core.turn import name_key
 
-STRIDE, CHANNELS = 16, 4  # values and numbers per position of the code
+STRIDE, CHANNELS = 16, 4  # input values, and numbers of code, per position
 SLOPE = 0.01
 DOWN, UP = (1, 64, 128, 256, 64), (CHANNELS, 32, 64, 128, 32)
 

@@ -12,8 +12,8 @@ The factor m is ours, so that the learning rate means the same as for SGD; fewer
 move the (lower) median beyond the others' values. The paper settles ties by sign(0); here a common coin
 decides, so that no direction is preferred.
 
-An entry that is 0 on all ranks becomes m or -m, at random. Every coin of an odd step is the opposite of the
-even step before, so that two such steps cancel, except for the change of m.
+An entry that is 0 on all ranks becomes m or -m, at random. Every coin of an odd step is the opposite of that
+of the even step before, so that two such steps cancel, except for the change of m.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class OkTopk(DensityReducer):
 
     Payload: up to twice k values in 32 bits with positions by `golomb`: up those outside this rank's region,
     at most k; down those inside, k / N on average, at most k. A rank sends and receives about 2 k (N-1)/N
-    entries. Each rank beyond 64 adds up to 15 bytes to `nbytes`.
+    entries. `nbytes` is a bound for up to 64 ranks; each further rank may add 15 bytes to it.
 
     >>> OkTopk(density=0.01)
     oktopk(density=0.01)
@@ -165,6 +165,7 @@ class _OkTopk(BoundReducer):
         self._before = None
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Reset regions and floors: all ranks must agree on when to cut again, whatever they did before."""
         super().load_state_dict(state)
         self._regions.clear()
         self._floors.clear()

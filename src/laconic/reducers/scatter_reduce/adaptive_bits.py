@@ -48,11 +48,11 @@ ERRORS = "once/errors/"  # prefix of state keys with one error per width
 class AdaptiveBits(Reducer):
     """`scatter_reduce(minmax(bits))` with widths of 2 to 8 for each tensor, chosen again every `every` steps.
 
-    All tensors start with `bits`; the first choice uses step 0. At these steps each tensor is encoded seven
-    additional times.
+    All tensors start with `bits`; the first choice uses step 0. At the steps that measure, each tensor is
+    encoded seven additional times.
 
-    Payload: at most that of `bits` for all, and 56 bytes per tensor at these steps. State: the widths, and
-    the errors for the next choice; equal on all ranks.
+    Payload: at most that of `bits` for all, and 56 bytes per tensor at the steps that measure. State: the
+    widths, and the errors for the next choice; equal on all ranks.
 
     >>> AdaptiveBits(every=500)
     adaptive_bits(every=500)

@@ -49,7 +49,8 @@ class SharedScale(Reducer):
     """mean = s / (levels * N) * sum of integer levels, for a scale s that is the ranks' largest.
 
     `clip`: maximum of a scale in standard deviations of its tensor, but not below its root mean square; 0
-    does not clip. `block`: entries that share a scale; 0 for a whole tensor. `norm`: scale, 'max' or 'l2'.
+    does not clip. `block`: entries that share a scale; 0 for a whole tensor. `norm`: kind of scale, 'max'
+    or 'l2'.
 
     Payload in bits per entry: (N-1)/N * bit_length(2 levels) up, 1/N * bit_length(2 N levels) down, and 32
     per scale: at one level 2.5 for 2 or 4 ranks.

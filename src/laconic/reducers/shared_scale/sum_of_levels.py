@@ -36,7 +36,8 @@ def _cut(n: int, most: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]
 def integer_sum_nbytes(n: int, most: int) -> int:
     """Return the bytes that a rank sends in `integer_sum`: the most in a group of any size.
 
-    The maximum is in the smallest group for a number of additional bits.
+    The maximum is on a rank with a whole chunk, in the smallest group whose sums need a given number of
+    additional bits.
 
     >>> integer_sum_nbytes(8000, most=2), 8 * 2500 / 8000  # of 2 or 4 ranks
     (2500, 2.5)

@@ -77,9 +77,9 @@ class Measured:
     """Figures of one spec on the stored gradient, matrices only. Errors are |C(x) - x|^2 / |x|^2.
 
     Attributes:
-        bits: Payload per worker and step, in bits per parameter.
-        sent: Bits per parameter that the busiest worker sends in a step, for each of GROUPS, without packet
-            headers.
+        bits: Payload per worker and step, in bits per parameter; each message counts once.
+        sent: Bits per parameter that the busiest worker sends in a step, counting every copy of a message,
+            for each of GROUPS, without packet headers.
         error: Mean over keys; None if no single codec causes it.
         bias: Error of the mean over keys; None like `error`.
         bound: Largest error by the declared omegas, or by absolute errors if `absolute`.

@@ -42,7 +42,7 @@ class Row:
         kept_mb, kept_dense_mb: MB saved for backward at the last test, coded and uncoded; 0 if not coded.
         activations_mb, gradients_mb, replicas_mb: Parts of `wire_mb` in a pipeline, over all workers; else 0.
         waiting: Share of the step that a stage waits, mean over stages.
-        reach_s: Seconds until a test reaches the target; nan if a seed never does.
+        reach_s: Seconds until a test reaches the target; nan without a target, or if a seed never reaches it.
     """
 
     spec: str

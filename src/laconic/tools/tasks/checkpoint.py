@@ -88,7 +88,8 @@ def step_of(place: Path) -> int:
 def load(place: Path, *, rank: int, size: int) -> dict[str, Any]:
     """Load this rank's part to the CPU. Runs no code from the file.
 
-    Raises `StateError` if the checkpoint is incomplete, damaged, or of a different world size.
+    Raises `StateError` if the checkpoint is incomplete, damaged, or of a different world size. It
+    never falls back to an older one.
     """
     marker = _marker(place)
     if marker["world_size"] != size:
