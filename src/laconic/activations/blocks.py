@@ -20,7 +20,7 @@ from laconic.core.spec import Status
 class Blocks(Coding):
     """Range and `bits` bits per element for each block of 256 elements, with unbiased stochastic rounding.
 
-    32 / (bits + 0.25) times smaller; each ReLU also saves one bit per element. All layers get the same bits;
+    32 / (bits + 0.25) times smaller; each ReLU also stores one bit per element. All layers get the same bits;
     ActNN and GACT choose them by sensitivity.
     """
 

@@ -29,7 +29,7 @@ class Layer:
     def __init__(self, name: str, weight: nn.Parameter, coding: CodingRule, momentum: Momentum) -> None:
         self.name, self.weight, self.coding, self.momentum = name, weight, coding, momentum
         self.calls = 0
-        self.spread = math.nan  # of the weight gradient's error for a bound of 1
+        self.spread = math.nan  # sigma of the weight gradient's error for a bound of 1
         self.limit = math.inf  # bound of a batch norm * mean |grad of the scale| <= share * limit
         self.rms = 0.0
         self.support = 1.0

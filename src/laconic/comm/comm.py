@@ -94,7 +94,7 @@ class Comm(ABC):
 
         Args:
             sends: The tensor for each peer, by rank.
-            recvs: The output for each peer's tensor.
+            recvs: The output for each peer's tensor, of the same shape and dtype.
         """
 
     @abstractmethod

@@ -18,7 +18,8 @@ def machines(comm: Comm, ranks_per_node: int = 0, environment: Mapping[str, str]
     """Return the number of each rank's machine; machines are ordered by their first ranks.
 
     `ranks_per_node`: consecutive ranks per machine before any was lost; 0 gathers torchrun's variables on
-    all ranks. Raises `SpecError` on every rank if the ranks do not divide, or the environments contradict.
+    all ranks. Raises `SpecError` on every rank if the ranks do not divide, or the environments contradict
+    each other.
 
     >>> from laconic.comm.loopback import Loopback
     >>> machines(Loopback.world(4)[0], ranks_per_node=2)

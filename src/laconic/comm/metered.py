@@ -106,11 +106,11 @@ class Metered(Comm):
         return Meter.of(parts)
 
     def dense_sent(self, nbytes: int) -> int:
-        """Return the network bytes of an all-reduce of `nbytes`."""
+        """Return the network bytes that this rank would send to all-reduce `nbytes`."""
         return self._books.link.sent(link.all_reduce(nbytes, self.size))
 
     def dense_scattered(self, nbytes: int) -> int:
-        """Return the network bytes of a reduce-scatter of `nbytes`."""
+        """Return the network bytes that this rank would send to reduce-scatter `nbytes`."""
         chunks = [-(-nbytes // self.size)] * (self.size - 1)
         return self._books.link.sent(link.direct(chunks, chunks))
 

@@ -96,6 +96,8 @@ def sum_unchecked(
 def largest_of(views: Sequence[Tensor]) -> Tensor:
     """Return the largest magnitude in these (n,), n > 0, as float32 (1,), or float64 (1,) for float64.
 
+    NaN or Inf if an entry is.
+
     >>> largest_of([torch.tensor([1.0, -2.0]), torch.tensor([]), torch.tensor([0.5])])
     tensor([2.])
     """

@@ -174,7 +174,7 @@ class TorchComm(PostedComm):
         return self._parts[-1]
 
     def counter(self) -> Counter:
-        # earlier groups may have had its name
+        # counted by group, not by name, which earlier groups of this process may have had
         COUNTERS[self.group] = COUNTERS.get(self.group, 0) + 1
         store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
         return StoreCounter(store, f"{in_store(self.group.group_name)}/counter/{COUNTERS[self.group]}")

@@ -30,8 +30,8 @@ _pending = _Pending()
 def check(flags: Tensor, error: MakeError) -> None:
     """Raise `error(i)` for the first entry i of `flags` int32 (k,) that is not zero.
 
-    In a `deferred` block, a kernel that would write wrong values must itself read the flag, and write
-    nothing.
+    In a `deferred` block, GPU flags are read at its end: until then nothing on the host may depend on them,
+    and a kernel that would write wrong values must itself read the flag, and write nothing.
 
     >>> check(torch.tensor([0, 1], dtype=torch.int32), lambda i: ValueError(f"tensor {i} is not finite"))
     Traceback (most recent call last):

@@ -66,8 +66,8 @@ class Spec(ABC):
 
     `name` is its name in a spec: by default that of its module. `examples` are spec strings for tests and
     the table of methods, by default the bare name. `paper` is the source, `status` says how the
-    implementation was checked, and `code` names the public repository for that. The default `status` is for
-    installed packages.
+    implementation was checked, and `code` names the public repository that it was checked against. The
+    default `status` is for installed packages.
     """
 
     name: ClassVar[str]
@@ -268,7 +268,7 @@ def _inside(package: str, folder: str) -> list[tuple[str, bool]]:
 def own_maker(module: ModuleType, name: str) -> Callable[..., Any] | None:
     """Return the module's spec class or `Maker` of this `name`, or None."""
     for value in vars(module).values():
-        # in Python 3.10 `list[int]` is an instance of `type`, and issubclass refuses it
+        # its module first: in Python 3.10 `list[int]` is an instance of `type`, and issubclass refuses it
         own = isinstance(value, type) and value.__module__ == module.__name__ and issubclass(value, Spec)
         if own and value.name == name and not inspect.isabstract(value):
             return cast("Callable[..., Any]", value)

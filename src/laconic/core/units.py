@@ -33,7 +33,7 @@ def seconds(name: str, text: str, *, least: float | None = None) -> float:
 
 
 def count(name: str, text: str) -> int:
-    """Parse an integer, with k, M or B.
+    """Parse an integer, with k, M or B for thousands, millions and billions.
 
     >>> count("--params", "25.6M")
     25600000

@@ -66,8 +66,8 @@ def compress(
 ) -> Handle | ShardedHandle:
     """Exchange this model's gradients by the method `spec`; the rest of the script does not change.
 
-    All ranks of the model's group must call it. It lasts as long as the model, or until `remove()`. Copies of
-    the model are not compressed.
+    All ranks of the model's group must call it. The exchange lasts as long as the model, or until `remove()`.
+    Copies of the model are not compressed.
 
     Example:
         One new line in a script for `torchrun`:

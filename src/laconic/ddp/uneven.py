@@ -99,7 +99,7 @@ class UnevenInputs(JoinHook):
                 parameter.grad = grad
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Copy the last rank with inputs; of several, the largest."""
+        """Copy the last rank with inputs; of several, the one with the largest number."""
         self._buckets.keep_all_means(False)
         rules, comm = self._exchange.rules, self._exchange.comm
         for rule in rules:

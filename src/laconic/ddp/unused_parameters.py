@@ -1,7 +1,8 @@
 """Parameters without a gradient on any rank in a backward pass (find_unused_parameters).
 
-DDP does not write their residuals' mean to their gradients. One optimiser gets it at the end of backward; of
-several, as for a GAN, theirs gets it when it steps.
+DDP exchanges their residuals, but does not write the mean to their gradients. With one optimiser the mean
+becomes their gradient at the end of backward; with several, as for a GAN, or with master weights, it waits
+until theirs steps.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def built_by_all(comm: Comm, build: Callable[[], T], undo: Callable[[T], object]
         undo: Removes it on this rank alone: other ranks may have built none. Default: its `remove`.
 
     Raises:
-        AttachError: On every rank, with nothing attached.
+        AttachError: On every rank, with nothing attached, if the ranks differ or `build` failed on one.
     """
     built: list[T] = []
 

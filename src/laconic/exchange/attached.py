@@ -221,7 +221,10 @@ class Attached:
         return mean
 
     def cancel(self, reason: str) -> None:
-        """Skip this step and restore every memory, on all ranks. `reason`: the bad tensor."""
+        """Skip this step and restore every memory of this rank. All ranks call it in the same step.
+
+        `reason`: the bad tensor.
+        """
         self.skip_reason = reason
         self._put_back()
 

@@ -103,8 +103,8 @@ class Method(Composition):
 class Paper(Generic[Arguments]):
     """Registered method: call it for a `Method`.
 
-    `paper` is the source, `status` says how it was checked, `code` names the repository for that, and
-    `sends` describes its messages.
+    `paper` is the source, `status` says how it was checked, `code` names the public repository that it was
+    checked against, and `sends` describes its messages.
     """
 
     def __init__(

@@ -84,7 +84,7 @@ class NoiseScale:
         return Noise(self._variance / self._weight, self._signal / self._weight, self._samples, share)
 
 
-Norms = tuple[Sequence[Tensor], float]  # of a bucket's ranges, and scale^2
+Norms = tuple[Sequence[Tensor], float]  # norms of a bucket's ranges, and the factor from bucket to gradient
 
 
 class NoiseMeter:

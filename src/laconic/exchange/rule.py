@@ -92,7 +92,7 @@ class RuleContext:
 
 
 class Rule(ABC):
-    """Configuration of a rule. `bind` returns the working object.
+    """Configuration of a rule, a frozen dataclass. `bind` returns the working object.
 
     `exchanges_in_step`: whether it exchanges inside `optimizer.step()`, which every rank must then call.
     `keeps_equal`: whether replicas are equal after every step, not only after `close`.
@@ -119,7 +119,7 @@ class Rule(ABC):
         return True
 
     def make(self, parameters: list[Tensor], *, lr: float | None, weight_decay: float) -> Optimizer | None:
-        """Return a suitable optimiser; None if plain SGD is."""
+        """Return a suitable optimiser, with `lr` or, if None, a usual rate; None if plain SGD is suitable."""
         return None
 
     @abstractmethod

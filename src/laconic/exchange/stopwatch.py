@@ -15,7 +15,7 @@ from torch.cuda import Event
 from laconic.comm.metered import Metered, StreamClock
 
 Interval: TypeAlias = tuple[Event, Event]  # around a collective
-EVERY = 8  # steps: on a GPU the first of them are measured, then one of each
+EVERY = 8  # steps: on a GPU the first 8 are measured, then one in 8, which counts 8 times
 
 
 @dataclass

@@ -200,8 +200,8 @@ class ShardedHandle:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state from `state_dict`.
 
-        Raises `StateError`, with nothing changed, if the model, method, seed or parameters= differs, or with
-        a memory if the rank or size differs.
+        Raises `StateError`, with nothing changed, if the model, method, seed or parameters= differs, or, for
+        a handle with memory, if it is missing or the rank or size differs.
         """
         own = self._state()
         own = {key: value for key, value in own.items() if key not in self._gradients.counts}

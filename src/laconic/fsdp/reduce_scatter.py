@@ -139,11 +139,11 @@ class Scatter:
         if self._verdict.device.type == "cpu":
             assert self.beside is not None
             self.beside.finish(agree)
-        elif self.memory is not None:
+        elif self.memory is not None:  # without memory, do not wait for the GPU
             agree()
         if self.skipped:
             self._verdict.set_nan()
-        self._verdict.begin()
+        self._verdict.begin()  # free the references to modules
 
     def mean(
         self, x: Tensor, partition: Partition, module: str, call: int = 0, remembers: bool = True

@@ -165,7 +165,7 @@ class Replicas:
         if verdict is not None:
             if exchange.skip_reason is not None:
                 verdict.set_nan()
-            verdict.begin()
+            verdict.begin()  # free the references to modules
 
 
 class ReplicaMean:

@@ -27,8 +27,8 @@ class TrainerCompression(TrainerCallback):
 
     Accumulation, mixed precision and clipping work unchanged; with momentum correction (`dgc`) set
     `max_grad_norm=0` and use its own `clip=`. Each checkpoint gets a file laconic.pt with the state of all
-    ranks, and `train(resume_from_checkpoint=...)` resumes with the same bits, on as many ranks; not in
-    trials of a hyperparameter search, nor with `save_only_model`.
+    ranks, and `train(resume_from_checkpoint=...)` resumes with the same bits, on as many ranks. Trials of a
+    hyperparameter search, and checkpoints with `save_only_model`, get no such file.
 
     Args:
         trainer: The Trainer that gets the callback.

@@ -4,7 +4,8 @@
     RangeEvoNorm    y = Q(gamma) x hardsigmoid(Q(v) x) Q(scale) + Q(beta)
 
 var: variance of x per example and group of channels; scale: `range_scale`. Liu et al. 2020, arXiv:2004.02967;
-low-bit form: code of Aketi et al. 2021, arXiv:2111.09389. Replaces a BatchNorm2d and its ReLU.
+low-bit form: code of Aketi et al. 2021, arXiv:2111.09389. One EvoNorm replaces a BatchNorm2d and its ReLU,
+and does not depend on a rank's labels.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class FewBitHandle(LowBitHandle):
         save_packed(packed, path)
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Return this rank's random rounding by layer. Save model and optimiser as well."""
+        """Return this rank's state of random rounding, by layer. Save model and optimiser as well."""
         return {name: layer.rounding.state_dict() for name, layer in self.layers.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -35,6 +35,8 @@ class _FewBitCell(FewBitLayer):
 
 
 class FewBitLSTMCell(_FewBitCell, nn.LSTMCell):
+    """LSTM step of x (b, c) or (c,), with few bits; arguments and results of nn.LSTMCell."""
+
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         if hx is None:
             zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
@@ -44,6 +46,8 @@ class FewBitLSTMCell(_FewBitCell, nn.LSTMCell):
 
 
 class FewBitGRUCell(_FewBitCell, nn.GRUCell):
+    """GRU step of x (b, c) or (c,), with few bits; arguments and results of nn.GRUCell."""
+
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         if hx is None:
             hx = input.new_zeros(*input.shape[:-1], self.hidden_size)
@@ -92,8 +96,12 @@ class _FewBitSequences(FewBitLayer):
 
 
 class FewBitLSTM(_FewBitSequences, nn.LSTM):
+    """LSTM over sequences with few bits; arguments and results of nn.LSTM."""
+
     states = 2
 
 
 class FewBitGRU(_FewBitSequences, nn.GRU):
+    """GRU over sequences with few bits; arguments and results of nn.GRU."""
+
     states = 1

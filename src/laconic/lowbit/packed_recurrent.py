@@ -39,6 +39,8 @@ class _PackedCell(Packed):
 
 
 class PackedLSTMCell(_PackedCell):
+    """Packed `FewBitLSTMCell`, for inference."""
+
     def forward(self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         if hx is None:
             zeros = x.new_zeros(*x.shape[:-1], self.hidden_size)
@@ -48,6 +50,8 @@ class PackedLSTMCell(_PackedCell):
 
 
 class PackedGRUCell(_PackedCell):
+    """Packed `FewBitGRUCell`, for inference."""
+
     def forward(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
         if hx is None:
             hx = x.new_zeros(*x.shape[:-1], self.hidden_size)
@@ -96,8 +100,12 @@ class _PackedSequences(Packed):
 
 
 class PackedLSTM(_PackedSequences):
+    """Packed `FewBitLSTM`, for inference."""
+
     states = 2
 
 
 class PackedGRU(_PackedSequences):
+    """Packed `FewBitGRU`, for inference."""
+
     states = 1

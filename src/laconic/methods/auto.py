@@ -49,9 +49,9 @@ def auto(
 
     `lossiest`: the lossiest candidate allowed. Default: the last one given; of the usual ones
     `stc(density=0.01)` if all matrices are in a `torch.optim.SGD` with momentum, else 4 bits, since sparse
-    steps cost accuracy with momentum after the exchange (docs/sparse_steps.md). For the slowest links, up to
-    `sampled_topk(density=0.001)`. `pinned`: a candidate for all steps, untimed, for the same bits in each
-    run. The logger "laconic" reports each decision and its reason.
+    steps cost accuracy with momentum after the exchange (docs/sparse_steps.md). For the slowest links, it may
+    be up to `sampled_topk(density=0.001)`. `pinned`: a candidate for all steps, untimed, for the same bits in
+    each run. The logger "laconic" reports each decision and its reason.
 
     Payload: that of the candidate in use; memory: 4 bytes per element, 12 with momentum before the exchange.
 

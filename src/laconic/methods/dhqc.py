@@ -51,8 +51,8 @@ def dhqc(
     Args:
         density: Share of entries sent, in (0, 1].
         levels: Number of groups. With `error`, the maximum.
-        error: Each tensor gets 1, 2, 4, ... groups, one more byte, until the squared error of its sent
-            entries is at most this share. None: always `levels`.
+        error: Each tensor gets 1, 2, 4, ... groups, until the squared error of its sent entries is at most
+            this share; one more byte per tensor gives their number. None: always `levels`.
         down: Density of the server's answer, which has its own error feedback. None: each rank sends to all
             others.
         indices: Coding of the positions; `fine_delta()` for clustered entries.

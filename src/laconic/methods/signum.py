@@ -2,8 +2,8 @@
 
 Bernstein, Wang, Azizzadenesheli, Anandkumar 2018, arXiv:1802.04434; Bernstein, Zhao, Azizzadenesheli,
 Anandkumar 2019, arXiv:1810.05291. Differences: the sign is multiplied by the median over ranks of the mean
-magnitude, for SGD's learning rate; a random bit decides ties (see `majority_vote`); u has torch.optim.SGD's
-scale.
+magnitude, so that the learning rate has the same meaning as for SGD; a random bit decides ties (see
+`majority_vote`); u has torch.optim.SGD's scale.
 """
 
 from __future__ import annotations

@@ -88,7 +88,8 @@ class Buffer:
         """Record changes; the rows must not be modified afterwards. Raises `StateError` or `OSError` without
         room.
         """
-        assert self.memory is not None  # an error here still stops the step on all ranks
+        # opens the memory here, where an error still stops the step on all ranks
+        assert self.memory is not None
         brought = hashlib.blake2b(body.cpu().numpy().tobytes(), digest_size=16).digest()
         self._drafts[micro] = Draft(ids, [row.cpu() for row in rows], brought)
 

@@ -42,7 +42,7 @@ class Channel(ABC):
         """Largest size of a body, in bytes."""
 
     def room(self, visit: Visit) -> int:
-        """Return the largest size of this visit's body."""
+        """Return the largest size of this visit's body, from facts known to both sides."""
         return self.most
 
     @abstractmethod

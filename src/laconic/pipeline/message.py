@@ -37,7 +37,10 @@ def digest(*parts: bytes | str) -> int:
 
 
 def sealed(body: Tensor | None, agreed: int, device: torch.device, room: int | None = None) -> Tensor:
-    """Return a message uint8 (m,), of a failed rank without a body. `room`: length to pad to."""
+    """Return a message uint8 (m,); without a body, that of a failed rank.
+
+    `room`: length to pad to, for backends that need equal lengths on both sides.
+    """
     size = 0 if body is None else body.numel()
     head = HEADER.pack(MAGIC, FAILED if body is None else SENT, size, agreed)
     message = torch.zeros(HEADER.size + size if room is None else room, dtype=torch.uint8, device=device)

@@ -85,8 +85,8 @@ class Accumulation:
             scaler: GradScaler of the losses, to measure `noise` without its scale.
 
         Returns:
-            (share, *rows): share is the part's weight in the mean; they sum to 1. All parts but the last run
-            under no_sync.
+            An iterator of (share, *rows): share is the part's weight in the mean; they sum to 1. All parts
+            but the last run under no_sync.
 
         Raises:
             SpecError: A tensor has another number of rows.

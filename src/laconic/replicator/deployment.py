@@ -40,7 +40,7 @@ class RankContext:
         one_process: Whether the replicas of `comm` are threads.
         served: Whether servers have the parameters.
         servers: A Comm with each server (rank 0) and this replica (rank 1), on a group's first replica.
-        staleness: Bound of the servers.
+        staleness: Maximum staleness of a gradient that servers apply.
         place: Number of this replica on its machine, which determines its devices.
         waiting: Context in which other replicas of the process may run.
         side: A Comm like `comm` for another thread.

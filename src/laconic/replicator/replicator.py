@@ -1,6 +1,7 @@
 """Replicator: run a script written for one device in a deployment named by a string.
 
-The programming model of TF-Replicator (Buchlovsky et al. 2019, arXiv:1902.00465): a reconstruction.
+The programming model of TF-Replicator (Buchlovsky et al. 2019, arXiv:1902.00465): a reconstruction from the
+abstract and TensorFlow's RFC 20181016, as its code is not public.
 """
 
 from __future__ import annotations
@@ -237,7 +238,7 @@ class Replicator(Collectives):
 
         In "single" it steps alone. In "sync" and "local" it uses the mean gradient or, with `topology`, its
         own, and averages parameters with neighbours. In "async" and "groups" it pushes gradients to servers.
-        Missing gradients count as zeros.
+        Where gradients are exchanged, missing ones count as zeros.
 
         Args:
             optimizer: Optimiser of this replica's parameters, built from `model.named_parameters()` for

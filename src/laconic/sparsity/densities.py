@@ -1,8 +1,8 @@
 """Density of each layer, from the density of all weights.
 
 Uniform: the same in every layer. ERK: density_l = eps * (sum of the weight's dimensions) / (their product),
-with eps for the total density and at most 1 per layer. Evci et al. 2020, arXiv:1911.11134, as in the authors'
-code. 2:4: half of every layer, two of every four consecutive weights.
+with eps chosen for the total density; layers with density_l > 1 are dense. Evci et al. 2020,
+arXiv:1911.11134, as in the authors' code. 2:4: half of every layer, two of every four consecutive weights.
 """
 
 from __future__ import annotations

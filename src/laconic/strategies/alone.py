@@ -25,7 +25,10 @@ class BoundAlone(BoundStrategy):
 
 
 def or_alone(strategy: Strategy, size: int, optimizers: Iterable[Optimizer], fall_back: bool) -> Strategy:
-    """Return the strategy of a new group; with `fall_back`, `Alone` if it does not support their number."""
+    """Return the strategy of a new group of `size` ranks.
+
+    It is `Alone` for one rank, and with `fall_back` also if `strategy` does not support the number.
+    """
     if size == 1:
         return Alone()
     try:

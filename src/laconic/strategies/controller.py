@@ -22,7 +22,7 @@ from laconic.strategies.strategy import Notes, Update
 class Controller(ABC):
     """Connection of one rank to its group."""
 
-    shares_gradients = False  # a rank without inputs gets one too
+    shares_gradients = False  # a rank without inputs gets a gradient too
     mixes_scales = False  # GradScalers of the ranks may differ
 
     @abstractmethod

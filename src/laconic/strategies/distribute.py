@@ -55,8 +55,9 @@ def distribute(
 
     Args:
         model: A plain module, already on its device.
-        optimizer: An optimiser over the model's parameters, or several with disjoint parameters. A strategy
-            also exchanges parameters that only the optimiser holds, such as a loss's.
+        optimizer: An optimiser over the model's parameters, or several with disjoint parameters, which the
+            returned one steps in order; one without gradients does nothing. A strategy also exchanges
+            parameters that only the optimiser holds, such as a loss's.
         spec: A strategy, whose ranks exchange parameters, such as "sgp(topology=exponential())" or
             "diloco(every=100)", or a method of `laconic.compress`, whose ranks exchange gradients under
             DistributedDataParallel. The same on all ranks.

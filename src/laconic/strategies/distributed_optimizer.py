@@ -57,7 +57,7 @@ class DistributedOptimizer(Optimizer, Joinable):
         model: nn.Module | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        Joinable.__init__(self)  # groups are shared
+        Joinable.__init__(self)  # without Optimizer.__init__: groups are shared with the wrapped optimiser
         self.optimizer = optimizer
         self.controller = controller
         self._replica = controller.replica if isinstance(controller, ParameterController) else None
@@ -97,8 +97,10 @@ class DistributedOptimizer(Optimizer, Joinable):
             The closure's result, or None.
 
         Raises:
-            NonFiniteError: A gradient is not finite, and no GradScaler skips the step. Only this rank's
-                update was skipped: continue with the next batch.
+            NonFiniteError: A gradient is not finite, and no GradScaler skips the step: continue with the next
+                batch. With a strategy, this rank's update was skipped, but it took part in the round; under
+                `by_machine`, the other ranks of its machine skip theirs as well, without this error. With a
+                method, every rank raises it, and nothing has changed.
         """
         self._share()
         loss = evaluate(closure)
@@ -250,7 +252,7 @@ class DistributedOptimizer(Optimizer, Joinable):
         return self._group or dist.group.WORLD
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("train", "eval"):  # two sets of weights
+        if name in ("train", "eval"):  # of optimisers with two sets of weights
             return getattr(self.optimizer, name)
         raise AttributeError(name)
 

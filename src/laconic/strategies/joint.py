@@ -24,7 +24,7 @@ def nothing() -> None:
 def make_jointly(call: str, bound: BoundStrategy, strategy: Strategy, membership: Membership) -> None:
     """Wait until every rank makes this call; "" is one that a rank may make alone. Raises `PeerError`."""
     calls, heartbeats = membership.joint_calls, membership.heartbeats
-    if not call or calls is None or (call == FINISH and heartbeats is not None):  # which announce it
+    if not call or calls is None or (call == FINISH and heartbeats is not None):  # heartbeats announce it
         return
     calls.make(
         call,

@@ -20,7 +20,8 @@ KEY = "several"
 
 
 class Several(Optimizer):
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:  # groups are shared
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        # without Optimizer.__init__: groups are shared with the wrapped optimisers
         self.optimizers = tuple(optimizers)
         taken: set[Tensor] = set()
         for each in self.optimizers:

@@ -23,7 +23,7 @@ from laconic.optim.closure import refuse_lbfgs
 from laconic.strategies.replica import Replica
 
 Update = Callable[[], Any]
-Notes = dict[str, Any]  # for a line of events.jsonl
+Notes = dict[str, Any]  # plain numbers and lists, as JSON in events.jsonl
 
 
 class Strategy(Spec):
@@ -78,6 +78,7 @@ class Strategy(Spec):
         refuse_lbfgs(optimizer, repr(self))
 
     def check_left(self, size: int, optimizer: Optimizer) -> None:
+        """Run `check` after ranks were lost; machines may then have different numbers of ranks."""
         self.check(size, optimizer)
 
     @abstractmethod

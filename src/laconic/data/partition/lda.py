@@ -27,8 +27,8 @@ HINT = "0.1 is strongly skewed, 1000 nearly even"
 class LDA(Partition):
     """Clients draw kinds from their mixes in order, without replacement; sizes differ by at most one.
 
-    An exhausted kind leaves the mix, which is rescaled; after a whole mix, the remaining kinds are drawn
-    evenly. (Flower's code, otherwise the same, adds 1e-5 to each kind.)
+    An exhausted kind leaves the mix, which is rescaled; once a whole mix is exhausted, the remaining kinds
+    are drawn evenly. (Flower's code, otherwise the same, adds 1e-5 to each kind.)
 
     Args:
         alpha: Concentration, above 0. A smaller value gives fewer kinds per client.

@@ -110,7 +110,10 @@ class Memory:
 
 
 class Velocity(Memory):
-    """One float32 per element. `started`: whether a step has used it, not only the optimiser."""
+    """One float32 per element.
+
+    `started`: whether a step has used it; before that, all momentum is in the optimiser.
+    """
 
     def __init__(self, layout: Layout, optimised: Optimised) -> None:
         super().__init__("velocity", layout)

@@ -3,8 +3,8 @@
     alpha <- v.q / (q.q)        best scale for q
     q     <- nearest table entry to v / alpha
 
-The better local optimum of |v - alpha q|^2 of two starting scales. Sums are float64, so that any order of
-additions rounds to the same alpha.
+The result is the better of the local optima of |v - alpha q|^2 from two starting scales. Sums are float64, so
+that any order of additions rounds to the same alpha.
 """
 
 from __future__ import annotations

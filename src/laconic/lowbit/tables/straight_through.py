@@ -4,7 +4,7 @@
 
 Bengio et al. 2013, arXiv:1308.3432; "binary" as in Rastegari et al. 2016, arXiv:1603.05279, "ternary" as in
 Li et al. 2016, arXiv:1605.04711, but with the scales of `admm`. The model has Theta only during the
-optimiser's step.
+optimiser's step, and G otherwise.
 """
 
 from __future__ import annotations

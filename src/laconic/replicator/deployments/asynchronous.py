@@ -22,9 +22,10 @@ T = TypeVar("T")
 class Asynchronous(Deployment):
     """Servers on the first ranks, each with a part of the tensors; workers on the others.
 
-    A gradient's staleness is the number of updates since its parameters were pulled; above the bound the
-    server rejects it. Unlike in SSP (Ho et al. 2013), no worker waits: one slower than `staleness` updates
-    contributes nothing. Training continues without lost workers.
+    A gradient is applied on arrival. Its staleness is the number of updates since its parameters were pulled;
+    above the bound the server rejects it, and the worker continues with new parameters. Unlike in SSP (Ho et
+    al. 2013), no worker waits: one slower than `staleness` updates contributes nothing. Training continues
+    without lost workers.
 
     Args:
         servers: Ranks with parameters and no training, at least 1; default: 1.

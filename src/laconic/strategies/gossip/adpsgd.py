@@ -104,7 +104,7 @@ class BoundADPSGD(BoundStrategy):
     """AD-PSGD on one rank.
 
     `shared` float32 (n,): x at the start of this step. `moved` float32 (n,): change by averaging since then.
-    Other ranks see their sum. `averages`: number of averages.
+    Other ranks see their sum, read and changed under `_lock`. `averages`: number of averages.
     """
 
     def __init__(self, config: ADPSGD, replica: Replica, comm: Metered, seed: int) -> None:
@@ -156,6 +156,7 @@ class BoundADPSGD(BoundStrategy):
             self._move_(coming, going)
 
     def _move_(self, received: ParameterMessage, sent: ParameterMessage) -> None:
+        """Move halfway to the other rank. The caller holds `_lock`."""
         device = self.moved.device
         self.moved.add_(received.x.to(device), alpha=0.5).sub_(sent.x.to(device), alpha=0.5)
         self._unmoved = False
