@@ -96,7 +96,7 @@ def test_no_wait_in_the_thread_of_backward(name: str) -> None:
     exchange = Attached(METHODS[name](), layout, Metered(comm), Settings())
     names = {each: f"{i}.weight" for i, each in enumerate(parameters)}
     optimisers = Optimisers(torch.optim.SGD(parameters), names, ())
-    buckets = Buckets(exchange, names, optimisers, None, keep_means=False)
+    buckets = Buckets(exchange, names, optimisers, None, keep_means=False, joins=lambda: False)
     for _ in range(2):
         bucket = Bucket(parameters, torch.randn(layout.numel).to(GPU))
         with counting.counted() as counts:

@@ -23,6 +23,7 @@ from tests.dist.runs import MANY, advance
 from tests.unit.wrappers import Negated
 
 SPECS = ("topk(density=0.1)", "sign()", "deft(density=0.1)", "dgc(density=0.1)")
+PINNED = "auto(pinned=gather(sparse(topk(density=0.01), values=signmean(), indices=golomb())))"
 PLAIN: dict[str, Any] = {"lr": 0.02, "momentum": 0.9}
 STEPS = 6
 
@@ -180,18 +181,52 @@ def clipped_later(model: nn.Module, optimizers: list[Any], step: int) -> None:
 
 @on_ranks(2, SPECS)
 def test_gradients_that_are_clipped_in_mid_training(spec: str) -> None:
-    """SGD continues the momentum from the next step on, with no more of it than the clipped step had."""
+    """Momentum is the optimiser's from the next step on."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the gradient of .* was changed")
-        trained = Trained(spec, sgd(), clipped_later)
-        at_clip = Trained(spec, sgd(), clipped_later, steps=4)
-        optimizer = at_clip.optimizers[0]
-        optimizer.zero_grad()
-        loss_of(at_clip.model, 4).backward()
-    trained.check(local=False)
-    local = [each for each in at_clip.model.parameters() if each.dim() > 1]
-    length = sum(float(optimizer.state[each]["momentum_buffer"].norm()) ** 2 for each in local) ** 0.5
-    assert 0 < length < 0.1
+        Trained(spec, sgd(weight_decay=0.01), clipped_later).check(local=False)
+
+
+def uneven(model: nn.Module, optimizers: list[Any], step: int) -> None:
+    """Three epochs; rank 1 has more batches. Momentum of the optimiser is not synchronised by Join."""
+    optimizer = optimizers[0]
+    for epoch in range(3):
+        with model.join():
+            for batch in range(3 + 2 * dist.get_rank()):
+                optimizer.zero_grad()
+                loss_of(model, 10 * epoch + batch).backward()
+                optimizer.step()
+
+
+@on_ranks(2, [*SPECS, PINNED])
+def test_epochs_of_join(spec: str) -> None:
+    """A rank without inputs takes no steps of its own, so momentum stays where it is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained = Trained(spec, sgd(), uneven, steps=1)
+    assert trained.local
+    assert [text for text in trained.told if "goes back" in text] == []
+
+
+def clipped_when_alone(model: nn.Module, optimizers: list[Any], step: int) -> None:
+    """Rank 1 clips where rank 0 has no inputs left; then both have some."""
+    optimizer = optimizers[0]
+    for epoch in range(2):
+        with model.join():
+            for batch in range(3 + 3 * dist.get_rank()):
+                optimizer.zero_grad()
+                loss_of(model, 10 * epoch + batch).backward()
+                if (epoch, batch) == (0, 4):
+                    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+                optimizer.step()
+
+
+@on_ranks(2, SPECS)
+def test_clipping_while_another_rank_has_no_inputs(spec: str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the gradient of .* was changed")
+        trained = Trained(spec, sgd(), clipped_when_alone, steps=1)
+    assert not trained.local
 
 
 @on_ranks(2, SPECS)

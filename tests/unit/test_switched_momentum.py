@@ -329,7 +329,7 @@ class Searching(Rank):
         self.bound = BoundAutotune(Autotune(LIST), MODEL, self.link, self.clock, self.optimised)
 
     def step(self, gradient, bad=False):
-        self.bound.begin_pass(release=False, stepped=True)
+        self.bound.begin_pass(stepped=True)
         found = super().step(gradient, bad)
         for bucket in BUCKETS:
             self.bound.accept(bucket)

@@ -45,12 +45,14 @@ class Buckets:
         scaler: torch.amp.GradScaler | None,
         *,
         keep_means: bool,
+        joins: Callable[[], bool],
     ) -> None:
         self.per_step = 0
         self.exchange = exchange
         self._watch = GradientWatch(exchange.momentum.release)
         self.means: dict[str, Mean] = {}
         self._keep_means = keep_means
+        self._joins = joins
         self.unused_parameters = UnusedParameters(names) if keep_means else None
         self._optimisers = optimisers
         self._float_means: dict[str, Mean] = {}  # for parameters in 16 bits
@@ -72,7 +74,8 @@ class Buckets:
         self.per_step = bucket.index() + 1
         if first and self._zeroed is not None and self._zeroed.take_unstepped():
             self.exchange.momentum.release(UNSTEPPED, "accumulate under model.no_sync()")
-        if last and self._zeroed is not None:
+        steps = in_backward()
+        if last and self._zeroed is not None and steps:
             self._zeroed.pending = True  # not earlier: this pass was still adding gradients
         layout = None if buffer.is_sparse else self._layout_of(bucket, buffer)
         if self.unused_parameters is not None and layout is not None:
@@ -81,6 +84,8 @@ class Buckets:
         def job() -> Tensor:
             if first:
                 self._scale = 1.0 if self._scaler is None else self._scaler.get_scale()  # waits for a GPU
+                if self._joins():
+                    self.exchange.momentum.agree(buffer.device)
                 self.exchange.begin()
                 self.means.clear()
                 self._float_means.clear()
@@ -90,6 +95,8 @@ class Buckets:
                 self._zeroed.pending = False  # a skipped step leaves no residual
             if last:
                 self.exchange.end()
+                if not steps:
+                    self.exchange.momentum.end_without_step()
                 for note in self._unnoted:
                     note()
                 self._unnoted.clear()
@@ -98,7 +105,7 @@ class Buckets:
         # on a CPU means are written at the end of the step
         answer = self._thread.submit(job, buffer.device, hold=buffer.is_cpu and not last)
         # raised here: DDP would raise a C++ error about a cast to a tensor
-        if last and in_backward():
+        if last and steps:
             Variable._execution_engine.queue_callback(partial(self._finish_backward, answer))
         return answer
 
@@ -140,7 +147,7 @@ class Buckets:
             self.unused_parameters.give(optimiser, self._scale)
         for name in self._watch.noted():
             grad = optimiser.parameter(name).grad
-            if grad is not None:
+            if grad is not None and optimiser.holds(name):
                 self._watch.compare(name, grad, optimiser.scale)
         for name, mean in self._float_means.items():
             optimiser.refine(name, mean.view / mean.scale)

@@ -101,7 +101,7 @@ class GradientWatch:
         if self._warned or not expected:
             return
         self._looks -= not velocity
-        kept = min(1.0, found / expected)  # else later steps would apply a velocity before clipping
+        kept = min(1.0, found / expected)  # later steps must not apply what clipping has removed
         if (power := _power_of_two(expected, found)) >= LEAST_POWER:
             reason = (
                 f"the gradient of {name} was divided by {2**power} between backward() and step(), as by a"

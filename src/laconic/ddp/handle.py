@@ -69,7 +69,14 @@ class Handle(Joinable):
         self.exchange = Attached(
             method, self.layout, comm, self._optimisers, seed, parameters=dense, exchanging=exchanging
         )
-        self.buckets = Buckets(self.exchange, names, self._optimisers, scaler, keep_means=restore_unused)
+        self.buckets = Buckets(
+            self.exchange,
+            names,
+            self._optimisers,
+            scaler,
+            keep_means=restore_unused,
+            joins=lambda: joined is not None and joined.config is not None,
+        )
         self.buckets.watch(dense.values())
         self._state = HandleState(self.exchange, self.buckets)
         self._uneven: UnevenInputs | None = None

@@ -263,6 +263,7 @@ class Attached:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the memory of this rank: "<part>/<kind>/<tensor name>" to a tensor."""
+        self.momentum.release_if_due()
         return self._memory() | self.momentum.state_dict() | self.rules.state_dict()
 
     def _memory(self) -> dict[str, Tensor]:
@@ -272,7 +273,7 @@ class Attached:
         return norms | {f"route{i}/{key}": value for i, state in states for key, value in state.items()}
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
-        state = adapted(state, own := self._memory(), rules=bool(self.method.rules))
+        state = adapted(state, own := self._memory(), self.momentum.settings, rules=bool(self.method.rules))
         self.rules.check_state(state)
         self.momentum.check_state(state)
         check_shapes(own, without(("rule", "momentum/"), state), "method")
@@ -281,7 +282,7 @@ class Attached:
         """Restore memory and step count. Raises `StateError`, with nothing changed, if a tensor differs."""
         self.check_state(state)
         self.momentum.follow(state)
-        state = adapted(state, self._memory(), rules=bool(self.method.rules))
+        state = adapted(state, self._memory(), self.momentum.settings, rules=bool(self.method.rules))
         self.momentum.load_state_dict(state)
         if self._clip is not None:
             self._clip.load_state_dict(state)

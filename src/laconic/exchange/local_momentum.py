@@ -4,16 +4,17 @@ Momentum is local if the feedback asks for it and the tensor's optimiser is an S
 handed over; all ranks decide equally, at attachment. A reducer such as `autotune` may apply it in some
 steps only.
 
-Changes between backward pass and step, as by clipping, and sums of two exchanged passes suit gradients but
-not velocities. Then, after one more step that applies the sent velocities, the optimiser continues from the
-mean velocity, one dense exchange. If the changed gradients are shorter, so is the velocity.
+Scripts may change gradients between backward pass and step, as by clipping, or sum two exchanged passes.
+Neither suits velocities, so the next step applies those that were sent, and then momentum is the optimiser's
+for good. Each rank adds the rest of its velocity to its residual. If changed gradients are smaller, so is
+that rest, by the ratio of the one tensor per bucket that is compared.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,13 +71,14 @@ class LocalMomentum:
                     reasons.setdefault(reason, []).append(name)
             self._wanting.append((route.feedback.dense_steps if by_feedback else math.inf, own))
         self._decay: dict[str, Tensor] = {}  # momentum of the weight decay
-        self._stepped = True  # since the last backward pass
+        self._own = frozenset[str]().union(*(own for _, own in self._wanting))
+        self._unapplied: set[str] = set()  # those whose gradients no optimiser has applied yet
         self._passes = 0  # backward passes with local momentum
         self._fresh = True  # no momentum before these passes
         self._in_gradients: frozenset[str] = frozenset()  # their gradients hold velocities
         self._handed: dict[int, int] = {}  # applied passes, by the optimiser's id
         self._releasing: str | None = None
-        self._kept = 1.0  # share of the velocity that continues
+        self._kept = 1.0  # share of the velocity that is applied later
         self._released = False
         for reason, names in reasons.items():
             self._log(f"momentum of {names[0]}{_and_others(names)} stays in the optimiser: {reason}")
@@ -103,17 +105,17 @@ class LocalMomentum:
 
     def continue_momentum(self, name: str, velocity: Tensor) -> None:
         """Let SGD continue from the mean velocity, flat (n,), and the momentum of the weight decay."""
-        self._in_gradients -= {name}  # of a pass without a step: the next gradient holds no velocity
-        if not self._optimisers.held(name) or not self._optimisers.continues_momentum(name):
-            return
         settings = self.settings(name)
         factor = float(settings["momentum"]) if settings.get("nesterov") else 1.0
-        buffer = velocity * (self._kept / factor) if factor else torch.zeros_like(velocity)
-        if settings.get("maximize"):
-            buffer = -buffer
+        buffer = velocity / factor if factor else torch.zeros_like(velocity)
+        self._set_buffer(name, -buffer if settings.get("maximize") else buffer)
+
+    def _set_buffer(self, name: str, buffer: Tensor) -> None:
+        """Set SGD's momentum to flat `buffer` (n,) and the momentum of the weight decay, if it can."""
         if (decay := self._decay.pop(name, None)) is not None:
             buffer = buffer + flat(decay).to(buffer)
-        self._optimisers.set_momentum_buffer(name, buffer)
+        if self._optimisers.held(name) and self._optimisers.continues_momentum(name):
+            self._optimisers.set_momentum_buffer(name, buffer)
 
     def names(self, step: int) -> frozenset[str]:
         if self._released:
@@ -128,46 +130,66 @@ class LocalMomentum:
         """Leave momentum to the optimiser after the next step; all ranks call it in one step.
 
         Warn if the method is made for local momentum and `instead` names an alternative. `kept`: share of
-        the velocity that the optimiser continues, equal on all ranks.
+        the velocity to apply later.
         """
-        has_local = any(own for _, own in self._wanting)
-        if not has_local or self._releasing is not None or self._released:
+        if not self._own or self._releasing is not None or self._released:
             return
         self._releasing, self._kept = reason, kept
         if instead is not None and self._made_for_it:
             warn(f"{reason}: from the next step on, momentum is left to the optimiser; {instead}")
 
-    def begin(self) -> None:
-        releasing = self._releasing is not None and not self._released
-        fresh = self._fresh and self._passes <= 1  # so far velocities are gradients
-        releasing &= self._stepped or fresh  # else the velocities that were sent are not applied yet
-        if releasing:
-            self._log(f"momentum goes back to the optimiser: {self._releasing}")
-        for reducer in self._able_reducers():
-            reducer.begin_pass(release=releasing, stepped=self._stepped)
-        if releasing and not fresh:
-            for feedback, _ in self.bound:
-                feedback.give_back(self._comm.mean_)
-        if releasing:
-            self._release()
+    def agree(self, device: torch.device) -> None:
+        """Release on every rank if one does: under Join, a rank without inputs sees no changed gradient."""
+        if not self._own or self._released:
+            return
+        mine = [0.0, 0.0] if self._releasing is None else [1.0, 1 - self._kept]
+        flags = torch.tensor(mine, dtype=torch.float32, device=device)
+        found, lost = self._comm.all_reduce(flags, "max").tolist()
+        if found:
+            self._releasing, self._kept = self._releasing or "another rank needs it", 1 - lost
 
-    def _release(self) -> None:
+    def begin(self) -> None:
+        for reducer in self._able_reducers():
+            reducer.begin_pass(stepped=self._stepped)
+        self.release_if_due()
+
+    @property
+    def _stepped(self) -> bool:
+        return not any(map(self._optimisers.held, self._unapplied))
+
+    def release_if_due(self) -> None:
+        """Release momentum, unless gradients that contain velocity have yet to be applied."""
+        if self._releasing is None or self._released:
+            return
+        fresh = self._fresh and self._passes <= 1  # velocities are gradients, and SGD keeps their momentum
+        if fresh or self._stepped:
+            self._log(f"momentum goes back to the optimiser: {self._releasing}")
+            self._release(None if fresh else self._kept)
+
+    def _release(self, kept: float | None) -> None:
         self._released = True
         for feedback, reducer in self.bound:
-            feedback.release_momentum()
-            reducer.release_momentum()
+            feedback.release_momentum(kept)
+            reducer.release_momentum(kept)
+        if kept is not None:
+            for name, decay in [*self._decay.items()]:
+                self._set_buffer(name, torch.zeros_like(flat(decay)))
 
     def end(self, step: int) -> None:
         """End a backward pass that was not skipped."""
-        self._stepped = False
+        self._unapplied.update(self._own)
         if names := self.names(step):
             self._in_gradients = names
             self._passes += 1
 
+    def end_without_step(self) -> None:
+        """End a pass that this rank takes for others, without a step of its own."""
+        self._unapplied.clear()
+
     def hand_over(self, optimiser: OptimiserView) -> list[str]:
         """Prepare an optimiser's step, and return the tensors stepped already."""
         self._check_idle(optimiser)
-        self._stepped = True
+        self._unapplied.difference_update([name for name in self._unapplied if optimiser.holds(name)])
         if not self._in_gradients or self._handed.get(id(optimiser), 0) == self._passes:
             return []  # no exchange since its last step
         self._handed[id(optimiser)] = self._passes
@@ -210,24 +232,31 @@ class LocalMomentum:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._decay = {name: value.clone() for name, value in under(f"{PREFIX}decay/", state).items()}
-        self._fresh, self._stepped = False, True
+        self._fresh, self._releasing, self._kept = False, None, 1.0
+        self._unapplied.clear()
         self._in_gradients = frozenset()
 
     def follow(self, state: Mapping[str, Tensor]) -> None:
         """Leave momentum to the optimiser if it was there when this state was saved."""
         if f"{PREFIX}{RELEASED}" in state and not self._released:
-            self._release()
+            self._release(None)
 
     def _log(self, text: str) -> None:
         if self._comm.rank == 0:
             log.info(text)
 
 
-def adapted(state: Mapping[str, Tensor], own: Mapping[str, Tensor], *, rules: bool) -> dict[str, Tensor]:
+def adapted(
+    state: Mapping[str, Tensor],
+    own: Mapping[str, Tensor],
+    settings: Callable[[str], Mapping[str, Any]],
+    *,
+    rules: bool,
+) -> dict[str, Tensor]:
     """Return a state as an exchange with `own` memory would have saved it.
 
     An older one has no velocity, and has the momentum of the weight decay in a rule; `rules`: whether there
-    are rules now. Unused velocities are dropped.
+    are rules now. Velocities that the exchange does not use move to the residuals, as in a release.
     """
     was = "rule0/decay/"
     made = {
@@ -235,6 +264,12 @@ def adapted(state: Mapping[str, Tensor], own: Mapping[str, Tensor], *, rules: bo
         for key, value in state.items()
         if "/velocity/" not in key or key in own
     }
+    for key in state.keys() - own.keys():
+        route, _, name = key.partition("/velocity/")
+        residual = made.get(f"{route}/residual/{name}")
+        if name and residual is not None and residual.shape == state[key].shape and bool(state[key].any()):
+            m = float(settings(name).get("momentum", 0.0))
+            made[f"{route}/residual/{name}"] = torch.add(m * state[key], residual, alpha=1 - m)
     new = {key for key in own if "/velocity/" in key} - made.keys()
     return made | {key: torch.zeros_like(own[key]) for key in new}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor
@@ -137,16 +137,13 @@ class BoundFeedback(ABC):
     def accept(self, layout: Layout) -> None:
         return
 
-    def release_momentum(self) -> None:
-        """Leave momentum to the optimiser from the next step on."""
-        return
+    def release_momentum(self, kept: float | None = None) -> None:
+        """Leave momentum to the optimiser from the next step on. This rank alone acts; all call it.
 
-    def give_back(self, mean: Callable[[Tensor], Tensor]) -> None:
-        """Hand momentum to the optimiser, if it can continue it; between steps, on all ranks.
-
-        `mean`: averages a tensor over ranks, in place.
+        `kept`: share of the velocity to apply later, through the residual. None: forget the velocity, and
+        leave residuals as they are.
         """
-        self.release_momentum()
+        return
 
     @abstractmethod
     def discard(self) -> None:

@@ -89,7 +89,7 @@ class _WorkerMomentum(BoundFeedback):
     def accept(self, layout: Layout) -> None:
         self._old.pop(id(layout), None)
 
-    def release_momentum(self) -> None:
+    def release_momentum(self, kept: float | None = None) -> None:
         self._released = True
 
     def discard(self) -> None:

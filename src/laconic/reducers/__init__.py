@@ -207,11 +207,10 @@ class BoundReducer(ABC):
         """
         raise NotImplementedError
 
-    def begin_pass(self, *, release: bool, stepped: bool) -> None:
+    def begin_pass(self, *, stepped: bool) -> None:
         """Begin a backward pass, on all ranks.
 
-        `release`: whether `release_momentum` follows. `stepped`: whether the optimiser has applied the last
-        pass; otherwise momentum stays where it is.
+        `stepped`: whether the optimisers have applied the last one; otherwise momentum stays where it is.
         """
         return
 
@@ -220,8 +219,8 @@ class BoundReducer(ABC):
         """Tensors whose SGD momentum this step applies here."""
         return ()
 
-    def release_momentum(self) -> None:
-        """Leave momentum to the optimiser from the next step on, and forget the velocity."""
+    def release_momentum(self, kept: float | None = None) -> None:
+        """Leave momentum to the optimiser from the next step on; see `BoundFeedback.release_momentum`."""
         return
 
     def put_back(self, layout: Layout) -> None:

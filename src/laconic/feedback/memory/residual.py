@@ -13,7 +13,7 @@ this is SGD with momentum. DGC clears u of all sent entries instead. The optimis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -221,36 +221,25 @@ class LocalResidual(Residual):
         super().accept(layout)
         self._old_velocity.pop(id(layout), None)
 
-    def give_back(self, mean: Callable[[Tensor], Tensor]) -> None:
-        """Leave momentum to SGD, which continues from the mean velocity: one dense reduction.
+    def release_momentum(self, kept: float | None = None) -> None:
+        """Leave momentum to SGD, which multiplies the effect of a residual e by 1 / (1 - m).
 
-        SGD's momentum m multiplies the effect of an entry by 1 / (1 - m), so residuals shrink by 1 - m.
+        So e = (1 - m) e + m `kept` u applies the rest of velocity u through the residual, on this rank alone.
         """
         self._pending.finish_all()
-        if self._velocity is not None and self.has_momentum:
-            every = {name: self._velocity.tensor(name) for name in self._local.names}
-            held = {name: velocity for name, velocity in every.items() if velocity is not None}
-            means = mean(torch.cat([*held.values()])).split_with_sizes(
-                [each.numel() for each in held.values()]
-            )
-            for name, velocity in zip(held, means, strict=True):
-                self._optimised.continue_momentum(name, velocity)
-                if (residual := self._residual.tensor(name)) is not None:
-                    residual.mul_(1 - self._momentum(name))
-        self.release_momentum()
-
-    @property
-    def has_momentum(self) -> bool:
-        return self._velocity is not None and self._velocity.started
-
-    def _momentum(self, name: str) -> float:
-        return float(self._optimised.settings(name).get("momentum", 0.0))
-
-    def release_momentum(self) -> None:
-        self._pending.finish_all()
+        if kept is not None and self._velocity is not None and self._velocity.started:
+            for entry in self._local:
+                velocity = self._velocity.tensor(entry.name)
+                if velocity is not None:
+                    m, residual = self._momentum(entry.name), self._residual.tensor(entry.name)
+                    late = velocity * (m * kept)
+                    self._residual.set(entry, late if residual is None else late.add_(residual, alpha=1 - m))
         self._velocity = None
         self._old_velocity.clear()
         self._former = Memory("former", self._all)
+
+    def _momentum(self, name: str) -> float:
+        return float(self._optimised.settings(name).get("momentum", 0.0))
 
     def discard(self) -> None:
         super().discard()

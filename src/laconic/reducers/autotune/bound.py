@@ -88,19 +88,22 @@ class BoundAutotune(BoundReducer):
         if self._alone:
             self.autotuner.usual_s = UNMEASURED
 
-    def begin_pass(self, *, release: bool, stepped: bool) -> None:
+    def begin_pass(self, *, stepped: bool) -> None:
         """Give momentum back to the optimiser if the chosen candidate sends all entries."""
         self._stepped = stepped
-        if self._switched is None or not self._switched.local:
+        if self._switched is None or not self._switched.local or not stepped:
             return
-        if release or (stepped and not self.autotuner.searching and self._whole[self.autotuner.current]):
+        if not self.autotuner.searching and self._whole[self.autotuner.current]:
             self._log("SGD's momentum is back in the optimiser")
-            self._switched.give_back(self._comm.mean_)
+            self._switched.give_back(self._comm)
             self._bleeding = set(self._holding)
 
-    def release_momentum(self) -> None:
+    def release_momentum(self, kept: float | None = None) -> None:
         if self._switched is not None:
-            self._switched.release_momentum()
+            if self._switched.local and kept is not None:
+                self._holding = set(self._names)
+                self._bleeding = set(self._names)
+            self._switched.release_momentum(kept)
             self._switched = None
             self.autotuner.limit(self._spec.last(local=False))
 

@@ -12,16 +12,17 @@ exchange.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from laconic.comm.comm import Comm
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.feedback import Optimised, Share
 from laconic.feedback.error_feedback import VELOCITY_FACTOR
-from laconic.feedback.memory import Memory, Velocity
+from laconic.feedback.memory import Velocity
 from laconic.feedback.memory.residual import LocalResidual, Residual, norm
 
 NEVER = -1  # a step
@@ -45,19 +46,25 @@ class SwitchedResidual(LocalResidual):
         if not self.local:
             self.local, self._entered = True, step
 
-    def give_back(self, mean: Callable[[Tensor], Tensor]) -> None:
-        if self.local:
-            super().give_back(mean)
-
-    @property
-    def has_momentum(self) -> bool:
-        return self.local
-
-    def release_momentum(self) -> None:
+    def give_back(self, comm: Comm) -> None:
+        """Leave momentum to SGD, between steps; called on all ranks. Reduces the velocity, densely."""
+        if not self.local:
+            return
         self._pending.finish_all()
+        assert self._velocity is not None
+        held = {entry.name: self._velocity.tensor(entry.name) for entry in self._all}
+        parts = {name: value for name, value in held.items() if value is not None}
+        mean = comm.mean_(torch.cat([*parts.values()]))
+        means = mean.split_with_sizes([part.numel() for part in parts.values()])
+        for name, velocity in zip(parts, means, strict=True):
+            self._optimised.continue_momentum(name, velocity)
+            if (residual := self._residual.tensor(name)) is not None:
+                residual.mul_(1 - self._momentum(name))
+        self.release_momentum()
+
+    def release_momentum(self, kept: float | None = None) -> None:
+        super().release_momentum(kept if self.local else None)
         self._velocity = Velocity(self._all, self._optimised)
-        self._former = Memory("former", self._all)
-        self._old_velocity.clear()
         self.local = False
 
     def _finish(self, share: Share, layout: Layout) -> None:
