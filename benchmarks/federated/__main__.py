@@ -39,6 +39,7 @@ SCHEMES = (
     "stc(density=0.04, down=0.04)",
     "dgc(density=0.01)",
     "updates(dhqc(density=0.01), down=dhqc(density=0.01), sampling=falling(0.2))",
+    "zerofl(sparsity=0.9, mask_ratio=0.1)",
 )
 RATES = {"mnist": 0.05, "cifar10": 0.05}  # of plain SGD, without momentum
 MODELS = {"mnist": None, "cifar10": "cnn"}  # small ones: devices train them
