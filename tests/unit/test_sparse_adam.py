@@ -121,6 +121,17 @@ def test_the_warmup_ends_when_the_variance_has_settled(caplog: pytest.LogCapture
     ]
 
 
+def test_a_long_warmup_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    def play(comm: Comm) -> None:
+        world = World(comm, rule_of("sparse_adam(density=0.1)"), fast)
+        for t in range(100):
+            world.advance(torch.ones(4, 5) * 0.9**t)
+
+    with caplog.at_level(logging.INFO, logger="laconic"):
+        Loopback.run(SIZE, play)
+    assert len([record for record in caplog.records if "has not settled after" in record.message]) == 1
+
+
 def test_a_variance_of_zero_has_not_settled() -> None:
     watch = SettledVariance()
     assert not any(watch.add(0.0, rate=0.1, span=2) for _ in range(6))

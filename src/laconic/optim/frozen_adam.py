@@ -28,6 +28,7 @@ from laconic.reducers.sum import Sum
 log = logging.getLogger("laconic")
 EARLIEST = (CHECKS + 1) * (1000 // CHECKS)  # first step that can freeze v, with usual betas
 SETTLED, FROZEN = "settled", "frozen/"
+LATE = 1.5  # times the steps that v averages: a warm-up that is still going on is logged
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class _BoundFrozenAdam(BoundRule):
         self._adam = adam = AdamTensors(layout, view)
         self._updates: dict[str, float] = {}  # Adam's steps before v was frozen
         self._settled = SettledVariance()
+        self._is_late = False  # whether a long warm-up is logged
         self._inner = Inner(spec.inner, adam.layout, context)
         self._dense = Inner(routes(Route(everything, Sum())), adam.layout, context)
 
@@ -94,7 +96,8 @@ class _BoundFrozenAdam(BoundRule):
             return False
         span = max(1 / (1 - adam.b2(name)) for name in names)
         every = max(1, round(span / CHECKS))
-        if not self._settled.is_due(max(map(adam.steps, names)), every):
+        steps = max(map(adam.steps, names))
+        if not self._settled.is_due(steps, every):
             return False
         norm = torch.stack([adam.variance_norm(name) for name in names]).sum()
         rate = max(float(adam.settings(name)["lr"]) for name in names)
@@ -103,6 +106,13 @@ class _BoundFrozenAdam(BoundRule):
         settled = self._settled.add(total, rate, round(span / every))
         if settled and self._comm.rank == 0:
             log.info("Adam's variance has settled and is frozen: from now on %s", self._spec.inner)
+        elif steps >= LATE * span and not self._is_late and self._comm.rank == 0:
+            self._is_late = True
+            log.info(
+                "Adam's variance has not settled after %d steps, so gradients are still averaged in full;"
+                " warmup_steps= ends the warm-up at a fixed step",
+                steps,
+            )
         return settled
 
     def close(self) -> None:
