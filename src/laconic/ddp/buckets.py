@@ -84,9 +84,7 @@ class Buckets:
         def job() -> Tensor:
             if first:
                 self._scale = 1.0 if self._scaler is None else self._scaler.get_scale()  # waits for a GPU
-                if self._joins():
-                    self.exchange.momentum.agree(buffer.device)
-                self.exchange.begin()
+                self.exchange.begin(agree_on=buffer.device if self._joins() else None)
                 self.means.clear()
                 self._float_means.clear()
                 self._unnoted.clear()

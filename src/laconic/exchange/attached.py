@@ -91,9 +91,11 @@ class Attached:
         self.rules = BoundRules(method, layout, optimisers, context, parameters or {}, exchanging)
         optimisers.before_steps(self.before_step)
 
-    def begin(self) -> None:
+    def begin(self, agree_on: torch.device | None = None) -> None:
         self._reset()
         with self._exchanging(f"the exchange of step {self.step}"):  # if momentum goes back to SGD
+            if agree_on is not None:
+                self.momentum.agree(agree_on)
             self.momentum.begin()
         if (masks := self._masks.changed()) is not None:
             self.momentum.remask(masks)
@@ -263,7 +265,6 @@ class Attached:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the memory of this rank: "<part>/<kind>/<tensor name>" to a tensor."""
-        self.momentum.release_if_due()
         return self._memory() | self.momentum.state_dict() | self.rules.state_dict()
 
     def _memory(self) -> dict[str, Tensor]:

@@ -35,7 +35,8 @@ from laconic.reducers import BoundReducer
 log = logging.getLogger("laconic")
 PREFIX = "momentum/"
 NO_BUFFER = "it cannot be handed back to this optimiser"
-RELEASED = "released"
+RELEASED = "released"  # key of a state whose momentum is back in the optimiser
+KEPT = "kept"  # key of a state whose momentum goes back after the next step
 
 
 class LocalMomentum:
@@ -72,7 +73,7 @@ class LocalMomentum:
             self._wanting.append((route.feedback.dense_steps if by_feedback else math.inf, own))
         self._decay: dict[str, Tensor] = {}  # momentum of the weight decay
         self._own = frozenset[str]().union(*(own for _, own in self._wanting))
-        self._unapplied: set[str] = set()  # those whose gradients no optimiser has applied yet
+        self._stepped = True  # whether an optimiser has stepped since the last backward pass
         self._passes = 0  # backward passes with local momentum
         self._fresh = True  # no momentum before these passes
         self._in_gradients: frozenset[str] = frozenset()  # their gradients hold velocities
@@ -139,32 +140,25 @@ class LocalMomentum:
             warn(f"{reason}: from the next step on, momentum is left to the optimiser; {instead}")
 
     def agree(self, device: torch.device) -> None:
-        """Release on every rank if one does: under Join, a rank without inputs sees no changed gradient."""
+        """Decide as the other ranks do: under Join, a rank without inputs sees no changed gradient."""
         if not self._own or self._released:
             return
-        mine = [0.0, 0.0] if self._releasing is None else [1.0, 1 - self._kept]
+        releases = self._releasing is not None
+        mine = [float(releases), (1 - self._kept) * releases, float(not self._stepped)]
         flags = torch.tensor(mine, dtype=torch.float32, device=device)
-        found, lost = self._comm.all_reduce(flags, "max").tolist()
+        found, lost, unstepped = self._comm.all_reduce(flags, "max").tolist()
+        self._stepped = not unstepped
         if found:
             self._releasing, self._kept = self._releasing or "another rank needs it", 1 - lost
 
     def begin(self) -> None:
-        for reducer in self._able_reducers():
-            reducer.begin_pass(stepped=self._stepped)
-        self.release_if_due()
-
-    @property
-    def _stepped(self) -> bool:
-        return not any(map(self._optimisers.held, self._unapplied))
-
-    def release_if_due(self) -> None:
-        """Release momentum, unless gradients that contain velocity have yet to be applied."""
-        if self._releasing is None or self._released:
-            return
+        """Begin a backward pass. Momentum stays where it is while gradients with velocity await a step."""
         fresh = self._fresh and self._passes <= 1  # velocities are gradients, and SGD keeps their momentum
-        if fresh or self._stepped:
+        if self._releasing is not None and not self._released and (fresh or self._stepped):
             self._log(f"momentum goes back to the optimiser: {self._releasing}")
             self._release(None if fresh else self._kept)
+        for reducer in self._able_reducers():
+            reducer.begin_pass(stepped=self._stepped)
 
     def _release(self, kept: float | None) -> None:
         self._released = True
@@ -172,24 +166,25 @@ class LocalMomentum:
             feedback.release_momentum(kept)
             reducer.release_momentum(kept)
         if kept is not None:
+            self._in_gradients = frozenset()  # also of passes that this rank took for others
             for name, decay in [*self._decay.items()]:
                 self._set_buffer(name, torch.zeros_like(flat(decay)))
 
     def end(self, step: int) -> None:
         """End a backward pass that was not skipped."""
-        self._unapplied.update(self._own)
+        self._stepped = False
         if names := self.names(step):
             self._in_gradients = names
             self._passes += 1
 
     def end_without_step(self) -> None:
         """End a pass that this rank takes for others, without a step of its own."""
-        self._unapplied.clear()
+        self._stepped = True
 
     def hand_over(self, optimiser: OptimiserView) -> list[str]:
         """Prepare an optimiser's step, and return the tensors stepped already."""
         self._check_idle(optimiser)
-        self._unapplied.difference_update([name for name in self._unapplied if optimiser.holds(name)])
+        self._stepped = True
         if not self._in_gradients or self._handed.get(id(optimiser), 0) == self._passes:
             return []  # no exchange since its last step
         self._handed[id(optimiser)] = self._passes
@@ -220,7 +215,10 @@ class LocalMomentum:
         """Return the momentum of the weight decay, or that momentum is back in the optimiser."""
         if self._released:
             return {f"{PREFIX}{RELEASED}": torch.tensor(1, dtype=torch.int64, device="cpu")}
-        return {f"{PREFIX}decay/{name}": value.detach().clone() for name, value in self._decay.items()}
+        state = {f"{PREFIX}decay/{name}": value.detach().clone() for name, value in self._decay.items()}
+        if self._releasing is not None:
+            state[f"{PREFIX}{KEPT}"] = torch.tensor(self._kept, dtype=torch.float64, device="cpu")
+        return state
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
         for key, value in under(f"{PREFIX}decay/", state).items():
@@ -232,8 +230,10 @@ class LocalMomentum:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._decay = {name: value.clone() for name, value in under(f"{PREFIX}decay/", state).items()}
-        self._fresh, self._releasing, self._kept = False, None, 1.0
-        self._unapplied.clear()
+        self._fresh, self._stepped = False, True
+        kept = state.get(f"{PREFIX}{KEPT}")
+        self._releasing = None if kept is None else "so did the saved training"
+        self._kept = 1.0 if kept is None else float(kept)
         self._in_gradients = frozenset()
 
     def follow(self, state: Mapping[str, Tensor]) -> None:

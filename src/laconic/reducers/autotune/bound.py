@@ -249,8 +249,10 @@ class BoundAutotune(BoundReducer):
         self._residual.load_state_dict(
             {key: value for key, value in state.items() if not key.startswith("once/")}
         )
-        if isinstance(self._residual, SwitchedResidual):  # momentum that was released stays in the optimiser
-            self._residual.resume(local=self._switched is not None and bool(state[LOCAL]))
+        if isinstance(self._residual, SwitchedResidual):
+            self._residual.resume(local=bool(state[LOCAL]))
+            if self._switched is None:  # momentum that was released stays in the optimiser
+                self._residual.release_momentum(1.0)
         self._holding.update(self._matrices.names)
         self._bleeding.update(self._matrices.names)
         if chosen != UNDECIDED and state[USUAL] != UNMEASURED:
