@@ -74,8 +74,8 @@ class Buckets:
         self.per_step = bucket.index() + 1
         if first and self._zeroed is not None and self._zeroed.take_unstepped():
             self.exchange.momentum.release(UNSTEPPED, "accumulate under model.no_sync()")
-        steps = in_backward()
-        if last and self._zeroed is not None and steps:
+        backward = in_backward()
+        if last and self._zeroed is not None and backward:
             self._zeroed.pending = True  # not earlier: this pass was still adding gradients
         layout = None if buffer.is_sparse else self._layout_of(bucket, buffer)
         if self.unused_parameters is not None and layout is not None:
@@ -93,7 +93,7 @@ class Buckets:
                 self._zeroed.pending = False  # a skipped step leaves no residual
             if last:
                 self.exchange.end()
-                if not steps:
+                if not backward:
                     self.exchange.momentum.end_without_step()
                 for note in self._unnoted:
                     note()
@@ -103,7 +103,7 @@ class Buckets:
         # on a CPU means are written at the end of the step
         answer = self._thread.submit(job, buffer.device, hold=buffer.is_cpu and not last)
         # raised here: DDP would raise a C++ error about a cast to a tensor
-        if last and steps:
+        if last and backward:
             Variable._execution_engine.queue_callback(partial(self._finish_backward, answer))
         return answer
 

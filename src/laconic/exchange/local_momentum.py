@@ -96,7 +96,7 @@ class LocalMomentum:
         return self._optimisers.settings(name)
 
     def is_local(self, name: str) -> bool:
-        return any(name in own for _, own in self._wanting)
+        return name in self._own
 
     def momentum_buffer(self, name: str) -> Tensor | None:
         """Return SGD's momentum buffer; one that exists rules out a fresh start."""
@@ -178,7 +178,7 @@ class LocalMomentum:
             self._passes += 1
 
     def end_without_step(self) -> None:
-        """End a pass that this rank takes for others, without a step of its own."""
+        """End a pass outside autograd, as under Join for other ranks: do not wait for a step of this rank."""
         self._stepped = True
 
     def hand_over(self, optimiser: OptimiserView) -> list[str]:
@@ -212,7 +212,7 @@ class LocalMomentum:
             self._decay = under("decay/", state)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the momentum of the weight decay, or that momentum is back in the optimiser."""
+        """Return the momentum of the weight decay, and whether momentum is released or about to be."""
         if self._released:
             return {f"{PREFIX}{RELEASED}": torch.tensor(1, dtype=torch.int64, device="cpu")}
         state = {f"{PREFIX}decay/{name}": value.detach().clone() for name, value in self._decay.items()}
@@ -232,7 +232,7 @@ class LocalMomentum:
         self._decay = {name: value.clone() for name, value in under(f"{PREFIX}decay/", state).items()}
         self._fresh, self._stepped = False, True
         kept = state.get(f"{PREFIX}{KEPT}")
-        self._releasing = None if kept is None else "so did the saved training"
+        self._releasing = None if kept is None else "as due in the saved training"
         self._kept = 1.0 if kept is None else float(kept)
         self._in_gradients = frozenset()
 

@@ -141,7 +141,7 @@ class BoundFeedback(ABC):
         """Leave momentum to the optimiser from the next step on. This rank alone acts; all call it.
 
         `kept`: share of the velocity to apply later, through the residual. None: forget the velocity, and
-        leave residuals as they are.
+        do not change residuals.
         """
         return
 

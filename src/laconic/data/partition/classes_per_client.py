@@ -1,4 +1,4 @@
-"""Classes per client: each client holds a few labels, and clients may differ in size by a factor gamma.
+"""Classes per client: each client holds a few labels, and sizes may vary by a factor gamma.
 
     size_i = floor(n * (0.1 / N + 0.9 * gamma^(N-1-i) / sum_j gamma^j))   for client i of N
 
