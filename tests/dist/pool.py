@@ -6,6 +6,7 @@ job, and `pool.fresh` on ranks that may die. The body of a test decorated with `
 Importing torch takes seconds a process, so workers are forked from the launcher's server, which has imported
 it, stay alive between tests and join a new process group for each job. The store lives in the test process. A
 job that hangs or dies takes the workers of the pool with it, by process id, and the next job starts new ones.
+A rank that is not to die counts as dead late: on a busy machine a process may stand still for seconds.
 A worker is replaced too if threads of gloo are left in it, which would use the processor until its end.
 """
 
@@ -35,12 +36,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from laconic.strategies.membership.heartbeats import Heartbeats
 from laconic.tools.tasks.launcher import prepare_to_launch
 
 GRACE_S = 10.0  # for the others, once one rank has failed
 STACKS_S = 10.0  # until a late rank has written where it is
 JOB_S, CASE_S = 120.0, 30.0  # a job may take this long, and its further cases: the machine may be busy
-
+DEAD_S = {False: 20.0, True: 3.0}  # whether ranks may die: seconds without a heartbeat
 
 Job = Callable[..., Any] | str
 
@@ -120,7 +122,7 @@ class Pool:
 
         `revive`: the first that dies is started anew, once, and does the same.
         """
-        workers = [_Worker() for _ in range(size)]
+        workers = [_Worker(may_die=True) for _ in range(size)]
         try:
             return self._play(workers, function, args, timeout_s, grace_s=timeout_s, revive=revive)
         finally:
@@ -166,7 +168,7 @@ class Pool:
             for rank in [rank for rank, worker in running.items() if worker.connection in ready]:
                 outcomes[rank] = running.pop(rank).outcome(rank)
                 if revive and outcomes[rank].exit_code is not None:
-                    revive, workers[rank] = False, _Worker()
+                    revive, workers[rank] = False, _Worker(may_die=True)
                     running[rank] = workers[rank]
                     workers[rank].connection.send_bytes(pickle.dumps((rank, *job)))
                     continue
@@ -216,14 +218,14 @@ def _each(address: tuple[str, str | None, str], cases: list[Any], args: tuple[An
 class _Worker:
     """One process and the connection to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_die: bool = False) -> None:
         prepare_to_launch()
         context = multiprocessing.get_context("forkserver")
         self.connection, there = context.Pipe()
         self.stacks = tempfile.NamedTemporaryFile(prefix="stacks-", mode="r")  # noqa: SIM115 - lives with the worker
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
         self.process = context.Process(
-            target=_serve, args=(there, self.stacks.name, environment), daemon=True
+            target=_serve, args=(there, self.stacks.name, environment, may_die), daemon=True
         )
         self.process.start()
         there.close()
@@ -326,9 +328,10 @@ def _wait_for_all(store: dist.Store, size: int, timeout: timedelta) -> None:
     store.wait(["all connected"], timeout)
 
 
-def _serve(connection: Connection, stacks: str, environment: dict[str, str]) -> None:
+def _serve(connection: Connection, stacks: str, environment: dict[str, str], may_die: bool) -> None:
     """Do jobs until the other end closes."""
     os.environ.update(environment)
+    Heartbeats.dead_after_s = DEAD_S[may_die]
     with Path(stacks).open("w") as file:
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
         torch.set_num_threads(1)

@@ -26,7 +26,9 @@ def store():
 def rosters(store, request):
     """Three ranks that beat."""
     clients, dead_s = [TCPStore("127.0.0.1", store.port) for _ in range(3)], getattr(request, "param", LONG_S)
-    made = [Heartbeats.of(client, request.node.name, rank, 3, dead_s) for rank, client in enumerate(clients)]
+    made = [Heartbeats.of(client, request.node.name, rank, 3) for rank, client in enumerate(clients)]
+    for heartbeats in made:
+        heartbeats.dead_after_s = dead_s
     yield made
     for heartbeats in made:
         heartbeats.close()
@@ -95,7 +97,7 @@ def test_a_living_rank_is_waited_for(rosters):
 def test_who_was_taken_for_dead_comes_back_with_the_next_generation(rosters, store, request):
     rosters[1].close()
     assert regrouped([rosters[0], rosters[2]]) == [(0, 2)] * 2
-    back = Heartbeats.of(TCPStore("127.0.0.1", store.port), request.node.name, 1, 3, DEAD_S)
+    back = Heartbeats.of(TCPStore("127.0.0.1", store.port), request.node.name, 1, 3)
     deadline = time.monotonic() + 20
     with ThreadPoolExecutor(1) as thread:
         members = thread.submit(back.regroup, WHY, 30.0, 30.0)
@@ -137,7 +139,7 @@ def test_who_was_left_out_never_goes_on_alone(rosters):
 
 def test_without_its_store_a_rank_ends_with_an_error():
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    alone = Heartbeats.of(TCPStore("127.0.0.1", store.port), "gone", 0, 1, DEAD_S)
+    alone = Heartbeats.of(TCPStore("127.0.0.1", store.port), "gone", 0, 1)
     del store
     for act in (lambda: alone.regroup_requested, lambda: alone.regroup(WHY, 1.0, 1.0)):
         refuses(PeerError, r"rank 0: the store, .* is gone", act)

@@ -48,10 +48,11 @@ class Heartbeats:
     them, and missed no generation otherwise. `_outside`: this rank is no member, and is to be readmitted.
     """
 
+    dead_after_s = 10.0
     hung_after_s = 1800.0
 
-    def __init__(self, store: Store, rank: int, size: int, dead_after_s: float = 3.0) -> None:
-        self.rank, self.size, self.dead_after_s = rank, size, dead_after_s
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
         self.members = tuple(range(size))
         self.finishing: tuple[int, ...] = ()
         self.waited = False
@@ -76,8 +77,8 @@ class Heartbeats:
         self._thread = start_thread(self._run, f"heartbeat of rank {rank}", end=self._closed.set)
 
     @classmethod
-    def of(cls, store: Store, name: str, rank: int, size: int, dead_after_s: float = 3.0) -> Heartbeats:
-        return cls(PrefixStore(name, store), rank, size, dead_after_s)
+    def of(cls, store: Store, name: str, rank: int, size: int) -> Heartbeats:
+        return cls(PrefixStore(name, store), rank, size)
 
     def check_same_training(self, mine: Mapping[str, str]) -> None:
         if not self.rejoining:
