@@ -20,8 +20,7 @@ from laconic.core.spec import Status
 class Blocks(Coding):
     """Range and `bits` bits per element for each block of 256 elements, with unbiased stochastic rounding.
 
-    32 / (bits + 0.25) times smaller; each ReLU also stores one bit per element. All layers get the same bits;
-    ActNN and GACT choose them by sensitivity.
+    32 / (bits + 0.25) times smaller; each ReLU also stores one bit per element. All layers get the same bits.
     """
 
     paper: ClassVar[str] = "Chen et al. 2021, arXiv:2104.14129"

@@ -1,4 +1,4 @@
-"""Base of the codings: an activation to bytes and back, within an error bound per layer."""
+"""Base of the codings of activations."""
 
 from __future__ import annotations
 

@@ -23,14 +23,12 @@ class Comet(Coding):
 
     g: gradient of the layer's output; n: terms of a weight's gradient, N * height * width; R: fraction of
     nonzero inputs. Over several calls per step and micro-batches, sigma^2 is summed. Statistics are measured
-    in steps 0, 3, 10 and 30, while momentum grows, and every `every` steps.
+    in steps 0, 3, 10 and 30, and every `every` steps.
 
-    In between the bound stays: sigma was up to 1.6 times the target in a ResNet-20 (median 0.9), up to 2.2
-    times in other nets, and 3 to 25 times with `mode="paper"`, whose law has the batch size in place of n.
+    In between the bound stays: sigma was up to 2.2 times the target, and 3 to 25 times with `mode="paper"`.
 
     Equal values have equal, not independent errors: if a feature has one value in many of the n terms, sigma
-    exceeds the law by up to sqrt(3 n) times in every step (13 times with 8 of 32 features constant over 1,024
-    examples). Use a smaller share there. Zeros are exact.
+    exceeds the law by up to sqrt(3 n) times. Use a smaller share there. Zeros are exact.
 
     Reconstruction: the public code has a constant bound and saves no memory. Ours: the kernel, without
     prediction, and the encoding of batch norms' inputs (off with `norms="exact"`), with the same law for

@@ -22,7 +22,6 @@ def compiled_error(what: str) -> AttachError:
 
 
 def check(model: nn.Module) -> None:
-    """Raise `AttachError` if the model or a part of it is compiled."""
     for name, module in model.named_modules():
         compiled = getattr(module, "_compiled_call_impl", None) is not None
         if compiled or isinstance(module, torch._dynamo.OptimizedModule):

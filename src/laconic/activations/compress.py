@@ -17,7 +17,7 @@ from laconic.transforms.transform import DEFAULT_RUN, Option, Run, Transform
 
 
 class Coding(CodingRule, Transform):
-    """Configuration of coded activations: a frozen dataclass with `encode`, `decode` and `keeps_signs`."""
+    """Configuration of coded activations."""
 
     option: ClassVar[Option] = "activations"
 

@@ -14,7 +14,7 @@ from laconic.activations.coding import CodingRule
 from laconic.kernels.error_bound import LEAST, MOST
 
 EARLY_STEPS = (0, 3, 10, 30)  # momentum grows
-MAX_RELATIVE_BOUND = 0.5  # relative to the input's rms; larger errors are not like noise
+MAX_RELATIVE_BOUND = 0.5  # of the input's rms; larger errors are not like noise
 A = 0.32  # the paper's factor
 STATE = ("calls", "spread", "limit", "rms", "support", "mean_grad", "bound", "_fresh")
 Geometry = tuple[tuple[int, int, int], ...]  # stride, padding, dilation per dimension
@@ -37,8 +37,8 @@ class Layer:
         self.bound: float | None = None
         self._fresh = False
         self._version: int | None = None  # of the weight
-        self._in_backward = self._due = False  # in this step
-        self._squares = 0.0  # sum of squared spreads in this step
+        self._in_backward = self._due = False
+        self._squares = 0.0  # sum of squared spreads
         self._removable: RemovableHandle | None = None
 
     @property
@@ -50,7 +50,7 @@ class Layer:
         return {name: getattr(self, name) for name in STATE}
 
     def load(self, state: Mapping[str, Any], same_coding: bool) -> None:
-        """Restore `state`; solve the bound again for another coding."""
+        """Restore `state`; solve the bound for another coding."""
         for name in STATE:
             setattr(self, name, state[name])
         self._version = None
@@ -58,7 +58,7 @@ class Layer:
             self.calls, self._fresh = 0, math.isfinite(self.spread)
 
     def stepped(self) -> None:
-        """Note an optimiser step: fused optimisers do not change the weight's version."""
+        """Note a step: fused optimisers do not change the weight's version."""
         if self.weight.grad is not None:
             self._version = None
 
@@ -97,10 +97,9 @@ class Layer:
         return min(max(bound, LEAST), MOST) if bound > 0 and math.isfinite(bound) else None
 
     def current(self, x: Tensor) -> float:
-        """Return the bound for x; before the first statistics, assume that the gradient is noise.
+        """Return the bound for x; without statistics, assume that the gradient is noise.
 
-        Random terms give mean |grad| = 0.8 rms(g) rms(x) sqrt(n), batch norms less: a factor of 0.5 gives
-        share * 0.5 * sqrt(3) * rms(x) / sqrt(R).
+        Then mean |grad| = 0.8 rms(g) rms(x) sqrt(n), for batch norms less: the factor is 0.5.
         """
         if self.bound is not None:
             return self.bound
@@ -137,7 +136,7 @@ class Layer:
             self._add(A * float(g.abs().mean()) * math.sqrt(batch * support))
 
     def record_norm(self, grad: Tensor, inverse: float) -> None:
-        """Add the error of a batch norm's scale, with the gradient sum of g * (x - mean) * inverse over n.
+        """Add the error of a batch norm's scale.
 
         Its input's gradient has the relative error correlation * inverse * eb / sqrt(3), where the
         correlation of g with the normalised input is the scale's gradient / (n rms(g)).
@@ -148,13 +147,13 @@ class Layer:
         self.limit = min(self.limit, math.sqrt(3) * n * rms / inverse)
 
     def _add(self, spread: float) -> None:
-        """Add the error of one call, independent of others."""
+        """Add the independent error of one call."""
         self._squares += spread**2
         self.spread = math.sqrt(self._squares)
 
 
 def terms(x: torch.Size, out: torch.Size, weight: torch.Size, geometry: Geometry | None) -> float:
-    """Return the mean number of products in an entry of a weight's gradient, without padding."""
+    """Return the mean number of terms of a weight's gradient, without padding."""
     if geometry is None:
         return out.numel() / out[-1]
     total = float(out[0])

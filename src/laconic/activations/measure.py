@@ -28,7 +28,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes saved for backward by one forward pass. Each storage counts once; parameters do not count."""
+    """Bytes saved for backward by one forward pass. Each storage counts once, parameters not at all."""
 
     spec: str
     rows: tuple[Row, ...]
@@ -46,7 +46,7 @@ class Kept:
         return self.dense / max(self.kept, 1)
 
     def table(self) -> str:
-        """Return a text table: one line per row, and the sum."""
+        """Return a text table with the sum."""
         rows = [*self.rows, Row("all", self.dense, self.kept)]
         wide = max(len(row.name) for row in rows)
         lines = [f"{'kept for backward':{wide}}  {'dense, kB':>12}  {'kept, kB':>12}  {'smaller':>8}"]
@@ -56,7 +56,7 @@ class Kept:
         return "\n".join(lines)
 
     def picture(self) -> str:
-        """Return an SVG: per row, a pale bar for the dense bytes and a dark one for the compressed."""
+        """Return an SVG with bars of dense and compressed bytes."""
         most = max((row.dense for row in self.rows), default=1) or 1
         parts = []
         for i, row in enumerate(self.rows):

@@ -77,7 +77,7 @@ class Exact:
 
 @dataclass(frozen=True)
 class ModifiedRelu:
-    """Output of a ReLU that was modified in place before it was stored."""
+    """Output of a ReLU, modified in place before it was stored."""
 
     shape: torch.Size
     nbytes: int = 0
@@ -102,7 +102,7 @@ class Encoded:
 
     @classmethod
     def of(cls, x: Tensor, coding: CodingRule, bound: float, signs: bool, key: int) -> Encoded:
-        half = 1.0 if x.dtype is torch.float32 else 0.5  # rounding to 16 bits adds at most as much
+        half = 1.0 if x.dtype is torch.float32 else 0.5  # for rounding to 16 bits
         flat = MemoryOrder.of(x).flat(x.detach().resolve_neg()).float().contiguous()
         return cls(coding.encode(flat, half * bound, signs, key), x.numel(), coding, bound)
 
@@ -128,7 +128,7 @@ class EncodedInput:
 
 @dataclass(frozen=True)
 class MaskFromInput:
-    """Mask of a ReLU, read from its output as encoded for the next layer."""
+    """Mask of a ReLU, read from its encoded output."""
 
     coded: Encoded
     order: MemoryOrder
@@ -162,7 +162,7 @@ class BitMask:
 
 @dataclass(frozen=True)
 class ShapeOnly:
-    """Tensor whose values backward does not read, such as max pooling's input."""
+    """Tensor whose values backward does not read."""
 
     like: Tensor  # (), with the same dtype and device
     order: MemoryOrder
@@ -213,8 +213,7 @@ class DeferredRelu:
 def elements(saved: Tensor) -> Key:
     """Return a key that is equal for tensors with the same elements under `MemoryOrder.flat`.
 
-    A dense tensor and its flattened views have the key of their place in the storage, others also shape and
-    strides.
+    Dense tensors have the key of their place in the storage, others also shape and strides.
     """
     dense = saved.is_contiguous() or MemoryOrder.of(saved).channels_last
     form = () if dense else (*saved.shape, *saved.stride())

@@ -1,4 +1,4 @@
-"""Session of compressed activations: hooks that pack each saved tensor according to the saving call."""
+"""Session of compressed activations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from laconic.optim.unwrapping import stepping, unwrap
 from laconic.transforms.step_callbacks import after_each_step
 from laconic.transforms.transform import StoredInputs, TransformHandle
 
-_sessions: WeakSet[Session] = WeakSet()  # those that observe optimiser steps
+_sessions: WeakSet[Session] = WeakSet()
 _lock = threading.Lock()  # ranks can be threads
 
 
@@ -73,7 +73,7 @@ class Session(TorchFunctionMode, TransformHandle):
         after_each_step(_after_step)
 
     def bounds(self) -> dict[str, float | None]:
-        """Return the error bound of each layer called so far; None before its first statistics."""
+        """Return each called layer's error bound; None before its first statistics."""
         return {layer.label: layer.bound for layer in self._layers.values() if layer.calls}
 
     def state_dict(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Session(TorchFunctionMode, TransformHandle):
         return found
 
     def remove(self) -> None:
-        """Detach from the layers; activations are uncompressed from now on."""
+        """Detach from the layers."""
         with _lock:
             _sessions.discard(self)
         self._layers = {}
@@ -257,7 +257,7 @@ class Session(TorchFunctionMode, TransformHandle):
             self._deferred = None
 
     def _count(self, saved: Tensor, kept: SavedTensor, label: str, *, again: bool = False) -> SavedTensor:
-        """Enter a saved tensor in the ledger; `again`: its bytes are entered elsewhere."""
+        """Enter a tensor in the ledger; `again`: its bytes are entered elsewhere."""
         if self.ledger is not None:
             nbytes = 0 if again else None if isinstance(kept, Exact) else kept.nbytes
             self.ledger.add(label, saved, nbytes)

@@ -1,4 +1,4 @@
-"""The torch function that saves a tensor: its name and arguments, and the role of the tensor."""
+"""Torch function that saves a tensor, and the tensor's role."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Call:
     def of(cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         op = getattr(func, "__name__", "")
         names = ARGUMENTS.get(op)
-        other_order = op == "batch_norm" and func is not F.batch_norm  # of torch.batch_norm's arguments
+        other_order = op == "batch_norm" and func is not F.batch_norm
         if names is None or other_order:
             return None
         given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -92,7 +92,7 @@ class Call:
         return "input" if self.products else "norm"
 
     def _is_cast_weight(self, saved: Tensor) -> bool:
-        """Return whether this is autocast's cast of the weight, perhaps saved before the input."""
+        """Return whether this is autocast's cast of the weight."""
         weight: Tensor = self.given["weight"].detach()
         if weight.numel() != saved.numel() or weight.dtype == saved.dtype or saved.dim() != weight.dim():
             return False
@@ -101,7 +101,7 @@ class Call:
 
 
 def statistics(call: Call) -> Callable[[Tensor], Recorder]:
-    """Return a function that maps the call's output to a recorder of its gradient's statistics."""
+    """Return a function from the call's output to a recorder of statistics."""
     layer, x = call.layer, call.input
     assert layer is not None
     if call.products:

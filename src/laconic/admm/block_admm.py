@@ -11,7 +11,7 @@ their parameters, X_n: their outputs, U_n: scaled duals per sample.
     X_n      <- `steps` steps prox(X_n - rate (X_n - f_n + U_n + G / beta)), G the gradient of the next term
 
 Block n + 1 owns X_n and U_n and sends X_n + U_n to block n. In each tick all blocks train, on different
-mini-batches. Back-propagation stays within a block.
+mini-batches.
 
 Differences from textbook ADMM, because the blocks change during an epoch: targets arrive 2 (N - n) ticks
 after the forward pass; duals are updated at the next visit of a sample, with the current f_n, after a step of

@@ -15,13 +15,7 @@ from laconic.core.errors import AttachError
 
 @dataclass(frozen=True)
 class Block:
-    """One block of a model, with the model's own modules.
-
-    Attributes:
-        names: Names of its children in the model, including the proximal operator.
-        layers: Children after the proximal operator.
-        proximal: Constraint on the block's input.
-    """
+    """One block of a model, with the model's own modules. `names` includes the proximal operator."""
 
     names: tuple[str, ...]
     layers: nn.Sequential
@@ -29,7 +23,6 @@ class Block:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Parameters and buffers, in the same order on all ranks."""
         homes = [self.layers] if self.proximal is None else [self.proximal, self.layers]
         return [each for home in homes for each in (*home.parameters(), *home.buffers())]
 

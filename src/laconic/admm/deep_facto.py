@@ -1,7 +1,7 @@
 """DeepFacto: non-negative low-rank factorisation of the activations between two blocks.
 
 Khorram et al. 2021, arXiv:2105.00339; a reconstruction from the abstract, with the updates of Lee and Seung
-(2001). The running sums over mini-batches are ours.
+(2001). The running sums are ours.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DeepFacto(Proximal):
     The layer begins a block. Its parts are buffers, not trained by back-propagation.
 
     Args:
-        features: Elements of a sample, the product of its dimensions.
+        features: Elements of a sample.
         rank: Number of parts.
         updates: Updates of the code per batch.
         decay: Decay of the running sums per mini-batch, in [0, 1).

@@ -1,7 +1,6 @@
 """Point-to-point messages: activations to the next block, targets to the previous one.
 
-Each swap exchanges an int64 header with the number of bytes, then the bytes. A header of FAILED means that
-the sender has aborted.
+Each swap exchanges an int64 header, the number of bytes or FAILED, then the bytes.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ HEAD = 8  # bytes
 
 
 class Neighbours:
-    """Messages of one rank with its neighbours. Rank r has block r."""
-
     def __init__(
         self, comm: Comm, activations: Codec, targets: Codec, seed: int, device: torch.device
     ) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 class Proximal(nn.Module):
     """A proximal operator at the start of a block: a constraint on the output of the previous block.
 
-    The operator of a constraint "X in C" is the projection on C; that of a penalty h(X) is argmin h(Z) +
-    |Z - X|^2 / 2. `laconic.admm` applies it without differentiating it, so it may be a step function. In a
-    plain forward pass autograd differentiates it: `torch.sign` stops back-propagation.
+    The operator of "X in C" is the projection on C; that of a penalty h(X) is argmin h(Z) + |Z - X|^2 / 2.
+    `laconic.admm` does not differentiate it, so it may be a step function. In a plain forward pass autograd
+    does: `torch.sign` stops back-propagation.
 
     Args:
         operator: Function of float32 (rows, ...) to the same shape, of each row independently.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Messages:
-    """Messages of one kind. `dense_bytes`: bytes of the sent messages as float32."""
+    """Messages of one kind. `dense_bytes`: bytes of the sent ones as float32."""
 
     sent: int = 0
     sent_bytes: int = 0
@@ -27,7 +27,7 @@ class Messages:
 
 @dataclass(frozen=True)
 class Span:
-    """Work from `begin` to `end` by `time.perf_counter`, which a machine's processes share."""
+    """Work between two values of `time.perf_counter`, which a machine's processes share."""
 
     work: str  # "forward", or "update": of T, X and U
     begin: float
@@ -50,7 +50,7 @@ class Stats:
         waited_s: Seconds sending and waiting for neighbours.
         primal: |X - f| / |f| of the last mini-batch: X the block's input, f the previous block's output; 0 on
             the first block.
-        dual: |X - X of the previous visit| / |f|; on a first visit, relative to X after the forward pass.
+        dual: |X - X of the previous visit| / |f|; on a first visit, from X after the forward pass.
         kept_bytes: Bytes of stored X and U; 0 in mode 'online'.
     """
 

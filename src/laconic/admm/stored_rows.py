@@ -15,10 +15,7 @@ from laconic.data.on_disk import OnDisk
 
 
 class StoredRows:
-    """One row [X | U] per sample, encoded by a codec of fixed size, in RAM or in the file `path`.
-
-    Sample ids are 0..samples - 1. Raises `StateError` or `OSError` without enough space.
-    """
+    """One row [X | U] per sample, encoded by a codec of fixed size, in RAM or in the file `path`."""
 
     def __init__(self, samples: int, shape: torch.Size, codec: Codec, path: Path | None, seed: int) -> None:
         self.shape, self.codec, self._n, self._seed = shape, codec, shape.numel(), seed
@@ -52,7 +49,6 @@ class StoredRows:
         return known.to(like.device), x, u
 
     def write(self, ids: Tensor, x: Tensor, u: Tensor, number: int) -> None:
-        """Store X and U (rows, ...). Raises `OSError` if the disk is full."""
         for row, sample in enumerate(ids.tolist()):
             key = mix(self._seed, number, sample)
             pair = [self.codec.encode(each[row].contiguous().view(-1), key) for each in (x, u)]

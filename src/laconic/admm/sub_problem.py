@@ -19,12 +19,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> mean over sam
 class Visit:
     """One mini-batch at one block, between its forward pass and its targets.
 
-    Attributes:
-        x: Input X of the block; on the first block the data.
-        u: Scaled duals; None on the first block.
-        f: Output of the previous block; None on the first block.
-        before: X at the end of the last visit of these samples; on a first visit `x`.
-        ids: int64 (rows,) on the CPU; None in mode 'online'.
+    `x`: the block's input; `u`: scaled duals; `f`: the previous block's output; `before`: X at the end of the
+    last visit; `ids`: int64 (rows,) on the CPU, in mode 'batch'.
     """
 
     number: int
@@ -46,9 +42,9 @@ class Solution:
 
 
 class SubProblem:
-    """Training of one block. X and targets are detached from any graph.
+    """Training of one block.
 
-    `loss`: loss of the last block; None on others, which use beta/2 |target - f|^2 per sample.
+    `loss`: of the last block; others, with None, use beta/2 |target - f|^2 per sample.
     """
 
     def __init__(
@@ -63,7 +59,6 @@ class SubProblem:
         self.training, self.loss = training, loss
 
     def feasible(self, f: Tensor) -> Tensor:
-        """Return the first X of a sample."""
         return f if self.proximal is None else self.proximal(f).detach()
 
     @torch.no_grad()

@@ -38,7 +38,7 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 def adam(parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """Return Adam: its steps do not depend on the scale of the targets."""
+    """Return Adam, whose steps do not depend on the scale of the targets."""
     return torch.optim.Adam(parameters, lr=1e-3)
 
 
@@ -52,9 +52,9 @@ class BlockTrainer:
         trainer.finish()                   # train on pending mini-batches
         trainer.gather()                   # the whole model, on every rank
 
-    Each call of `step` is a tick: all blocks train, on different mini-batches. The first block updates on a
-    mini-batch 2 (blocks - 1) ticks after its forward pass. All ranks make the same calls, with equal models;
-    each trains its block of `model` in place.
+    Each call of `step` is a tick: all blocks train, on different mini-batches, the first block 2 (blocks - 1)
+    ticks after its forward pass. All ranks make the same calls, with equal models; each trains its block of
+    `model` in place.
 
     Args:
         model: An `nn.Sequential`.
@@ -70,8 +70,7 @@ class BlockTrainer:
 
     Raises:
         SpecError: The spec is wrong.
-        AttachError: On every rank: the model cannot be cut like this, or the number of ranks is not that of
-            the blocks.
+        AttachError: On every rank: the model cannot be cut like this, or there is not one rank per block.
         StateError: Not enough space for X and U, or `samples` is missing.
     """
 
@@ -144,7 +143,7 @@ class BlockTrainer:
             samples: In mode 'batch', sample ids int64 (rows,), equal on all ranks.
 
         Returns:
-            On the last rank the loss of its mini-batch, None before the first; None on other ranks.
+            On the last rank the loss of its mini-batch; None before the first and on other ranks.
 
         Raises:
             StateError: Ids are missing or wrong, in mode 'batch'.
@@ -160,7 +159,7 @@ class BlockTrainer:
         return self._worker.tick(None)
 
     def finish(self) -> list[float]:
-        """Train on pending mini-batches, then return their losses on the last rank. Training can continue."""
+        """Train on pending mini-batches; return their losses on the last rank. Training can continue."""
         losses = [self.drain() for _ in range(self.delay)]
         return [loss for loss in losses if loss is not None]
 
@@ -173,7 +172,7 @@ class BlockTrainer:
         return self.model
 
     def stats(self) -> Stats:
-        """Return the figures of this rank since the start."""
+        """Return the figures of this rank."""
         worker, links = self._worker, self._worker.links
         return Stats(
             ticks=worker.ticks,
@@ -195,17 +194,16 @@ class BlockTrainer:
         return list(self._worker.spans)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank, with pending mini-batches, to resume with the same bits.
+        """Return this rank's state, with pending mini-batches, to resume with the same bits.
 
-        Save one per rank, between steps. It loads under `torch.load(weights_only=True)`.
+        Save one per rank, between steps, for `torch.load(weights_only=True)`.
         """
         return {"format": FORMAT, **self._identity(), "worker": self._worker.state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore a state. All ranks call it, with states of one checkpoint.
 
-        Raises `StateError`, with nothing changed on any rank, if one is of another rank or training, or
-        damaged.
+        Raises `StateError`, with nothing changed, if one is damaged or of another rank or training.
         """
         before = self._worker.trained_state()
 

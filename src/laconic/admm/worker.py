@@ -23,13 +23,13 @@ from laconic.admm.sub_problem import SubProblem, Visit
 from laconic.core import arguments
 from laconic.core.errors import PeerError, StateError
 
-TRAINED = {"layers", "proximal", "optimizer"}  # parts of a state
+TRAINED = {"layers", "proximal", "optimizer"}
 PARTS = TRAINED | {"ticks", "updates", "fed", "visits", "following", "previous", "kept"}
 
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """Part of a mini-batch on one rank. `x`: on the first rank; `y`: on the last."""
+    """Part of a mini-batch: `x` on the first rank, `y` on the last."""
 
     rows: int
     ids: Tensor | None = None
@@ -40,8 +40,7 @@ class MiniBatch:
 class Worker:
     """One rank's block and its pending mini-batches.
 
-    Shapes are those of a sample: input None on the first block, output on the last. Without stored `rows`, X
-    starts from a forward pass and U from 0.
+    Shapes are those of a sample: input None on the first block, output on the last.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class Worker:
         self._previous: Tensor | None = None
 
     def tick(self, batch: MiniBatch | None) -> float | None:
-        """Make one tick; return the loss on the last block once it trains."""
         with self.abort_on_error():
             self.spans = []
             if batch is not None:
@@ -110,7 +108,7 @@ class Worker:
     def load_trained(self, state: Mapping[str, Any]) -> None:
         """Load block and optimiser from an untrusted state and check the rest.
 
-        Raises `StateError`; part of the state may be loaded then.
+        Raises `StateError`, possibly with a part loaded.
         """
         try:
             if state.keys() != PARTS or not all(type(count) is int for count in _counts(state)):
@@ -119,13 +117,12 @@ class Worker:
                 self.rows.check(state["kept"])
             _parse_pending(state)
             self.restore_trained(state)
-        except Exception as error:  # torch refuses with errors of many kinds
+        except Exception as error:  # torch raises errors of many kinds
             raise StateError(
                 f"the saved state does not fit block {self.number + 1}, or is damaged: {error}"
             ) from error
 
     def load_progress(self, state: Mapping[str, Any]) -> None:
-        """Restore the rest of a state that `load_trained` has checked."""
         if self.rows is not None:
             self.rows.load_state_dict(state["kept"])
         self.ticks, self.updates = _counts(state)
@@ -149,7 +146,6 @@ class Worker:
             self._following = self.links.encode("activations", out, number)
 
     def _begin_visit(self, number: int, f: Tensor | None) -> Visit:
-        """Return a visit with stored X and U after a step of duals and penalty, or new ones."""
         batch = self._pending[number]
         if f is None:
             assert batch.x is not None
@@ -192,7 +188,6 @@ class Worker:
 
     @contextmanager
     def abort_on_error(self) -> Iterator[None]:
-        """Report an error to the neighbours in their next tick."""
         try:
             yield
         except Exception:

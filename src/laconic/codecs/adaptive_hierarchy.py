@@ -1,7 +1,7 @@
 """Adaptive hierarchy: as many groups of magnitudes as a tensor needs for a required error.
 
-Jiang et al. 2022, arXiv:2212.14760. Reconstruction from the abstract: the measure of the error, the doubling
-and the wire are ours.
+Jiang et al. 2022, arXiv:2212.14760. Reconstruction from the abstract: error measure, doubling and wire are
+ours.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class AdaptiveHierarchy(TensorCodec):
         return torch.cat([torch.full((1,), levels - 1, dtype=torch.uint8, device=x.device), wire])
 
     def _levels(self, x: Tensor) -> int:
-        """Return the least of 1, 2, 4, ..., `most` that meets the bound: one sort, one read.
+        """Return the least of 1, 2, 4, ..., `most` that meets the bound.
 
         A group of l magnitudes s, sent as m, loses sum s^2 - 2 m sum s + l m^2.
         """

@@ -79,7 +79,7 @@ class Cast(Codec):
 
 
 def blocks(x: Tensor, packed: Tensor, segments: Segments) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield ranges of x (n,) with their places in `packed`, cut on the CPU so that each fits in the cache."""
+    """Yield ranges of x with their places in `packed`, cut to fit in a CPU's cache."""
     longest = BLOCK if x.is_cpu else max(1, segments.numel)
     runs = segments.joined
     for view, place in zip(runs.views(x), runs.packed.views(packed), strict=True):

@@ -1,8 +1,8 @@
 """Centroids: values in bins of equal width around their mean, each sent as the mean of its bin.
 
 The values of SparseLoCo (Sarfi et al. 2025, arXiv:2508.15706) in 2 bits, with bins as in PrimeIntellect's and
-Templar's code: 2^bits bins over six standard deviations. There the mean is in the middle of a bin; here it is
-an edge, which bounds the error.
+Templar's code: 2^bits bins over six standard deviations. Here the mean is an edge of a bin, not its middle,
+which bounds the error.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Centroids(TensorCodec):
         bin = b, or the first or the last where it is beyond 2^(bits-1);   value = mean of the bin's members
 
     Wire: mean of each bin float32 (2^bits,), 0 if empty; then bins in `bits` bits: 4 * 2^bits + ceil(n bits /
-    8) bytes. Up to 2^bits elements are sent exactly, in 4 n bytes. Error: a bin of p members on one side of m
-    loses at most 1 - 1/p of the sum of (x - m)^2, and both sides have members: omega = 1 - 1/(n - 1). NaN and
-    Inf in more than 2^bits elements raise `NonFiniteError`.
+    8) bytes. Up to 2^bits elements are exact, in 4 n bytes. Error: a bin of p members on one side of m loses
+    at most 1 - 1/p of the sum of (x - m)^2, and both sides have members: omega = 1 - 1/(n - 1). NaN and Inf
+    in more than 2^bits elements raise `NonFiniteError`.
 
     >>> codec = Centroids(bits=2)
     >>> wire = codec.encode(torch.tensor([1.0, -1.0, 3.0, -3.0, 1.0, -1.0]))

@@ -19,8 +19,8 @@ from laconic.kernels.quantise.form import Form, Measure
 class Cutoff(Quantiser):
     """The threshold quantiser of QCMD and QRDA AdaGrad (Xu et al. 2022, arXiv:2208.05631): reconstruction.
 
-    Only the abstract is public. Here |x| < share * mean |x| of its tensor (`rule='mean'`), or share * max |x|
-    ('max'), becomes 0; the rest are rounded at random to 0, 1/s, ..., 1 of max |x|, s = `levels`.
+    Here |x| < share * mean |x| of its tensor (`rule='mean'`), or share * max |x| ('max'), becomes 0; the rest
+    are rounded at random to 0, 1/s, ..., 1 of max |x|, s = `levels`.
 
     Wire: that of `qsgd(block=0)`. Error: a dropped element loses its square, the rest (sqrt(1 + (n - 1) /
     s^2) - 1) / 2 of theirs: omega is the larger of 1 and that; with rule 'max' no entry loses more than 1 /

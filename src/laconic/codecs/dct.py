@@ -1,7 +1,7 @@
 """DCT: another codec applied to the frequencies of a tensor's tiles instead of its elements.
 
-The cosine transform of DeMo (Peng, Quesnelle, Kingma 2024, arXiv:2411.19870), for momentum that is smooth
-over a tile. There tiles are cut from a matrix; here, as wires have no shapes, from the flat tensor.
+The cosine transform of DeMo (Peng, Quesnelle, Kingma 2024, arXiv:2411.19870). There tiles are cut from a
+matrix; here, as wires have no shapes, from the flat tensor.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class DCT(TileCodec):
         D[k, j] = sqrt((2 - [k = 0]) / t) cos(pi k (2 j + 1) / (2 t))
 
     The rest of a tensor is cut in tiles of half the side, and so on; up to three last elements stay
-    unchanged. Computed in float64, about 20 ns per element and core, once to encode and once per decoded
-    message; the last bit of float32 may depend on the machine.
+    unchanged. Computed in float64; the last bit of float32 may depend on the machine.
 
     Wire: that of `codec`. Error: omega of `codec`, up to rounding. Elements must be `tile` times below the
     largest float32: larger sums are clipped.
@@ -73,7 +72,7 @@ def by_tiles(
 ) -> Tensor:
     """Apply `transform`, of a matrix (t, t) and tiles (m, t, t), to flat x (n,): float32 (n,).
 
-    `sizes`: of the tensors in x, if there are several.
+    `sizes`: of the tensors in x.
     """
 
     def of_side(side: int, tiles: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Hierarchy: magnitudes in a few groups by size, each sent as the mean of its group.
 
-Jiang et al. 2022, arXiv:2212.14760 ("Deep hierarchy quantization compression"). Reconstruction: only the
-abstract is public. Groups of equal count, their means and the wire are ours.
+Jiang et al. 2022, arXiv:2212.14760. Reconstruction from the abstract: groups of equal count, their means and
+the wire are ours.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Logquant: each value as a power of a base times the largest, for one relative precision of all.
 
-Yang et al. 2021, arXiv:2112.04291 ("FastSGD"): reciprocal mapper and logarithm quantisation. Reconstruction:
-only the abstract is public, where 1 / |v| is mapped to an integer logarithm; here s / |v|, so that no value
-falls outside.
+Yang et al. 2021, arXiv:2112.04291 ("FastSGD"). Reconstruction from the abstract, where 1 / |v| is mapped to
+an integer logarithm; here s / |v|, so that no value falls outside.
 """
 
 from __future__ import annotations

@@ -29,14 +29,14 @@ class MinMax(Codec):
         unit = (max - min) / (2^bits - 1);   level = floor((x - min) / unit + r);   value = min + unit * level
 
     per block of `block` elements, with r = 1/2 (`rounding='nearest'`) or uniform in [0, 1) ('stochastic').
-    Its grid fits blocks whose mean is not zero, but zero stays zero for certain only at an end of the range.
+    Zero stays zero for certain only at an end of the range.
 
     Wire: [unit | min] float32 per block, then the levels in 1 to 8 bits, padded to a byte: 8 ceil(n / block)
     + ceil(n bits / 8) bytes. A range beyond +-2^126 is clipped; a constant block is exact. NaN and Inf raise
     `NonFiniteError`. Error, with m elements in a block and L = 2^bits - 1: at most (unit / 2)^2 per element,
     on average if stochastic: omega = (m - 2) / (2 L^2), 1.13 for 4 bits and 512 elements. Normal values lose
-    0.014, stochastic 0.028. Stochastic rounding is unbiased; rounding to nearest gets error feedback, which
-    the release lacks, if omega < 1.
+    0.014, stochastic 0.028. Stochastic rounding is unbiased; rounding to nearest gets error feedback if omega
+    < 1.
 
     >>> import torch
     >>> codec = MinMax(bits=2)

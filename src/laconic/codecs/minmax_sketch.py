@@ -36,8 +36,7 @@ class MinmaxSketch(TensorCodec):
     w = bins / groups. An element sends its group; its bin, counted from the one closest to zero, goes into
     the group's table of `rows` by c = ceil(share * n / groups) cells, where the least bin of a cell stays.
     The decoder takes the largest of an element's cells: never a bin further from zero than its own. `value`
-    of a bin: the "mean" of the elements decoded to it, or "least", their smallest magnitude, which never
-    exceeds the true one.
+    of a bin: the "mean" of the elements decoded to it, or "least", their smallest magnitude.
 
     Wire: the bins' values float32 (bins,), group by group from zero on, 0 if unused; groups of elements in
     ceil(log2 groups) bits; the tables in ceil(log2 w) bits per cell: about 4 bins + n (log2 groups + rows *
@@ -45,8 +44,7 @@ class MinmaxSketch(TensorCodec):
     `quantile(bins)`; larger wires are padded with zeros to the size of `bins` elements.
 
     Error: with "mean" at most 1 - 1/m of |x|^2, m = ceil(2 n / groups). With "least" at most |x|^2, so error
-    feedback refuses it. `quantile` has the same error with 4.3 to 4.9 instead of 6.4 bits per value,
-    codebooks excluded (benchmarks/sketch.py).
+    feedback refuses it. `quantile` has the same error with fewer bits (benchmarks/sketch.py).
 
     >>> x = torch.tensor([4.0, -1.0, 2.0, -2.0, 8.0, -4.0, 1.0, -8.0, 6.0])
     >>> codec = MinmaxSketch(bins=8, groups=2, value="least")
@@ -105,7 +103,7 @@ class MinmaxSketch(TensorCodec):
         return functional.pad(wire, (0, self.nbytes(n) - wire.numel()))
 
     def _book(self, x: Tensor, seen: Tensor) -> Tensor:
-        """Return each bin's value, float32 (bins,), for x (n,) with elements decoded to bins `seen` (n,)."""
+        """Return the values of bins; elements of x are decoded to bins `seen`."""
         if self.value == "least":
             sizes = torch.full((self.bins,), math.inf, device=x.device, dtype=torch.float32)
             sizes.scatter_reduce_(0, seen, x.abs(), "amin")
@@ -146,9 +144,9 @@ class MinmaxSketch(TensorCodec):
 
 
 def places(x: Tensor, groups: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return each element's group, ascending in x, and its bin there, 0 closest to zero: int64 (n,) both.
+    """Return each element's group, ascending in x, and its bin there, 0 closest to zero.
 
-    Negative elements and the others get groups by their share, at least one if present; n >= 1.
+    Negative elements and the others get groups by their share, at least one if present.
     """
     n, negative = x.numel(), int((x < 0).sum())
     share = (2 * groups * negative + n) // (2 * n)

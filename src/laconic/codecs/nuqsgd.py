@@ -17,8 +17,8 @@ from laconic.kernels.quantise.form import Form, Measure
 class NUQSGD(Quantiser):
     """NUQSGD (Ramezani-Kebrya et al. 2021, arXiv:1908.06077), p = 1/2.
 
-    Levels 0, 2^(1 - s), ..., 1/2, 1 of the L2 norm of each `block`, s = `levels`. Compared with
-    `qsgd(norm='l2')`, small entries, which are most of them, keep their magnitude; large ones are coarser.
+    Levels 0, 2^(1 - s), ..., 1/2, 1 of the L2 norm of each `block`, s = `levels`. Small entries are finer
+    than with `qsgd(norm='l2')`, large ones coarser.
 
     Wire: that of `qsgd`; 1 to 127 levels. Error, with m the longest block and r = 2^(1 - s) sqrt(m): omega =
     r - 1 where r >= 9/4, else 1/8 + 2/9 r^2. Unbiased.

@@ -28,9 +28,9 @@ class Quantile(Codec):
     """The n sorted values of a tensor are cut into B = min(bins, n) bins, by share below zero and not.
 
     Wire: mean of each bin float32 (B,), ascending; then the bin of each element in ceil(log2 B) bits: 4 B +
-    ceil(n ceil(log2 B) / 8) bytes. Up to `bins` elements are sent exactly. Error: a bin of m entries of one
-    sign loses at most (1 - 1/m) of its sum of squares, and rounding at most doubles a bin: omega = 1 - 1/m
-    with m = ceil(2 n / B).
+    ceil(n ceil(log2 B) / 8) bytes. Up to `bins` elements are exact. Error: a bin of m entries of one sign
+    loses at most (1 - 1/m) of its sum of squares, and rounding at most doubles a bin: omega = 1 - 1/m with m
+    = ceil(2 n / B).
 
     >>> import torch
     >>> codec = Quantile(bins=2)

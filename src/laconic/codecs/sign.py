@@ -75,5 +75,5 @@ class Sign(Codec):
 
 
 def lost(b: int) -> float:
-    """Return the largest share of |x|^2 that b elements with one magnitude lose; 0 if b is 1."""
+    """Return the largest share of |x|^2 that a block of b elements loses."""
     return 1 - 1 / b + 2.0**-48 if b > 1 else 0.0

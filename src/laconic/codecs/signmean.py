@@ -23,9 +23,8 @@ from laconic.core.spec import Status
 class SignMean(Codec):
     """C(x) = mean |x| * sign(x), tensor by tensor: `sign` with one block of any length.
 
-    Wire: mean magnitude float32 (1,), sign bits (ceil(n / 8) bytes; 1 is negative, the first is the lowest
-    bit); nothing for an empty tensor. Error: omega = 1 - 1/n, far less for entries of similar size. Biased:
-    use error feedback. The key draws the sign of a zero. NaN and Inf raise `NonFiniteError`.
+    Wire: that of `sign` with one mean: 4 + ceil(n / 8) bytes; nothing for an empty tensor. Error: omega = 1 -
+    1/n. Biased: use error feedback. The key draws the sign of a zero. NaN and Inf raise `NonFiniteError`.
 
     >>> import torch
     >>> codec = SignMean()

@@ -25,10 +25,9 @@ class Ternary(Quantiser):
     sigma. A clip below 1 is like 1.
 
     Wire: scale float32 (1,), then codes [sign | level] of 2 bits, padded to a byte: 4 + ceil(n / 4) bytes;
-    with `packing='base3'`, five per byte: 4 + ceil(n / 5) bytes, for more work. Error: omega = (sqrt(n) - 1)
-    / 2 without clipping, and then unbiased. With it 1 + t^2 / 8 for t <= 4 and t - 1 beyond, t =
-    min(max(clip, 1), sqrt(n)): 1.8 for clip = 2.5. Without error feedback, as in the paper: few entries are
-    clipped.
+    with `packing='base3'`, five per byte: 4 + ceil(n / 5) bytes. Error: omega = (sqrt(n) - 1) / 2 without
+    clipping, and then unbiased. With it 1 + t^2 / 8 for t <= 4 and t - 1 beyond, t = min(max(clip, 1),
+    sqrt(n)): 1.8 for clip = 2.5. Without error feedback, as in the paper.
 
     >>> import torch
     >>> codec = Ternary(clip=0.0)

@@ -28,8 +28,8 @@ class ThresholdTernary(TensorCodec):
 
     Error: with k of n elements sent, |C(x) - x|^2 = |x|^2 - k m^2 and |x|^2 <= (k^2 + n - k) m^2: omega = 1 -
     1/n. Normal x loses 0.19 at share 0.7, the least possible. Biased. `compress` uses it without error
-    feedback, because an element whose gradient stays small should not move, as in sparse models;
-    `error_fed(threshold_ternary())` has feedback. NaN and Inf raise `NonFiniteError`.
+    feedback, because an element with small gradients should not move; `error_fed(threshold_ternary())` adds
+    it. NaN and Inf raise `NonFiniteError`.
 
     >>> codec = ThresholdTernary()
     >>> wire = codec.encode(torch.tensor([4.0, 0.5, -2.0, 0.0]))

@@ -1,9 +1,9 @@
 """Shutdown at the end of Python: first our threads end, then our process groups close.
 
 A thread that returns from a collective or from the store while Python is finalised cannot acquire the GIL.
-Python then unwinds the thread, C++ forbids that, and a successful run ends with SIGABRT. So before that:
+Python then unwinds it, C++ forbids that, and a successful run ends with SIGABRT. So before that:
 
-1. Threads that request the GIL later are parked (native code; Python 3.14 does this itself).
+1. Threads that request the GIL later are parked (Python 3.14 does this itself).
 2. Our threads are asked to end, and joined for at most `LIMIT_S` in total: one may wait for a missing rank.
 3. If all have ended, the groups close, the youngest first. gloo waits for its worker threads then.
 """

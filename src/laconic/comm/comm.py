@@ -32,12 +32,7 @@ class Comm(ABC):
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
         """Reduce x over ranks, in place, to a result that is bit-identical on all ranks; return x.
 
-        Args:
-            x: Tensor (n,), of the same shape and dtype on all ranks.
-            op: "sum" (default), "max" or "min".
-
-        Raises:
-            PeerError: A peer failed or left.
+        x (n,) has the same shape and dtype on all ranks. Raises `PeerError` if a peer failed or left.
         """
 
     def mean_(self, x: Tensor) -> Tensor:
@@ -45,13 +40,9 @@ class Comm(ABC):
         return self.all_reduce(x).div_(self.size)
 
     def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
-        """Start a sum, in the background if possible. All ranks start and end their sums in one order.
+        """Start a sum, in the background if possible; return a function that waits and returns x.
 
-        Args:
-            x: Tensor (n,). Do not use it until the sum has ended.
-
-        Returns:
-            A function that waits for the sum and returns x.
+        All ranks start and end their sums in one order. Do not use x (n,) until the sum has ended.
         """
         return lambda: self.all_reduce(x)
 
@@ -59,51 +50,31 @@ class Comm(ABC):
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
         """Send `chunks[r]` to rank r; return the sum of the chunks for this rank, in rank order.
 
-        Args:
-            chunks: One per rank; all chunks for one rank have one shape.
+        All chunks for one rank have one shape.
         """
 
     @abstractmethod
     def all_gather(self, x: Tensor) -> list[Tensor]:
-        """Return every rank's x, in rank order.
-
-        Args:
-            x: Tensor (m_r,). Lengths may differ, dtypes may not.
-        """
+        """Return every rank's x (m_r,), in rank order. Lengths may differ, dtypes may not."""
 
     @abstractmethod
     def all_to_all(self, chunks: Sequence[Tensor]) -> list[Tensor]:
-        """Send `chunks[r]` to rank r; return the chunks for this rank, in rank order.
+        """Send `chunks[r]` (m,) to rank r; return the chunks for this rank, in rank order.
 
-        Args:
-            chunks: One tensor (m,) per rank. Lengths may differ, dtypes may not.
+        Lengths may differ, dtypes may not.
         """
 
     @abstractmethod
     def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
-        """Copy the root's x to every rank, in place; return x.
-
-        Args:
-            x: Tensor of the same shape and dtype on all ranks.
-            root: The rank that sends; default: 0.
-        """
+        """Copy the root's x, of the same shape and dtype on all ranks, to every rank, in place; return x."""
 
     @abstractmethod
     def exchange(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> None:
-        """Send and receive point to point, all at once.
-
-        Args:
-            sends: The tensor for each peer, by rank.
-            recvs: The output for each peer's tensor, of the same shape and dtype.
-        """
+        """Send `sends[r]` to rank r and receive into `recvs[r]`, of its shape and dtype, all at once."""
 
     @abstractmethod
     def split(self, color: int) -> Comm:
-        """Return this rank's part of the group. Call it on all ranks.
-
-        Args:
-            color: Ranks with the same color form a group, in rank order.
-        """
+        """Return this rank's part of the group: the ranks with its color, in order. Call it on all ranks."""
 
     @abstractmethod
     def counter(self) -> Counter:

@@ -1,7 +1,7 @@
 """Communication thread: runs jobs in the order of submission.
 
 Collectives must start in one order on every rank, and one that waits inside a Future's callback hangs on
-gloo with several buckets in flight. So every bucket is a job.
+gloo with several buckets in flight.
 """
 
 from __future__ import annotations

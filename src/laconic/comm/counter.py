@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 
-from torch.distributed import Store  # type: ignore[attr-defined]  # torch marks no re-export
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from laconic.core.errors import PeerError
 
@@ -34,10 +34,7 @@ class SharedCounter(Counter):
 
 
 class StoreCounter(Counter):
-    """Key of torch's store: each call is one round trip.
-
-    Raises `PeerError` if the store's process has ended.
-    """
+    """Key of torch's store: one round trip per call. Raises `PeerError` if the store's process has ended."""
 
     def __init__(self, store: Store, key: str) -> None:
         self._store, self._key = store, key

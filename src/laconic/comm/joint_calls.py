@@ -2,10 +2,10 @@
 
 If one rank alone makes such a call, its messages must not meet those of an exchange of the others. So the
 ranks first gather the names of their calls in a separate process group, and raise if they differ. A rank
-that is only slow is waited for until the timeout of the group. Meanwhile:
+that is only slow is waited for until the group's timeout. Meanwhile:
 
-1. A rank that has waited for `report_s` writes the name of its call or exchange to the store. A thread writes
-   the number of begun exchanges.
+1. A rank that has waited for `report_s` writes its call or exchange to the store. A thread writes the number
+   of begun exchanges.
 2. If another rank has begun a later exchange without this call, this rank writes the reason to the store,
    closes its groups, which wakes ranks that wait for it, and raises.
 3. The threads of the others find the reason, and their next exchange raises.
@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple, NoReturn, TypeAlias
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch marks no re-export
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from laconic.comm import waiting
 from laconic.comm.at_exit import start_thread
@@ -50,8 +50,6 @@ log = logging.getLogger("laconic")
 
 @dataclass(frozen=True)
 class Report:
-    """State of a rank: its last call or exchange, and the numbers begun."""
-
     doing: str
     calls: int
     exchanges: int
@@ -76,7 +74,7 @@ class JointCalls:
 
     Args:
         comm: The group whose exchanges are watched.
-        others: Further groups of the same ranks, closed if a joint call fails.
+        others: Further groups of the same ranks, also closed by a failure.
         survives: Whether the ranks continue without a lost one.
 
     `failure`: why a joint call has failed here, or "".
@@ -95,9 +93,9 @@ class JointCalls:
         with ExitStack() as opened:
             self._meeting = TorchComm.own(comm.group)
             opened.callback(self._meeting.close)
-            store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
+            store = dist.distributed_c10d._get_default_store()
             prefix = f"{in_store(comm.group.group_name)}/calls"
-            # a store serves one caller at a time, so the thread has its own; torch's type lacks `clone`
+            # a store serves one caller at a time, so the thread has its own
             self._store = PrefixStore(prefix, store.clone())  # type: ignore[attr-defined]
             self._thread_store = PrefixStore(prefix, store.clone())  # type: ignore[attr-defined]
             if self._size > 1:
@@ -126,14 +124,14 @@ class JointCalls:
         """Wait until every rank makes this call. Return at once after `close`.
 
         Args:
-            call: Its name, for errors.
+            call: Its name.
             proof: Which later exchange of another rank proves that it does not make this call: any
                 ("begun"), one in which it waits ("waits", default), or "none".
             serve: Joins exchanges that the others need first.
             interrupted: Returns why to stop waiting, or "".
 
         Raises:
-            PeerError: On every rank: a rank did something else, or ended. The group is unusable after that.
+            PeerError: On every rank: a rank did something else, or ended. The group is then unusable.
         """
         if self.failure:
             raise PeerError(self.failure)
@@ -231,7 +229,7 @@ class JointCalls:
                     yield rank, Report(**json.loads(self._store.get(str(rank))))
 
     def _elsewhere(self, proof: Proof) -> str:
-        """Return which rank has begun a later exchange without this call, or ended."""
+        """Return which rank has ended, or begun a later exchange without this call."""
         for rank, report in self._reports():
             proves = proof == "begun" or (proof == "waits" and report.waits) or report.exchanges == NEVER
             if proves and report.calls < self._calls and report.exchanges > self._exchange.number:

@@ -33,22 +33,16 @@ class Loopback(Comm):
 
     @classmethod
     def world(cls, size: int, timeout_s: float = 60.0) -> list[Loopback]:
-        """Return a new group, one object per rank. Arguments as for `run`."""
+        """Return a new group, one object per rank."""
         room = _Room(size, timeout_s)
         return [cls(room, rank) for rank in range(size)]
 
     @classmethod
     def run(cls, size: int, fn: Callable[[Loopback], T], timeout_s: float = 60.0) -> list[T]:
-        """Call `fn` on every rank of a new group; return the results in rank order.
+        """Call `fn` on every rank of a new group, with its `Loopback`; return the results in rank order.
 
-        Args:
-            size: The number of ranks.
-            fn: Receives its rank's `Loopback`.
-            timeout_s: Seconds that a rank waits in one collective; default: 60.
-
-        Raises:
-            Exception: The first one of any rank, or the one that it quotes, with the rank before its
-                message.
+        `timeout_s`: seconds that a rank waits in one collective. Raises the first exception of any rank, or
+        the one that it quotes, naming the rank.
         """
         comms = cls.world(size, timeout_s)
         room, results = comms[0].room, [None] * size

@@ -17,9 +17,8 @@ HINT = "set ranks_per_node= to the number of ranks per machine"
 def machines(comm: Comm, ranks_per_node: int = 0, environment: Mapping[str, str] | None = None) -> list[int]:
     """Return the number of each rank's machine; machines are ordered by their first ranks.
 
-    `ranks_per_node`: consecutive ranks per machine before any was lost; 0 gathers torchrun's variables on
-    all ranks. Raises `SpecError` on every rank if the ranks do not divide, or the environments contradict
-    each other.
+    `ranks_per_node`: consecutive ranks per machine before any was lost; 0: torchrun's variables, gathered.
+    Raises `SpecError` on every rank if the ranks do not divide, or the environments contradict each other.
 
     >>> from laconic.comm.loopback import Loopback
     >>> machines(Loopback.world(4)[0], ranks_per_node=2)

@@ -1,4 +1,4 @@
-"""Messages of a reduction: this rank's share as the others decode it, and the sum of all ranks' messages."""
+"""Messages of a reduction, and the sum of all ranks' messages."""
 
 from __future__ import annotations
 
@@ -183,10 +183,7 @@ def encoded(x: Tensor, layout: Layout, codec: Codec, turn: Turn) -> Tensor:
 
 
 def add_messages_(out: Tensor, messages: Iterable[tuple[int, SentMessage]], alpha: float) -> Tensor:
-    """Add alpha times each (sender's rank, message) to `out`, in order.
-
-    `WireError` names the sender of a damaged one.
-    """
+    """Add alpha times each (sender's rank, message) to `out`, in order. `WireError` names the sender."""
     for codec, group in groupby(messages, key=lambda message: message[1].codec):
         ranks, shares = zip(*group, strict=True)
         with translated(partial(_by_number, ranks)):
@@ -210,13 +207,8 @@ def combined(
 ) -> Tensor:
     """Combine all ranks' messages uint8 (m,) to one, equal on every rank; each rank combines one chunk.
 
-    Args:
-        up: bytes of each rank's chunk of a message.
-        down: bytes of each combined chunk.
-        combine: combines the chunks for this rank, uint8 (N, up[rank]).
-
-    Raises:
-        WireError: a chunk has the wrong length.
+    `up`: bytes of each rank's chunk of a message. `down`: bytes of each combined chunk. `combine` combines
+    the chunks for this rank, uint8 (N, up[rank]). Raises `WireError` for a chunk of the wrong length.
     """
     chunks = comm.all_to_all(torch.split(message, list(up)))
     _check_nbytes(chunks, [up[comm.rank]] * comm.size)

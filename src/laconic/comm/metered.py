@@ -11,7 +11,7 @@ Payload is the tensors that the caller sends or receives, counted once:
     exchange         tensors for others      tensors from others       one to each peer
 
 all_gather and all_to_all also send 8 bytes of length to each other rank. Bare bytes count every copy of a
-message; network bytes also headers and acknowledgements on TCP/IP, as of `TorchComm` on gloo.
+message; network bytes also headers and acknowledgements on TCP/IP.
 """
 
 from __future__ import annotations
@@ -100,7 +100,6 @@ class Metered(Comm):
         return self.comm.original_size
 
     def snapshot(self) -> Meter:
-        """Return the counts. Any thread may call it."""
         with self._books.lock:
             parts = {key: Tally(*fields) for key, fields in self._books.parts.items()}
         return Meter.of(parts)
@@ -208,8 +207,6 @@ class Metered(Comm):
 
 
 class _Books:
-    """Counts of a `Metered` and its splits."""
-
     def __init__(self, clock: Callable[[], float], link: PacketModel) -> None:
         self.clock, self.link = clock, link
         self.lock = threading.Lock()

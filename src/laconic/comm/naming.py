@@ -22,8 +22,7 @@ DESTROY = inspect.unwrap(dist.destroy_process_group).__code__
 def in_store(name: str) -> str:
     """Return the prefix of this group's keys: torchrun's store still has the keys from before a restart.
 
-    A store that torchrun does not share is new after each restart, and restarts are counted per node; the
-    prefix then has no number.
+    A store that torchrun does not share is new after each restart; the prefix then has no number.
     """
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "False"
     return f"laconic/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') if shared else '0'}/{name}"
@@ -49,7 +48,7 @@ def not_split_off() -> Iterator[None]:
     """Create NCCL communicators inside `with` without splitting those of the default group.
 
     After `init_process_group(device_id=...)` torch would split them in a collective over all default ranks,
-    which ranks outside of the new group never join (pytorch #129965).
+    which hangs (pytorch #129965).
     """
     default = dist.distributed_c10d._get_default_group()
     device = getattr(default, "bound_device_id", None)
@@ -67,8 +66,7 @@ def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -
     """Return a new process group of this name, created only by its ranks.
 
     `dist.new_group(..., use_local_synchronization=True)` may reuse a name, and old addresses in the store.
-    On gloo an all-reduce waits until all ranks are connected: a rank that leaves immediately would
-    disconnect others.
+    On gloo an all-reduce waits until all ranks are connected: one that leaves early would disconnect others.
     """
     c10d = dist.distributed_c10d  # `new_group` accepts no name
     store, place = c10d._get_default_store(), ranks.index(dist.get_rank())
@@ -91,8 +89,7 @@ def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -
 def destroy(group: dist.ProcessGroup) -> None:
     """Destroy a process group, unless the script is destroying all of them.
 
-    `dist.destroy_process_group()` sorts all groups by name, which fails for one that is destroyed
-    meanwhile.
+    `dist.destroy_process_group()` sorts all groups by name, which fails for one destroyed meanwhile.
     """
     if _all_are_being_destroyed():
         return
@@ -103,7 +100,7 @@ def destroy(group: dist.ProcessGroup) -> None:
 def _all_are_being_destroyed() -> bool:
     """Return whether a thread is in `dist.destroy_process_group()`.
 
-    A local variable that references a frame would create a cycle, which keeps groups alive.
+    No variable references a frame: a cycle would keep groups alive.
     """
     return any(_destroys_all(frame) for frame in _current_frames().values())
 
@@ -112,7 +109,7 @@ def _current_frames() -> dict[int, FrameType]:
     """Return every thread's current frame, without a garbage collection meanwhile.
 
     Before Python 3.13, `sys._current_frames` allocates while it holds the lock on the threads. A collection
-    there may release the GIL to a thread that waits for this lock: a deadlock (cpython #106883).
+    there may deadlock with a thread that waits for this lock (cpython #106883).
     """
     with LISTING:
         enabled = gc.isenabled()

@@ -1,8 +1,5 @@
 """Collectives from sends and receives that every rank posts at once (`torch_comm.py` states why).
 
-Among N ranks, all_gather sends m bytes to each of N-1 ranks, all_to_all and reduce_scatter one chunk to
-each. Before all_gather and all_to_all each rank sends 8 bytes of length to each other rank.
-
 With NCCL a wait makes the GPU's stream wait, not the host. So a dead peer is detected in the round of
 lengths on gloo, or NCCL's watchdog ends this process, without a `PeerError`.
 """
@@ -93,7 +90,6 @@ class PostedComm(Comm):
         return end
 
     def _lengths(self, going: list[int], home: torch.device) -> list[int]:
-        """Return the number of elements that each rank sends here; this rank sends going[r]."""
         out = torch.tensor(going, device=home, dtype=torch.int64)
         into = torch.empty_like(out)
         peers = range(self.size)

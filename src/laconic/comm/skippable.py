@@ -136,7 +136,7 @@ def largest_or_skip(comm: Comm, x: Tensor | None, n: int, device: torch.device) 
 
 
 def any_skips(comm: Comm, finite: bool, device: torch.device) -> bool:
-    """Return whether any rank is not `finite`. Wire: 4 bytes."""
+    """Return whether a rank is not `finite`. Wire: 4 bytes."""
     return (
         max_or_skip(comm, torch.zeros(1, device=device, dtype=torch.float32) if finite else None, 1, device)
         is None
@@ -146,7 +146,7 @@ def any_skips(comm: Comm, finite: bool, device: torch.device) -> bool:
 def broadcast_or_skip(comm: Comm, root: int, message: Tensor | None, device: torch.device) -> Tensor | None:
     """Return the root's message uint8 (m,); on other ranks `message` only says whether x is finite.
 
-    Two rounds: the length, 8 bytes per rank, then a broadcast.
+    Wire: the length, 8 bytes per rank, then a broadcast.
 
     >>> from laconic.comm.loopback import Loopback
     >>> def body(comm):
@@ -179,7 +179,6 @@ def _is_finite(x: Tensor) -> bool:
 
 
 def _filled(message: Tensor | None, due: bool, empty: Tensor) -> Tensor:
-    """Return the message to send; a skip is empty exactly if a message is due."""
     if message is None:
         return empty if due else empty.new_zeros(1)
     return message if message.numel() or not due else empty.new_zeros(1)
@@ -190,7 +189,6 @@ def _says_skip(message: Tensor, due: bool) -> bool:
 
 
 def _summand(x: Tensor | None, n: int, skip: float, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return x, or the value of a skip; at least one element."""
     if x is None:
         return torch.full((max(1, n),), skip, dtype=dtype, device=device)
     return x if n else torch.zeros(1, dtype=dtype, device=device)

@@ -1,10 +1,9 @@
 """TorchComm: a process group of torch.distributed, with any backend.
 
 Long sums and broadcasts are the backend's own; other collectives are sends and receives that every rank
-posts at once. On gloo, all_gather and all_to_all of lists refuse unequal sizes, and all_to_all_single
-copies the own message for each rank. At 1 MB and 2 ranks, sends and receives take 0.6 ms, one broadcast per
-rank 0.8, all_to_all_single 2.0, padded all_gather 3.0; at 10 MB 7, 11, 82 and 74 ms. NCCL fuses the posts
-into one launch.
+posts at once. On gloo, all_gather and all_to_all of lists refuse unequal sizes, and other ways are slower: at
+10 MB and 2 ranks, sends and receives take 7 ms, one broadcast per rank 11, all_to_all_single 82, padded
+all_gather 74. NCCL fuses the posts into one launch.
 
 On gloo, three or more ranks do a short sum in two rounds, with as many messages and bytes as the 2 (N - 1)
 rounds of gloo's ring: on shared cores each round waits until every rank has been scheduled.
@@ -40,7 +39,7 @@ class TorchComm(PostedComm):
     """Ranks of a process group. On a GPU, gloo copies through the host.
 
     A collective raises `PeerError` if a peer dies or leaves; the group is unusable after that. Groups
-    created here also accept small host tensors, over gloo.
+    created here also accept small host tensors.
 
     Args:
         group: A process group with any backend; default: all ranks.
@@ -70,7 +69,7 @@ class TorchComm(PostedComm):
     def among(cls, members: Sequence[int], name: str, like: TorchComm) -> TorchComm:
         """Return a new group of these ranks of `like`, with its backend and timeout. Only they call this.
 
-        `name`: must be new for these processes.
+        `name`: new for these processes.
         """
         with like._peers("new_group"):
             ranks = [like.ranks[member] for member in members]
@@ -83,8 +82,7 @@ class TorchComm(PostedComm):
     def own(cls, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> TorchComm:
         """Return a new process group of the same ranks, safe from other code's collectives.
 
-        Call it on all ranks of `group`, and `close` it. `timeout`: of a collective; default: that of
-        `group`.
+        Call it on all ranks of `group`, and `close` it. `timeout`: of a collective; default: `group`'s.
         """
         comm = cls(group)
         with log_if_slow(comm.rank, ATTACHING):
@@ -112,10 +110,7 @@ class TorchComm(PostedComm):
         return waits
 
     def close(self) -> None:
-        """Free a process group from `own`, `among` or `split`, and those split from it.
-
-        gloo wakes waiting peers when the last reference to the group is dropped.
-        """
+        """Free a process group and its parts. gloo wakes peers when the last reference is dropped."""
         group, self._group = self._group, None
         if group is not None:
             for part in self._parts:
@@ -176,7 +171,7 @@ class TorchComm(PostedComm):
     def counter(self) -> Counter:
         # counted by group, not by name, which earlier groups of this process may have had
         COUNTERS[self.group] = COUNTERS.get(self.group, 0) + 1
-        store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
+        store = dist.distributed_c10d._get_default_store()
         return StoreCounter(store, f"{in_store(self.group.group_name)}/counter/{COUNTERS[self.group]}")
 
     @property

@@ -15,7 +15,6 @@ log = logging.getLogger("laconic")
 
 @contextmanager
 def log_if_slow(rank: int, call: str) -> Iterator[None]:
-    """Log a warning after `PATIENT_S` inside `with`."""
     timer = threading.Timer(PATIENT_S, log.warning, (waiting_message(rank, call),))
     timer.daemon = True
     timer.start()

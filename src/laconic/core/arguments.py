@@ -1,7 +1,7 @@
 """Checks of a spec's arguments. They raise `SpecError` with the argument, its limit and the value.
 
-Numbers are Python's own finite `int` and `float`: neither `inf` nor `np.float64(0.1)` can be parsed in a
-printed spec. `True` is not a number.
+Numbers are Python's own finite `int` and `float`, as a printed spec with `inf` or `np.float64(0.1)` cannot be
+parsed. `True` is not a number.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def names(name: str, value: Any, example: str) -> None:
 
 
 def shown(value: Any) -> str:
-    if isinstance(value, int) and value.bit_length() > 4 * FAR:  # Python refuses to format very long integers
+    if isinstance(value, int) and value.bit_length() > 4 * FAR:  # Python cannot format very long integers
         return f"an integer of {value.bit_length()} bits"
     text = repr(value)
     return text if len(text) <= FAR else f"{text[: FAR - 3]}..."

@@ -13,7 +13,8 @@ from typing import BinaryIO
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file; at the end of the block, flush and rename it to `path`.
 
-    A crash or a full disk leaves the old content. If the block raises, the temporary file is removed.
+    A crash, a full disk or an exception leaves the old content. After an exception the temporary file is
+    removed.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

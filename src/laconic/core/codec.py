@@ -37,14 +37,13 @@ class Codec(Spec):
 
     Bytes, length and the codec's public fields decode everything. A message contains several tensors of one
     buffer (`Segments`). A codec implements `encode_segments`, `decode_segments_add_`, `nbytes`, `omega` and
-    `unbiased`; a codec for one tensor at a time derives from `TensorCodec`. Override a property by a
-    property if it depends on options, else by a class variable.
+    `unbiased`, or derives from `TensorCodec`. Properties that depend on no option are class variables.
     """
 
     @property
     @abstractmethod
     def unbiased(self) -> bool:
-        """Whether E[decode(encode(x))] = x, over the keys, for x in the `normal` range."""
+        """Whether E[decode(encode(x))] = x, over the keys, for `normal` x."""
 
     @abstractmethod
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
@@ -83,8 +82,8 @@ class Codec(Spec):
             alpha: factor of the decoded values.
 
         Raises:
-            WireError: for bytes that no encoder can have produced; its `message` is the number of the
-                message. Earlier messages may have been added.
+            WireError: for invalid bytes; its `message` is the message's number. Earlier messages may have
+                been added.
         """
         for number, (wire, segments) in enumerate(messages):
             try:
@@ -101,10 +100,7 @@ class Codec(Spec):
 
     @abstractmethod
     def omega(self, n: int) -> float:
-        """Return the least known omega with E|C(x) - x|^2 <= omega * |x|^2 for all x of n elements, or inf.
-
-        It holds in the `normal` range only.
-        """
+        """Return the least known omega with E|C(x) - x|^2 <= omega * |x|^2 for `normal` x, or inf."""
 
     @property
     def fixed_size(self) -> bool:
@@ -123,21 +119,20 @@ class Codec(Spec):
 
     @property
     def needs_feedback(self) -> bool:
-        """Whether the coding error should be sent later: by default if the codec is biased."""
+        """Whether the coding error should be sent later. Default: if biased."""
         return not self.unbiased
 
     @property
     def normal(self) -> tuple[float, float]:
         """The smallest nonzero and the largest |x_i| for which `omega` and `unbiased` hold.
 
-        Smaller values are rounded to a grid or to zero. Larger values saturate; error feedback sends the
-        rest later.
+        Smaller values are rounded to a grid or to zero. Larger values saturate.
         """
         return NORMAL
 
     @property
     def concatenates(self) -> bool:
-        """Whether a message is the concatenation of its tensors' wires. Default: False."""
+        """Whether a message concatenates its tensors' wires. Default: False."""
         return False
 
     def absolute_error(self, n: int) -> float | None:
@@ -145,11 +140,11 @@ class Codec(Spec):
         return None
 
     def at(self, step: int) -> Codec:
-        """Return the codec of this step: itself, unless it follows a schedule, which ends at `warm_at`."""
+        """Return the codec of this step: itself without a schedule, which ends at `warm_at`."""
         return self
 
     def message_nbytes(self, segments: Segments) -> int:
-        """Return the bytes of a message: exact if `fixed_size`, else an upper bound."""
+        """Return the bytes of a message, exact or a bound like `nbytes`."""
         return sum(map(self.nbytes, segments.sizes))
 
     def clear_segments_(self, wire: Tensor, segments: Segments, memory: Tensor) -> Tensor:
@@ -157,7 +152,7 @@ class Codec(Spec):
 
         Args:
             wire: the message, uint8 (m,).
-            segments: the ranges, with the sizes that were encoded.
+            segments: the ranges that were encoded.
             memory: float32 (n,), returned. Only the ranges change.
 
         Raises:
@@ -171,14 +166,14 @@ class Codec(Spec):
     ) -> Tensor:
         """Multiply the entries of flat memory that this message contains by `factor`, if it omits others.
 
-        By default it contains all, and nothing changes. Arguments and errors as for `clear_segments_`.
-        `waited` float32 (n,): an entry that is 0 there does not change.
+        Arguments and errors as for `clear_segments_`. Entries that are 0 in `waited` float32 (n,) keep their
+        values.
         """
         self.check_size(wire, segments)
         return memory
 
     def encode_layout(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
-        """Encode these tensors of flat x with this rank's keys: ranks round independently."""
+        """Encode these tensors of flat x with this rank's keys."""
         return self.encode_segments(x, layout.segments, turn.own_keys(layout.names))
 
     def encode_carried(self, x: Tensor, layout: Layout, turn: Turn) -> tuple[Tensor, Carried | None]:
@@ -225,8 +220,7 @@ class Codec(Spec):
     def decode_add_(self, wire: Tensor, out: Tensor, alpha: float = 1) -> Tensor:
         """Add alpha times one decoded tensor to `out` float32 (n,), in place, and return it.
 
-        Raises:
-            WireError: for bytes that no encoder can have produced, before any write.
+        Raises `WireError` like `decode`, before any write.
         """
         return self.decode_segments_add_(wire, Segments.whole(out.numel()), out, alpha)
 

@@ -1,8 +1,7 @@
 """Deferred checks of GPU flags, and deferred writes of means whose step may be skipped.
 
-Reading a flag makes the host wait for the GPU; inside a `deferred` block, all flags are read in one copy at
-its end. Inside a `late` block, writes of means are collected: the buffer may hold corrected gradients until
-the ranks agree on a skip.
+Reading a flag makes the host wait; in a `deferred` block, all flags are read in one copy at its end. A `late`
+block collects writes of means until the ranks agree on a skip.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ _pending = _Pending()
 def check(flags: Tensor, error: MakeError) -> None:
     """Raise `error(i)` for the first entry i of `flags` int32 (k,) that is not zero.
 
-    In a `deferred` block, GPU flags are read at its end: until then nothing on the host may depend on them,
-    and a kernel that would write wrong values must itself read the flag, and write nothing.
+    Before the end of a `deferred` block nothing on the host may depend on GPU flags, and a kernel must itself
+    read the flag before it writes.
 
     >>> check(torch.tensor([0, 1], dtype=torch.int32), lambda i: ValueError(f"tensor {i} is not finite"))
     Traceback (most recent call last):
@@ -47,10 +46,7 @@ def check(flags: Tensor, error: MakeError) -> None:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Collect the flags on GPUs that `check` gets in this thread, and read them at the end.
-
-    If the block raises, they are dropped. Blocks nest.
-    """
+    """Collect the GPU flags of `check` in this thread. An error drops them. Blocks nest."""
     outer = _pending.flags, _pending.translate
     _pending.flags, _pending.translate = [], None
     try:

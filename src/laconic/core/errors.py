@@ -26,10 +26,7 @@ class SpecError(LaconicError, ValueError):
 
 
 class WireError(LaconicError, ValueError):
-    """Bytes that no encoder of this codec can have produced.
-
-    `message`: number of the damaged message among several that one call decodes, or None.
-    """
+    """Bytes that no encoder of this codec can have produced. `message`: number of the damaged message."""
 
     message: int | None = None
 
@@ -53,7 +50,7 @@ class ExtraError(LaconicError, ImportError):
 class NonFiniteError(LaconicError, ArithmeticError):
     """A step whose gradients, or their means, hold NaN or Inf was about to be applied.
 
-    No parameter has changed; under `compress` all memory is bit-identical to its value before the step.
+    No parameter has changed; under `compress` all memory is restored bit for bit.
     """
 
 

@@ -15,7 +15,7 @@ def require(module: str, use: str, install: str = INSTALL_TRAIN) -> None:
 
     Args:
         module: The import name, such as "plotly".
-        use: The feature that needs it, for the error.
+        use: The feature that needs it.
         install: The command that installs it.
 
     Raises:

@@ -1,6 +1,6 @@
 """Conversion between bytes and numbers: the fixed parts of a wire, little-endian.
 
-Importing it on a big-endian machine raises `ImportError`: kernels write numbers in native byte order.
+On a big-endian machine its import raises `ImportError`, as kernels use native byte order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ def as_numbers(wire: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def sent_to(values: Tensor, device: torch.device | None) -> Tensor:
-    """Return these CPU values on a device, without a host wait."""
     if device is None or device.type == "cpu":
         return values
     return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
@@ -84,7 +83,7 @@ def numbered(text: str, number: int, messages: Sequence[object]) -> WireError:
 
 
 def read_positions(wire: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the bytes of positions, after their length uint32, and the rest."""
+    """Return the bytes of positions, without their length uint32, and the rest."""
     head, rest = read_bytes(wire, 4, "the length of the positions")
     return read_bytes(rest, int(unsigned(head)), "the positions")
 
@@ -92,7 +91,7 @@ def read_positions(wire: Tensor) -> tuple[Tensor, Tensor]:
 def split_sparse(
     wires: Sequence[Tensor], segments: Segments
 ) -> tuple[NDArray[np.int64], list[Tensor], list[Tensor]]:
-    """Split N untrusted sparse messages: counts int64 (N, s), bytes of positions, and of values."""
+    """Split N untrusted sparse messages: counts int64 (N, s), bytes of positions and of values."""
     count = len(segments) + 1
     check_heads(wires, count)
     each = [wire[: 4 * count] for wire in wires]
@@ -124,7 +123,7 @@ def counts_bytes(counts: Tensor) -> Tensor:
 
 
 def read_counts(wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
-    """Return one count per segment, int64 (s,) on the CPU and at most its size, and the rest."""
+    """Return one count per segment, int64 (s,), at most its size and on the CPU; and the rest."""
     head, rest = read_bytes(wire, 4 * len(segments), "the counts")
     counts = unsigned(head)
     if (counts.numpy() > segments.sizes_tensor.numpy()).any():

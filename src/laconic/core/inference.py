@@ -1,6 +1,5 @@
-"""Decorator for methods that create or change state.
-
-A tensor created in inference mode can never be changed outside it, and autograd cannot save it.
+"""Decorator for methods that create or change state: tensors made in inference mode can never be changed
+outside it, nor saved by autograd.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Positions of tensors in a flat buffer, such as a bucket of gradients.
-
-A sub-layout has the same offsets: gradient, residual and mean share one set of coordinates.
-"""
+"""Positions of tensors in a flat buffer, such as a bucket. A sub-layout has the same offsets."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ FEW = 4  # ranges; more are split in one call
 class Segments:
     """Ranges [start, start + size) of a flat buffer, in any order, not overlapping.
 
-    Raises `ValueError` for a negative start or size, since native code writes at these positions.
+    Raises `ValueError` for a negative start or size, as native code writes there.
 
     >>> Segments((0, 4), (3, 2)).numel
     5
@@ -73,7 +70,6 @@ class Segments:
 
     @cached_property
     def end(self) -> int:
-        """One past the last element."""
         return max((start + size for start, size in self), default=0)
 
     @cached_property
@@ -105,7 +101,7 @@ class Segments:
 
     @cached_property
     def merged(self) -> Segments:
-        """The same elements in ascending order, in the fewest ranges."""
+        """The same elements, ascending, in the fewest ranges."""
         ranges = sorted(self)
         return Segments(tuple(start for start, _ in ranges), tuple(size for _, size in ranges)).joined
 
@@ -136,11 +132,10 @@ class Segments:
 
     def scale_(self, x: Tensor, factor: float) -> Tensor:
         if factor != 1 and len(self):
-            torch._foreach_mul_(self.merged.views(x), factor)  # one launch on a GPU
+            torch._foreach_mul_(self.merged.views(x), factor)
         return x
 
     def add_(self, x: Tensor, values: Tensor, alpha: float = 1) -> Tensor:
-        """Add alpha times consecutive `values` (numel,) to these ranges."""
         joined = self.joined
         if len(joined) == 1:
             joined.views(x)[0].add_(values, alpha=alpha)
@@ -219,7 +214,7 @@ class Layout:
         )
 
     def named(self, names: Collection[str]) -> Layout:
-        """Return the entries with these names, at their old offsets."""
+        """Return these entries, at their old offsets."""
         wanted = frozenset(names)
         return self.where(lambda entry: entry.name in wanted)
 

@@ -29,7 +29,7 @@ class Part:
 class LayoutCodec:
     """Codec of flat float32 tensors (n,), part by part.
 
-    Wire: if `framed`, the length of each part's message, uint32 (p,); then the messages. Otherwise at most
+    Wire: if `framed`, the length of each part's message, uint32 (p,); then the messages. Unframed, at most
     one codec may have variable size.
     """
 
@@ -38,7 +38,6 @@ class LayoutCodec:
 
     @cached_property
     def nbytes(self) -> int | None:
-        """Bytes of every message, or None if they vary."""
         return sum(self._sizes) if all(part.codec.fixed_size for part in self.parts) else None
 
     @property
@@ -53,11 +52,7 @@ class LayoutCodec:
         return torch.cat(wires)
 
     def decode_add_(self, wire: Tensor, out: Tensor, step: int, alpha: float = 1.0) -> Tensor:
-        """Add alpha * the decoded message to out (n,), in place.
-
-        Raises:
-            WireError: For bytes that no encoder can have produced. Some parts may have been added by then.
-        """
+        """Add alpha * the decoded message to out (n,). A `WireError` may come after some parts were added."""
         for part, piece in zip(self.parts, self._pieces(wire), strict=True):
             codec = part.codec.at(step)
             codec.decode_segments_add_(piece, part.layout.segments, out, alpha * part.gain)

@@ -1,7 +1,4 @@
-"""Lazy packages: a public name is imported when it is first used.
-
-They declare their names in `__all__` and, for type checkers, under `TYPE_CHECKING`.
-"""
+"""Lazy packages: a public name, declared in `__all__`, is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -40,10 +37,7 @@ class LazyPackage(_OnDemand):
 
 
 class NamePackage(_OnDemand):
-    """Package whose names in `__all__` are registered classes and functions: `laconic.codecs.qsgd`.
-
-    A module `laconic/codecs/qsgd/` is still imported by its path.
-    """
+    """Package whose names in `__all__` are registered classes and functions: `laconic.codecs.qsgd`."""
 
     def _find(self, name: str) -> Any:
         return spec.find(name)
@@ -56,7 +50,7 @@ class NamePackage(_OnDemand):
 
 
 def import_lazily(package: str, homes: dict[str, str]) -> None:
-    """Make the calling package lazy; `homes`: modules of its names."""
+    """Make the calling package lazy; `homes`: modules by name."""
     module = sys.modules[package]
     module.__class__ = LazyPackage
     module.__dict__["homes"] = homes

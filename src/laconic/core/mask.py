@@ -17,7 +17,7 @@ class Mask:
 
     Attributes:
         used: bool, in the parameter's shape.
-        positions: int64 (k,), ascending, in the parameter's memory, and so in a bucket.
+        positions: int64 (k,), ascending, in the parameter's memory order.
         stride: The parameter's strides, for which the positions hold.
 
     >>> import torch
@@ -36,7 +36,6 @@ class Mask:
         return cls(used, positions, parameter.stride())
 
     def clear_(self, x: Tensor) -> Tensor:
-        """Set the unused entries of x to zero."""
         return x.masked_fill_(~self.used, 0)
 
 
@@ -44,7 +43,7 @@ _masks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def mask_of(parameter: Tensor) -> Mask | None:
-    """Return the parameter's mask, for its present memory format and device; None without a mask."""
+    """Return the parameter's mask, for its present memory format and device, or None."""
     found: Mask | None = _masks.get(parameter)  # type: ignore[no-untyped-call]
     if found is not None and (found.stride, found.used.device) != (parameter.stride(), parameter.device):
         found = Mask.of(parameter, found.used)
@@ -63,7 +62,7 @@ def cleared(state: Mapping[str, Tensor], masks: Mapping[str, Mask]) -> dict[str,
     """Return a state with zeros for unused entries; None if that changes nothing.
 
     Args:
-        state: "<kind>/<tensor name>" to a tensor. One of a masked tensor's size is ordered as in a bucket.
+        state: "<kind>/<tensor name>" to a tensor, in a bucket's order if it has a masked tensor's size.
         masks: By tensor name.
 
     >>> import torch
@@ -94,8 +93,7 @@ class MaskWatch:
         return self._masks
 
     def changed(self) -> Mapping[str, Mask] | None:
-        """Return all masks if one has changed, else None."""
-        held = self._parameters if len(_masks) else {}  # usually there are no masks
+        held = self._parameters if len(_masks) else {}
         found = {name: mask for name, each in held.items() if (mask := mask_of(each)) is not None}
         same = found.keys() == self._masks.keys() and all(found[name] is self._masks[name] for name in found)
         self._masks = found

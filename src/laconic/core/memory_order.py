@@ -20,7 +20,7 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def shaped(entries: Tensor, like: Tensor) -> Tensor:
-    """View entries (n,), in the memory order of `like`, in its shape; in plain order if `like` has gaps.
+    """View entries (n,), in the memory order of `like`, in its shape; in plain order if it has gaps.
 
     >>> import torch
     >>> shaped(torch.tensor([1, 2, 3, 4]), torch.zeros(2, 2).T)

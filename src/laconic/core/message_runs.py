@@ -16,7 +16,7 @@ from laconic.core.layout import Segments
 def add_runs_(
     messages: Sequence[tuple[Tensor, Segments]], add: Callable[[list[Tensor], Segments], object]
 ) -> None:
-    """Call `add` with the wires of consecutive messages with equal segments; omit empty ones.
+    """Call `add` with the wires of consecutive nonempty messages with equal segments.
 
     A `WireError` has the number of the message among all.
     """

@@ -28,8 +28,8 @@ OF_CODECS = ("encode", "decode", "decode_add_", "nbytes", "fixed_size", "unbiase
 class Padded:
     """Selected entries that the host has not counted yet.
 
-    indices: int32, the selected ones, then padding. totals: int64 (2, s), entries of each segment that
-    reach its threshold, and selected ones. If more than `room` reach it, the indices are invalid.
+    indices: int32, the selected ones, then padding. totals: int64 (2, s), entries of each segment that reach
+    its threshold, and selected ones. The indices are invalid if more than `room` reach it.
     """
 
     indices: Tensor
@@ -40,12 +40,12 @@ class Padded:
 class Selector(Spec):
     """Choice of at most `max_count(n)` nonzero entries of x float32 (n,), by ascending position.
 
-    `replayable`: the positions depend only on (key, n), and a wire contains the 8-byte key instead.
+    `replayable`: positions depend only on (key, n), and a wire contains the 8-byte key instead.
     """
 
     replayable: ClassVar[bool] = False
 
-    if not TYPE_CHECKING:  # type checkers report missing attributes
+    if not TYPE_CHECKING:  # so that type checkers report missing attributes
 
         def __getattr__(self, name: str) -> Any:
             if name in OF_CODECS:
@@ -65,14 +65,14 @@ class Selector(Spec):
             keys: one key in 0..2^64 - 1 per segment, for random selectors.
 
         Returns:
-            Positions int32 (k,), each counted from the start of its segment; and their number in each
-            segment, int64 (s,) on the CPU.
+            Positions int32 (k,), counted from the start of their segment; and the counts per segment, int64
+            (s,) on the CPU.
         """
 
     def padded(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Padded, Tensor] | None:
         """Choose like `select_segments`, without waiting for a GPU, or return None.
 
-        Returns the entries, and the maximum count per segment, int64 (s,) on the CPU.
+        Also returns the maximum count per segment, int64 (s,) on the CPU.
         """
         return None
 
@@ -89,11 +89,11 @@ class Selector(Spec):
         return None
 
     def at(self, step: int) -> Selector:
-        """Return the selector of this step: itself, unless it follows a schedule, which ends at `warm_at`."""
+        """Return the selector of this step: itself without a schedule, which ends at `warm_at`."""
         return self
 
     def select(self, x: Tensor, key: int = 0) -> Tensor:
-        """Return the positions int32 (k,), ascending, of the chosen entries."""
+        """Return the positions int32 (k,), ascending."""
         return self.select_segments(x, Segments.whole(x.numel()), (key,))[0]
 
 
@@ -114,7 +114,7 @@ class DensitySelector(Selector):
 
 
 class IndexCoding(Spec):
-    """Coding of ascending positions as bytes. The wire does not contain counts and sizes."""
+    """Coding of ascending positions as bytes, without counts and sizes."""
 
     @abstractmethod
     def encode(self, indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
@@ -130,8 +130,7 @@ class IndexCoding(Spec):
     def decode(self, wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
         """Decode a wire of `encode` to indices int32 (k,).
 
-        Raises:
-            WireError: unless the positions ascend in their segments and fill the wire.
+        Raises `WireError` unless the positions ascend in their segments and fill the wire.
         """
 
     def positions(
@@ -141,12 +140,12 @@ class IndexCoding(Spec):
 
         Args:
             wires: uint8 (m_i,) for each message, not trusted.
-            counts: int64 (N, s), per message and segment, from 0 to the segment's size.
+            counts: int64 (N, s), at most the segment's size.
             segments: the ranges.
 
         Returns:
-            Positions int64, one message after the other; the number of padding elements between two
-            messages; and whether a message is damaged, bool () on the device: then positions are undefined.
+            Positions int64, by message; the number of padding elements between messages; and whether a
+            message is damaged, bool () on the device: then positions are undefined.
 
         Raises:
             WireError: for a damaged message, with its number, if the host detects it.

@@ -1,8 +1,8 @@
 """Spec strings: a Python call expression over registered names, read with `ast` and never evaluated.
 
-A spec is a frozen dataclass whose `repr` is the call that creates it: `parse(repr(x)) == x`. A name is
-found by its module or package (`codecs/cast.py` holds `cast`, `reducers/deft/` holds `deft` and, inside it,
-`micro`), then by the entry point `laconic.methods` of an installed package.
+A spec is a frozen dataclass whose `repr` is its call: `parse(repr(x)) == x`. A name is found by its module or
+package (`codecs/cast.py` holds `cast`, `reducers/deft/` holds `deft` and `micro`), then by the entry point
+`laconic.methods` of an installed package.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Spec(ABC):
 
     `name` is its name in a spec: by default that of its module. `examples` are spec strings for tests and
     the table of methods, by default the bare name. `paper` is the source, `status` says how the
-    implementation was checked, and `code` names the public repository that it was checked against. The
-    default `status` is for installed packages.
+    implementation was checked, and `code` names the public repository used for that. The default `status`
+    is for installed packages.
     """
 
     name: ClassVar[str]
@@ -83,7 +83,7 @@ class Spec(ABC):
 
     @property
     def warm_at(self) -> int:
-        """First step after the warm-up; 0 without one."""
+        """First step after the warm-up, or 0."""
         values = (getattr(self, field.name) for field in fields(cast(Any, self)))
         return max((value.warm_at for value in values if isinstance(value, Spec)), default=0)
 
@@ -112,7 +112,7 @@ def parse(text: str) -> Any:
     sparse(topk(density=0.01), indices=golomb())
 
     Args:
-        text: A call over registered names with literal arguments; a bare name is a call without arguments.
+        text: A call over registered names with literal arguments, or a bare name.
 
     Returns:
         A codec, selector, reducer, method, strategy, topology or other registered object.
@@ -222,7 +222,7 @@ def signature_text(make: Callable[..., Any]) -> str:
 
 
 def find(name: str) -> Callable[..., Any]:
-    """Return the class or `Maker` of a registered name. Raises `SpecError`, with near matches, if unknown."""
+    """Return the class or `Maker` of a registered name. Raises `SpecError`, with near matches."""
     home = modules().get(name)
     own = None if home is None else own_maker(importlib.import_module(home), name)
     if own is not None:
@@ -247,7 +247,6 @@ def names() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def modules() -> dict[str, str]:
-    """Return the path of every module in the packages of specs, by last name, without importing it."""
     homes: dict[str, str] = {}
     for room in (*ROOMS, *LIBRARIES):
         top, *below = room.split(".")
@@ -266,9 +265,8 @@ def _inside(package: str, folder: str) -> list[tuple[str, bool]]:
 
 
 def own_maker(module: ModuleType, name: str) -> Callable[..., Any] | None:
-    """Return the module's spec class or `Maker` of this `name`, or None."""
     for value in vars(module).values():
-        # its module first: in Python 3.10 `list[int]` is an instance of `type`, and issubclass refuses it
+        # its module first: in Python 3.10 issubclass refuses `list[int]`, an instance of `type`
         own = isinstance(value, type) and value.__module__ == module.__name__ and issubclass(value, Spec)
         if own and value.name == name and not inspect.isabstract(value):
             return cast("Callable[..., Any]", value)

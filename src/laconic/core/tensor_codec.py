@@ -18,32 +18,19 @@ from laconic.core.layout import Segments
 class TensorCodec(Codec):
     """Codec of one tensor at a time. A kernel for many tensors belongs in a `Codec`.
 
-    A message is the concatenation of the tensors' wires. If there are several of varying size, it starts
-    with their lengths uint32 (s,).
+    A message is the concatenation of the tensors' wires, after their lengths uint32 (s,) if several have
+    varying size.
     """
 
     @abstractmethod
     def encode_tensor(self, x: Tensor, key: int) -> Tensor:
-        """Encode one tensor. Equal keys give equal bytes.
-
-        Args:
-            x: float32 (n,), contiguous and finite. Do not modify it.
-            key: an integer in 0..2^64 - 1, the only source of randomness.
-
-        Returns:
-            The wire, uint8 (m,) with m = `nbytes(n)` if `fixed_size`, else m <= `nbytes(n)`.
-        """
+        """Encode one tensor, as in `encode`. `key` is the only source of randomness; do not modify x."""
 
     @abstractmethod
     def decode_tensor(self, wire: Tensor, n: int) -> Tensor:
-        """Decode one tensor to values (n,), of any dtype.
+        """Decode one tensor, as in `decode`, to values (n,) of any dtype.
 
-        Args:
-            wire: uint8 (m,), not trusted; m = `nbytes(n)` if `fixed_size`. A copy aligned for any dtype.
-            n: the number of encoded elements.
-
-        Raises:
-            WireError: for bytes that no encoder can have produced.
+        `wire` is a copy aligned for any dtype, with `nbytes(n)` bytes if `fixed_size`.
         """
 
     def message_nbytes(self, segments: Segments) -> int:

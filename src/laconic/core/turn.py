@@ -1,6 +1,6 @@
 """The current step and its random keys: 64-bit integers from (seed, step, tensor name, rank or "common").
 
-There is no generator state: a resumed run draws the same bits, even if DDP has regrouped its buckets.
+Without generator state a resumed run draws the same bits, even if DDP has regrouped its buckets.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Turn:
     seed: int = 0
 
     def own(self, name: str) -> int:
-        """Return a key of this rank: stochastic rounding, sampling."""
+        """Return a key of this rank."""
         return mix(self.seed, self.step, name_key(name), self.rank)
 
     def own_keys(self, names: tuple[str, ...]) -> list[int]:
@@ -67,5 +67,5 @@ class Turn:
         return keys
 
     def common(self, name: str) -> int:
-        """Return a key of all ranks: random-k, leaders, rotations."""
+        """Return a key of all ranks."""
         return mix(self.seed, self.step, name_key(name), COMMON)

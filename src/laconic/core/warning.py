@@ -11,7 +11,7 @@ BETWEEN = ("laconic", "torch", "contextlib", "functools")
 def warn(message: str) -> None:
     """Warn at the innermost line outside of Laconic and torch.
 
-    A fixed `warnings.warn(stacklevel=...)` would fail: decorators, hooks and torch add frames.
+    A fixed `stacklevel` would fail: decorators, hooks and torch add frames.
     """
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in BETWEEN:

@@ -1,7 +1,7 @@
 """Batch augmentation: several independent augmentations of each example in one step.
 
 Hoffer et al. 2020, arXiv:1901.09335: batches with M copies of B examples take as many steps as batches of B,
-at the same learning rate, and generalise better. Across ranks, groups of M ranks read the same examples.
+at the same learning rate, and generalise better.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def batch_augmentation(
     """Return a loader like this one, with `copies` independent augmentations of each example.
 
     Pass the loader that one process would use: it distributes examples to ranks itself. Order and
-    augmentation are functions of (seed, epoch, index, copy), for any number of workers. Each iteration is the
-    next epoch; a resumed run first calls `loader.batch_sampler.set_epoch(epoch, start=step)`. Examples that
-    do not fill a step on all ranks are dropped.
+    augmentation depend only on (seed, epoch, index, copy). Each iteration is the next epoch; a resumed run
+    first calls `loader.batch_sampler.set_epoch(epoch, start=step)`. Examples that do not fill a step on all
+    ranks are dropped.
 
     Args:
         source: A DataLoader with a `batch_size`, the number of distinct examples per rank and step; or a

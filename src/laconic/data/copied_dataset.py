@@ -17,7 +17,7 @@ Augment = Callable[[Any, torch.Generator], Any]
 
 
 class CopiedDataset(Dataset[Any]):
-    """Wrapper of `dataset` for a `CopiesSampler`: items are functions of (index, key), in any process.
+    """Wrapper of `dataset` for a `CopiesSampler`: items are functions of (index, key).
 
     Args:
         dataset: Data set with items by index.
@@ -56,7 +56,7 @@ class CopiedDataset(Dataset[Any]):
 
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
-    """Seed torch's CPU generator, Python's and NumPy's inside the context, and restore them after it.
+    """Seed torch's CPU generator, Python's and NumPy's, and restore them at the end.
 
     >>> with seeded(1):
     ...     first = torch.rand(1), random.random(), np.random.rand()
@@ -66,7 +66,7 @@ def seeded(key: int) -> Iterator[None]:
     """
     before = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(key >> 1)  # torch.manual_seed would seed all devices, permanently
+        torch.default_generator.manual_seed(key >> 1)  # torch.manual_seed would seed all devices, for good
         random.seed(key)
         np.random.seed(key & 0xFFFFFFFF)
         try:

@@ -1,8 +1,8 @@
 """Sampler of examples and copies.
 
-Draws are pure functions of (seed, epoch, index, copy), and of the visit if a sampler repeats an example.
-Across ranks, ranks g * copies to (g + 1) * copies - 1 use the same examples. In a batch, all examples of copy
-0 come first: ghost BatchNorm needs distinct examples per chunk.
+Draws depend only on (seed, epoch, index, copy), and on the visit if a sampler repeats an example. Ranks
+g * copies to (g + 1) * copies - 1 share examples. In a batch, all examples of copy 0 come first: ghost
+BatchNorm needs distinct examples per chunk.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Reading:
 class CopiesSampler(Sampler[list[Draw]]):
     """Batches of draws for one rank; each iteration is the next epoch.
 
-    `set_epoch(epoch, start)` continues at any step with the same draws, without saved state. Examples that do
-    not fill a step on all ranks are dropped, different ones in each epoch.
+    `set_epoch(epoch, start)` continues at any step without saved state. Examples that do not fill a step on
+    all ranks are dropped, different ones in each epoch.
 
     Args:
         source: Number of examples, which are shuffled; or a sampler of them, equal on all ranks.
@@ -113,10 +113,10 @@ class CopiesSampler(Sampler[list[Draw]]):
 
     @property
     def batch_size(self) -> int:
-        """Inputs in a batch of this rank.
+        """Inputs in a batch of this rank; `SpecError` with several ranks.
 
         Trainers such as Accelerate read it before they distribute batches again, after which ranks would not
-        share examples: with several ranks it raises `SpecError`.
+        share examples.
         """
         if self._size > 1:
             raise SpecError(

@@ -1,4 +1,4 @@
-"""Random draws in integer arithmetic: equal in every process, on every machine, in every release.
+"""Random draws in integer arithmetic, equal on every machine and in every release.
 
 Number i of a key is the i-th output of SplitMix64 (Steele et al. 2014) from the key.
 """

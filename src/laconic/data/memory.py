@@ -1,4 +1,4 @@
-"""Memory with one row of bytes per sample, in RAM."""
+"""Memory with one row of bytes per sample."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ class Memory(ABC):
         return hashed.hexdigest()
 
     def rows(self, seen: Tensor) -> Tensor:
-        """Return a copy of the seen rows, uint8 (k, nbytes)."""
         samples = seen.nonzero().flatten().tolist()
         out = torch.empty(len(samples), self.nbytes, dtype=torch.uint8, device="cpu")
         for row, sample in zip(out, samples, strict=True):
@@ -89,7 +88,7 @@ def free_ram() -> int:
 
 
 def check_size(what: str, samples: int, nbytes: int, taken: int, most: int, place: str) -> None:
-    """Raise `StateError`, with the size that is needed, if another buffer exceeds the limit.
+    """Raise `StateError`, with the needed size, if another buffer exceeds the limit.
 
     >>> check_size("0>1:0", 1000, 4096, taken=0, most=1_000_000, place="most_bytes")
     Traceback (most recent call last):

@@ -21,11 +21,8 @@ class OnDisk(Memory):
     """File of `samples * nbytes` bytes, allocated at once and deleted when closed.
 
     The file is `path`, or `path.1`, `path.2`, ... if another process holds its lock; the file of a killed run
-    is reused.
-
-    Rows of the current and the next mini-batch are in RAM. One thread reads ahead and writes, in the order of
-    the calls. It does not map memory: a full disk raises `OSError` instead of killing the process with
-    SIGBUS.
+    is reused. Rows of the current and the next mini-batch are in RAM. One thread reads ahead and writes, in
+    the order of the calls. A full disk raises `OSError`, where mapped memory would die of SIGBUS.
 
     Raises:
         OSError, StateError: The disk is too small.
@@ -41,8 +38,8 @@ class OnDisk(Memory):
             self.path.unlink()
             os.close(self._file)
             raise
-        self._rows: dict[int, Tensor] = {}  # sample -> row in RAM
-        self._late: dict[int, int] = {}  # pending writes
+        self._rows: dict[int, Tensor] = {}  # by sample, in RAM
+        self._late: dict[int, int] = {}
         self._wanted: frozenset[int] = frozenset()
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="laconic-rows")
@@ -114,7 +111,6 @@ class OnDisk(Memory):
 
 
 def _own(path: Path) -> tuple[int, Path]:
-    """Open and lock the first free file."""
     place, turn = path, 0
     while True:
         file = os.open(place, os.O_RDWR | os.O_CREAT, 0o600)

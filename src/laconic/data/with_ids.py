@@ -31,10 +31,8 @@ class WithIds(Dataset[tuple[Any, ...]]):
 def with_ids(dataset: MapStyle) -> WithIds:
     """Return the dataset with the index of each item in front: ids for `laconic.pipeline`.
 
-    A `DataLoader` returns a batch's ids as int64 (batch,).
-
-    Raises:
-        TypeError: The dataset has no length or no items by index.
+    A `DataLoader` returns a batch's ids as int64 (batch,). Raises `TypeError` if the dataset has no length or
+    no items by index.
 
     >>> with_ids([("a", 0), ("b", 1)])[1]
     (1, 'b', 1)

@@ -129,7 +129,7 @@ def new_slot(model: DistributedDataParallel) -> Slot:
 
 
 def parameter_names(model: DistributedDataParallel) -> dict[Tensor, str]:
-    """Return each exchanged parameter with its name; those frozen after DDP was built stay in its buckets."""
+    """Return exchanged parameters with names; those frozen after DDP was built stay in its buckets."""
     module, ignored = model.module, set(getattr(model, "parameters_to_ignore", ()))
     every = {each: name for name, each in module.named_parameters() if name not in ignored}
     held = {each for each in every if each.requires_grad}

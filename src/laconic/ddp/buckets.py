@@ -136,10 +136,7 @@ class Buckets:
             raise PeerError(f"rank {self.exchange.comm.rank}: the exchange has failed: {self.failure}")
 
     def before_step(self, optimiser: OptimiserView, step: int) -> None:
-        """Prepare this optimiser's gradients.
-
-        Unused parameters get the mean of the residuals, masters the mean before rounding.
-        """
+        """Give unused parameters the mean of the residuals, masters the mean before rounding."""
         assert isinstance(optimiser, OptimiserHooks)
         if self.unused_parameters is not None:
             self.unused_parameters.give(optimiser, self._scale)
@@ -208,7 +205,6 @@ class Buckets:
         return buffer
 
     def _note(self, buffer: Tensor, flat: Tensor, layout: Layout, scale: float, step: int) -> None:
-        """Store a bucket's means: float32 in `flat`, DDP's dtype in `buffer`."""
         owned = self.exchange.momentum.names(step)
         self._watch.note(flat, layout, owned, scale, self._scaler is None and self._compresses)
         for entry in layout if self._keep_means else ():
@@ -217,9 +213,9 @@ class Buckets:
 
 
 class Slot:
-    """Queue of one DDP's buckets, if it is compressed. DDP accepts one hook, and so one slot, for life.
+    """Queue of one DDP's buckets, if it is compressed. DDP accepts one hook, so the slot stays for life.
 
-    A copy is empty and uses the default group: a copied model is a plain DDP.
+    A copied model has an empty one: it is a plain DDP.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -236,8 +232,8 @@ class Slot:
     def mean(self, buffer: Tensor) -> Answer:
         """Return a Future of DDP's own mean.
 
-        Our own thread waits for it: a callback of the work's future runs in gloo's thread, which may ask for
-        the GIL after Python has ended.
+        Our own thread waits: a callback of the work's future runs in gloo's thread, which may ask for the GIL
+        after Python has ended.
         """
         buffer.div_(dist.get_world_size(self.group))
         work = dist.all_reduce(buffer, group=self.group, async_op=True)
@@ -266,7 +262,6 @@ def hook(slot: Slot, bucket: GradBucket) -> torch.futures.Future[Tensor]:
 
 
 def compresses(method: Method) -> bool:
-    """Return whether a method does more than sum, and so needs the scaler."""
     return any(
         not isinstance(route.reducer, Sum) or route.rule is not None or route.feedback.keeps_unsent
         for route in method.routes

@@ -64,7 +64,7 @@ def compress(
     seed: int = 0,
     parameters: Any = None,
 ) -> Handle | ShardedHandle:
-    """Exchange this model's gradients by the method `spec`; the rest of the script does not change.
+    """Exchange this model's gradients by the method `spec`.
 
     All ranks of the model's group must call it. The exchange lasts as long as the model, or until `remove()`.
     Copies of the model are not compressed.
@@ -81,10 +81,10 @@ def compress(
 
     Args:
         model: A `DistributedDataParallel`, or a module that wraps one, as `torch.compile` and Fabric do; or a
-            model under `fully_shard`, for methods such as "cgx(bits=4)". If its shards have replicas (HSDP),
-            the method runs between replicas.
-        optimizer: The optimiser, or several with disjoint parameters. Parameters outside the model, such as a
-            loss's, are not exchanged. Wrappers of Accelerate, Fabric, Lightning and torchft are unwrapped.
+            model under `fully_shard`, for methods such as "cgx(bits=4)"; with HSDP, they run between
+            replicas.
+        optimizer: The optimiser, or several with disjoint parameters. Parameters outside the model are not
+            exchanged. Wrappers of Accelerate, Fabric, Lightning and torchft are unwrapped.
         spec: A string such as "dgc(density=0.001)", or an object from `laconic.parse`; equal on all ranks.
         scaler: The GradScaler in use, since memory is unscaled; not with `fully_shard`. None: that of a
             wrapped optimiser, if any.
@@ -138,7 +138,6 @@ def way_out(model: Any) -> str:
 
 
 def inside(model: Any) -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel in this model, or None."""
     if isinstance(model, DistributedDataParallel):
         if any(kind.__module__.split(".")[0] == "torchft" for kind in type(model).__mro__):
             raise AttachError(

@@ -19,8 +19,8 @@ from laconic.core.layout import Entry, Layout
 from laconic.core.warning import warn
 
 TOLERANCE = 0.02  # relative, above the rounding error of bfloat16
-LOOKS = 16  # tensors checked only for a scaler
-LEAST_POWER = 7  # scalers divide by 2^7 or more; gradient accumulation, by less
+LOOKS = 16  # tensors checked for a scaler
+LEAST_POWER = 7  # scalers divide by at least 2^7; gradient accumulation, by less
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,7 @@ class Noted:
 class GradientWatch:
     """Comparison of one mean per bucket after the exchange and before the step; warns once.
 
-    A GPU's magnitudes are read in the next exchange, in one copy. `release`: leaves momentum to the
-    optimiser.
+    A GPU's magnitudes are read in the next exchange. `release`: leaves momentum to the optimiser.
     """
 
     def __init__(self, release: Callable[[str, str | None, float], None]) -> None:
@@ -129,8 +128,8 @@ class GradientWatch:
 class LostGradientCheck:
     """Warning about gradients that were exchanged, then dropped by zero_grad() without a step.
 
-    Their unsent share is sent later, as from a GAN's generator to its discriminator. The check precedes the
-    next gradient: only then do dropped gradients differ from accumulated ones.
+    Their unsent share is sent later. Checks before the next gradient: only then do dropped gradients differ
+    from accumulated ones.
     """
 
     def __init__(self, parameters: Iterable[Tensor], method: str) -> None:

@@ -33,8 +33,8 @@ from laconic.exchange.stats import Stats
 class Handle(Joinable):
     """A compressed model on one rank: statistics, state and removal. `laconic.compress` returns it.
 
-    It may follow its model in torch's `Join`, `with Join([model, handle])`, and must if the method exchanges
-    inside `optimizer.step()`: a rank without further inputs then takes these steps too.
+    It may follow its model in torch's `with Join([model, handle])`, and must if the method exchanges inside
+    `optimizer.step()`: a rank without further inputs then takes these steps too.
     """
 
     saved_by_each: ClassVar[bool] = False  # rank 0 may gather all memory
@@ -102,7 +102,7 @@ class Handle(Joinable):
         }
 
     def stats(self) -> Stats:
-        """Return this rank's bytes and seconds since the start; see `laconic.exchange.stats.Stats`."""
+        """Return this rank's bytes and seconds since the start."""
         return self.exchange.stats(self.buckets.per_step)
 
     @overload
@@ -120,7 +120,7 @@ class Handle(Joinable):
                 `register_for_checkpointing` always gathers.
 
         Returns:
-            Numbers, strings and tensors, which load under `torch.load(weights_only=True)`.
+            Values that load under `torch.load(weights_only=True)`.
 
         Raises:
             PeerError: On every rank: with `gather`, a rank continued without this call.
@@ -156,9 +156,8 @@ class Handle(Joinable):
     def discard(self) -> None:
         """Clear all residuals, so that no earlier gradient affects a later step. Call it on every rank.
 
-        Use it after zero_grad() without step(), as unsent gradients are sent later. It also clears momentum
-        applied before the exchange. For gradients that are never used, as of a GAN's generator, use
-        `model.no_sync()`.
+        Use it after zero_grad() without step(), as unsent gradients are sent later. It also clears local
+        momentum. For gradients that are never used, use `model.no_sync()`.
         """
         self.exchange.discard()
         self.buckets.discard()
@@ -170,10 +169,9 @@ class Handle(Joinable):
         self.exchange.rules.finish()
 
     def remove(self) -> None:
-        """Restore DDP's own all-reduce. The model can be compressed again.
+        """Restore DDP's own all-reduce. Call it on every rank, between steps.
 
-        Call it on every rank, between steps. Residuals, and momentum applied before the exchange, are
-        dropped.
+        Residuals and local momentum are dropped. The model can be compressed again.
         """
         try:
             if self.buckets.failure is None:
@@ -197,7 +195,6 @@ class Handle(Joinable):
         self.exchange.checks.clear()
 
     def when_removed(self, *callbacks: Callable[[], None]) -> None:
-        """Call `callbacks` once at the end of `remove`, before earlier ones."""
         self._detach = (*callbacks, *self._detach)
 
     def join_hook(self, **kwargs: Any) -> JoinHook:

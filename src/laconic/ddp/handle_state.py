@@ -34,7 +34,6 @@ class HandleState:
         return RankState(**identity, step=self._exchange.step, tensors=label(tensors, identity["rank"]))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load this rank's part. Raises `StateError`, with nothing changed."""
         comm = self._exchange.comm
         check_has(state, ())
         state = own_part(state, comm.rank, comm.size)

@@ -1,7 +1,7 @@
 """Hooks around an optimiser's `step`, and a view of its parameter groups.
 
-Before `step` the method's rules update their tensors and hide them from the optimiser. Groups are never
-rewritten, so schedulers work.
+Before `step` the method's rules update their tensors and hide them. Groups are never rewritten, so schedulers
+work.
 """
 
 from __future__ import annotations
@@ -187,8 +187,6 @@ class OptimiserHooks:
 
 
 class Optimisers:
-    """Optimisers of one model."""
-
     def __init__(
         self, optimizer: Optimizer | Sequence[Optimizer], names: Mapping[Tensor, str], rules: Sequence[Rule]
     ) -> None:

@@ -1,8 +1,8 @@
 """Steps of a rank without further inputs, for methods that exchange in `optimizer.step()`.
 
 `torch.distributed.algorithms.Join` continues only DDP's collectives, so the handle takes each step of the
-other ranks too, with the mean from DDP's hook, or a zero gradient if gradients stay local. At the end every
-rank copies the last one with inputs, as schedules and clipping continued only there.
+other ranks too, with the mean from DDP's hook, or zero for local gradients. At the end every rank copies the
+last one with inputs, as schedules and clipping continued only there.
 """
 
 from __future__ import annotations

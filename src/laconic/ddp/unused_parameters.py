@@ -1,8 +1,8 @@
 """Parameters without a gradient on any rank in a backward pass (find_unused_parameters).
 
 DDP exchanges their residuals, but does not write the mean to their gradients. With one optimiser the mean
-becomes their gradient at the end of backward; with several, as for a GAN, or with master weights, it waits
-until theirs steps.
+becomes their gradient at the end of backward; with several, or with master weights, it waits until theirs
+steps.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ class Mean:
 
 
 class Trainer(Protocol):
-    """Hooks of an optimiser."""
-
     def trains(self, name: str) -> bool:
         """Return whether it steps this parameter."""
 

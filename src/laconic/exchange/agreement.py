@@ -1,7 +1,4 @@
-"""Agreement of all ranks before they attach or load something.
-
-If fingerprints differ, or one rank has an error, every rank raises, and none waits for a failed rank.
-"""
+"""Agreement of all ranks before they attach or load something: one failure raises on every rank."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from laconic.core.errors import AttachError, StateError
 
 QUOTES = " says: "  # the launcher then waits for rank 1's own message
 
-Fingerprint = Mapping[str, str]  # by name, for errors
+Fingerprint = Mapping[str, str]
 
 
 class Attachable(Protocol):
@@ -25,20 +22,17 @@ class Attachable(Protocol):
         """Settings that must be equal on all ranks."""
 
     def remove(self) -> None:
-        """Detach completely."""
+        """Detach."""
 
 
 T = TypeVar("T", bound=Attachable)
 
 
 def built_by_all(comm: Comm, build: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-    """Return the result of `build` on this rank, if every rank builds the same.
+    """Return the result of `build`, if every rank builds the same.
 
-    Args:
-        undo: Removes it on this rank alone: other ranks may have built none. Default: its `remove`.
-
-    Raises:
-        AttachError: On every rank, with nothing attached, if the ranks differ or `build` failed on one.
+    Raises `AttachError` on every rank, with nothing attached, if the ranks differ or `build` failed on one.
+    `undo` removes it on this rank alone, by default its `remove`.
     """
     built: list[T] = []
 
@@ -58,8 +52,7 @@ def built_by_all(comm: Comm, build: Callable[[], T], undo: Callable[[T], object]
 def agree(comm: Comm, describe: Callable[[], Fingerprint]) -> Fingerprint:
     """Return the fingerprint from `describe`.
 
-    Raises:
-        AttachError: On every rank, if fingerprints differ or `describe` failed on one.
+    Raises `AttachError` on every rank if fingerprints differ or `describe` failed on one.
     """
     mine: Fingerprint = {}
     error: Exception | None = None

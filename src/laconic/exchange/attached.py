@@ -1,8 +1,8 @@
 """Attached: a method in use on a model and a group.
 
 It replaces a flat bucket by the mean: correct -> reduce -> settle, route by route. If a gradient or a mean
-is not finite, all ranks skip the step: the bucket gets NaN, every memory is bit-identical to its value
-before the step, and the optimiser refuses the step.
+is not finite, all ranks skip the step: the bucket gets NaN, every memory is restored bit for bit, and the
+optimiser refuses the step.
 """
 
 from __future__ import annotations
@@ -48,13 +48,7 @@ from laconic.exchange.stopwatch import Seconds, Stopwatch
 
 @outside_inference_mode("discard", "state_dict", "load_state_dict")
 class Attached:
-    """Method in use; all ranks create one.
-
-    Args:
-        seconds: Clock to add to; by default a new one.
-        parameters: Parameters that may have masks, by name.
-        exchanging: Context around each exchange, which takes its name.
-    """
+    """Method in use; all ranks create one. `exchanging`: context around each exchange, by its name."""
 
     def __init__(
         self,
@@ -86,7 +80,7 @@ class Attached:
         self._exchanging = exchanging
         self.remembers = any(route.memories for route in self._routes)
         self._changed: list[tuple[BoundRoute, Layout]] = []
-        self._unwritten: list[Bucket] = []  # their means are written at the end
+        self._unwritten: list[Bucket] = []
         context = RuleContext(comm, seed, self.seconds)
         self.rules = BoundRules(method, layout, optimisers, context, parameters or {}, exchanging)
         optimisers.before_steps(self.before_step)
@@ -104,14 +98,13 @@ class Attached:
 
     def _reset(self) -> None:
         self.skip_reason = None
-        self._put_back()  # after an error
+        self._put_back()
         self._unwritten.clear()
         self.noise.begin()
         if self._clip is not None:
             self._clip.begin()
 
     def end(self) -> None:
-        """End a backward pass, and write the means that waited for it."""
         began = time.perf_counter()
         for route, part in self._changed:
             route.accept(part)
@@ -131,8 +124,8 @@ class Attached:
     def mean_(self, bucket: Tensor, layout: Layout, scale: float = 1.0, *, wait: bool = False) -> bool:
         """Replace bucket float32 (n,) by the group's mean; by NaN, and return False, in a skipped step.
 
-        Gradients are multiplied by 1 / `scale` before feedback and clipping, the mean by `scale`. `wait`:
-        write it in `end()`; until then the bucket can hold old values.
+        Gradients are divided by `scale` before feedback and clipping, the mean is multiplied by it. `wait`:
+        write it in `end()`.
         """
         watch = Stopwatch(self.seconds, self.comm, bucket.device, self.step)
         try:
@@ -140,7 +133,7 @@ class Attached:
                 if self.skip_reason is None:
                     self._mean_(bucket, layout, scale, wait=wait)
         except BaseException:
-            self._put_back()  # at once: a script may reuse the buckets, which hold the old values
+            self._put_back()  # at once: a script may reuse the buckets
             raise
         if self.skip_reason is not None:
             bucket.fill_(torch.nan)
@@ -186,11 +179,7 @@ class Attached:
     def _reduce(
         self, parts: Parts, inputs: Sequence[Tensor | None], bucket: Bucket, suspect: str | None
     ) -> list[Sent]:
-        """Reduce each route in place, and return its sent share; fewer if the step is skipped.
-
-        The shares are passed to the feedback once all flags were read. `suspect`: the tensor known to be
-        not finite.
-        """
+        """Reduce each route in place, and return its sent share; fewer if the step is skipped."""
         ends, shares = [], []
         for (route, part), x in zip(parts, inputs, strict=True):
             with self.comm.phase(route.name):
@@ -223,10 +212,7 @@ class Attached:
         return mean
 
     def cancel(self, reason: str) -> None:
-        """Skip this step and restore every memory of this rank. All ranks call it in the same step.
-
-        `reason`: the bad tensor.
-        """
+        """Skip this step, for the bad tensor `reason`. All ranks call it in the same step."""
         self.skip_reason = reason
         self._put_back()
 
@@ -236,7 +222,7 @@ class Attached:
         self._changed.clear()
 
     def before_step(self, optimiser: OptimiserView) -> list[str]:
-        """Act before an optimiser's step; return tensors updated already. Raises if the step is skipped."""
+        """Act before an optimiser's step; return tensors updated already."""
         for check in self.checks:
             check()
         if self.skip_reason is not None:
@@ -264,11 +250,11 @@ class Attached:
             route.discard()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the memory of this rank: "<part>/<kind>/<tensor name>" to a tensor."""
+        """Return this rank's memory: "<part>/<kind>/<tensor name>" to a tensor."""
         return self._memory() | self.momentum.state_dict() | self.rules.state_dict()
 
     def _memory(self) -> dict[str, Tensor]:
-        self._put_back()  # after an error
+        self._put_back()
         norms = {} if self._clip is None else self._clip.state_dict()
         states = enumerate(route.state_dict() for route in self._routes)
         return norms | {f"route{i}/{key}": value for i, state in states for key, value in state.items()}
@@ -280,7 +266,7 @@ class Attached:
         check_shapes(own, without(("rule", "momentum/"), state), "method")
 
     def load_state_dict(self, state: Mapping[str, Tensor], step: int) -> None:
-        """Restore memory and step count. Raises `StateError`, with nothing changed, if a tensor differs."""
+        """Restore memory and step count. Raises `StateError`, with nothing changed, for a wrong tensor."""
         self.check_state(state)
         self.momentum.follow(state)
         state = adapted(state, self._memory(), self.momentum.settings, rules=bool(self.method.rules))

@@ -16,12 +16,7 @@ from laconic.exchange.state import under
 
 
 class BoundRules:
-    """Each rule, bound to every optimiser and the tensors that it may step.
-
-    Args:
-        parameters: Parameters that may have masks, by name.
-        exchanging: Context around each rule's step.
-    """
+    """Each rule, bound to every optimiser and the tensors that it may step."""
 
     def __init__(
         self,
@@ -61,13 +56,11 @@ class BoundRules:
         return updated
 
     def finish(self) -> None:
-        """Make replicas equal. Call it on all ranks."""
         with self._optimisers.on_masters():
             for rule in self._apart:
                 rule.close()
 
     def close(self) -> None:
-        """Make replicas equal before the rules are removed. Call it on all ranks."""
         with self._optimisers.on_masters():
             for rule in self:
                 rule.close()
@@ -85,7 +78,7 @@ class BoundRules:
             rule.load_state_dict(under(f"rule{i}/", state))
 
     def follow_masks(self) -> None:
-        """Clear the rules' state of masked entries. Raises `AttachError` if a rule cannot follow masks."""
+        """Clear masked entries of the rules' state. Raises `AttachError` if a rule cannot follow masks."""
         masks = self._masks.changed()
         if self._masks.present and any(rule.exchanges_in_step for rule in self._method.rules):
             raise AttachError(

@@ -8,8 +8,8 @@ The norm of the tensors still missing is estimated from the last step, scaled by
              (s + rest') / (s' + rest')    otherwise: a small part predicts the rest poorly
     g = g * min(1, limit / |g|)
 
-That is exact for the last bucket, and for all but small ones if only the gradient's length has changed. In
-the first step it is the norm of the tensors so far.
+This is exact for the last bucket, and for all but small ones if only the gradient's length has changed.
+The first step ignores the missing tensors.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ from laconic.core.layout import Layout
 from laconic.feedback import Feedback
 
 KIND = "clip"
-MIN_SHARE = 0.01  # see `growth` above
+MIN_SHARE = 0.01
 
 
 class Clip:
-    """Squared norms of gradients by tensor; the smallest limit of `feedbacks` applies."""
-
     def __init__(self, feedbacks: Sequence[Feedback], layout: Layout, size: int) -> None:
         self._feedbacks, self._size = feedbacks, size
         self._before = dict.fromkeys(layout.names, 0.0)  # of the last step not skipped
@@ -44,7 +42,6 @@ class Clip:
         self._now.clear()
 
     def factor(self, grad: Tensor, layout: Layout, scale: float, step: int) -> float:
-        """Return the factor that clips scale * grad."""
         if len(layout):
             norms = torch._foreach_norm(layout.segments.views(grad), dtype=torch.float64)
             squares = (torch.stack(norms) * scale).square().tolist()

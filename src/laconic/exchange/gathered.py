@@ -25,7 +25,7 @@ class GatheredState(TypedDict):
 def gather_states(state: RankState, comm: Comm) -> GatheredState:
     """Gather every rank's state on rank 0, in host memory. Call it on all ranks.
 
-    Wire: each rank sends 8 bytes of length and its state in `torch.save` format.
+    Wire: 8 bytes of length and the state in `torch.save` format.
     """
     return GatheredState(format=FORMAT, ranks=gathered(state, comm))
 
@@ -37,9 +37,9 @@ def same_states(state: RankState, comm: Comm) -> GatheredState:
 
 
 def gathered(value: Any, comm: Comm) -> list[Any]:
-    """Gather every rank's value on rank 0, in rank order and host memory; [] on the other ranks.
+    """Gather every rank's value on rank 0, in rank order and host memory; [] elsewhere. Call it on all ranks.
 
-    Call it on all ranks. `torch.load(weights_only=True)` must be able to read the value.
+    `torch.load(weights_only=True)` must be able to read the value.
     """
     file = io.BytesIO()
     torch.save(value, file)
@@ -56,7 +56,7 @@ def gathered(value: Any, comm: Comm) -> list[Any]:
 
 
 def own_part(state: Mapping[str, Any], rank: int, size: int) -> Mapping[str, Any]:
-    """Return this rank's part of gathered states, or `state`. Raises `StateError` for a different size."""
+    """Return this rank's part of gathered states, or `state`. Raises `StateError` for another size."""
     if "ranks" not in state:
         return state
     states = state["ranks"]

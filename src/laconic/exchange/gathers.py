@@ -1,7 +1,7 @@
 """Warnings about gathers that send more than a dense all-reduce.
 
-They send N - 1 messages, the all-reduce 2(N-1)/N of the gradient: a message of m bits per element is worth
-gathering among fewer than 64 / m ranks.
+A gather sends N - 1 messages, the all-reduce 2(N-1)/N of the gradient: m bits per element are worth gathering
+among fewer than 64 / m ranks.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ def warn_of_gathers(method: Method, layout: Layout, size: int) -> None:
 
 
 def expensive_gathers(method: Method, layout: Layout, size: int) -> Iterator[str]:
-    """Yield a text for each gather in which a rank sends more bytes than in a dense all-reduce.
+    """Yield a text for each gather in which a rank sends more than in a dense all-reduce.
 
-    `two_level` is compared level by level, `masked` with all entries in use. Lengths that depend on the
-    scale, as with `threshold`, are ignored.
+    `two_level` is compared level by level, `masked` with all entries in use.
     """
     for route, part in zip(method.routes, method.assign(layout), strict=True):
         for each in route.reducer.gathers(size):

@@ -15,10 +15,8 @@ from laconic.reducers.sum import Sum
 def limited(method: Method, layout: Layout, optimisers: OptimiserSide) -> Method:
     """Return the method with each rule's route limited to tensors that the rule can step.
 
-    Others take the next route, or are summed. Tensors without an optimiser stay in their route.
-
-    Raises:
-        AttachError: A rule can step none of its tensors.
+    Others take the next route, or are summed. Tensors without an optimiser stay in their route. Raises
+    `AttachError` if a rule can step none of its tensors.
     """
     parts = []
     for route, part in zip(method.routes, method.assign(layout), strict=True):

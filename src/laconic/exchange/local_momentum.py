@@ -1,13 +1,11 @@
 """LocalMomentum: the tensors whose momentum is applied before the exchange, and the steps that apply them.
 
 Momentum is local if the feedback asks for it and the tensor's optimiser is an SGD whose momentum can be
-handed over; all ranks decide equally, at attachment. A reducer such as `autotune` may apply it in some
-steps only.
+handed over. A reducer such as `autotune` may apply it in some steps only.
 
-Scripts may change gradients between backward pass and step, as by clipping, or sum two exchanged passes.
-Neither suits velocities, so the next step applies those that were sent, and then momentum is the optimiser's
-for good. Each rank adds the rest of its velocity to its residual. If changed gradients are smaller, so is
-that rest, by the ratio of the one tensor per bucket that is compared.
+Velocities do not suit scripts that change gradients before the step, as by clipping, or sum two exchanged
+passes. The next step then applies those that were sent; later momentum is the optimiser's. Each rank adds the
+rest of its velocity to its residual; smaller gradients reduce it, by the ratio of one tensor per bucket.
 """
 
 from __future__ import annotations
@@ -40,18 +38,13 @@ KEPT = "kept"  # key of a state whose momentum goes back after the next step
 
 
 class LocalMomentum:
-    """Momentum that an exchange applies on this rank.
-
-    `bound`: the working feedbacks and reducers of the routes.
-    """
-
     def __init__(self, routes: Sequence[tuple[Route, Layout]], optimisers: OptimiserSide, comm: Comm) -> None:
         self.bound: Sequence[tuple[BoundFeedback, BoundReducer]] = ()
         self._optimisers = optimisers
         self._comm = comm
         self._layouts = {entry.name: entry for _, part in routes for entry in part}
         self._wanting: list[tuple[float, frozenset[str]]] = []  # first steps, with their local tensors
-        self._able: list[bool] = []  # whether each route's reducer may apply momentum
+        self._able: list[bool] = []  # by route: whether its reducer may apply momentum
         self._idle: set[str] = set()  # tensors without momentum so far
         reasons: dict[str, list[str]] = {}
         self._made_for_it = any(
@@ -71,15 +64,15 @@ class LocalMomentum:
                 if reason:
                     reasons.setdefault(reason, []).append(name)
             self._wanting.append((route.feedback.dense_steps if by_feedback else math.inf, own))
-        self._decay: dict[str, Tensor] = {}  # momentum of the weight decay
+        self._decay: dict[str, Tensor] = {}
         self._own = frozenset[str]().union(*(own for _, own in self._wanting))
-        self._stepped = True  # whether an optimiser has stepped since the last backward pass
-        self._passes = 0  # backward passes with local momentum
+        self._stepped = True
+        self._passes = 0  # with local momentum
         self._fresh = True  # no momentum before these passes
-        self._in_gradients: frozenset[str] = frozenset()  # their gradients hold velocities
+        self._in_gradients: frozenset[str] = frozenset()  # tensors whose gradients hold velocities
         self._handed: dict[int, int] = {}  # applied passes, by the optimiser's id
         self._releasing: str | None = None
-        self._kept = 1.0  # share of the velocity that is applied later
+        self._kept = 1.0  # share of the velocity to apply later
         self._released = False
         for reason, names in reasons.items():
             self._log(f"momentum of {names[0]}{_and_others(names)} stays in the optimiser: {reason}")
@@ -112,7 +105,6 @@ class LocalMomentum:
         self._set_buffer(name, -buffer if settings.get("maximize") else buffer)
 
     def _set_buffer(self, name: str, buffer: Tensor) -> None:
-        """Set SGD's momentum to flat `buffer` (n,) and the momentum of the weight decay, if it can."""
         if (decay := self._decay.pop(name, None)) is not None:
             buffer = buffer + flat(decay).to(buffer)
         if self._optimisers.held(name) and self._optimisers.continues_momentum(name):
@@ -130,8 +122,8 @@ class LocalMomentum:
     def release(self, reason: str, instead: str | None = None, kept: float = 1.0) -> None:
         """Leave momentum to the optimiser after the next step; all ranks call it in one step.
 
-        Warn if the method is made for local momentum and `instead` names an alternative. `kept`: share of
-        the velocity to apply later.
+        Warn if the method needs local momentum and `instead` names an alternative. `kept`: share of the
+        velocity to apply later.
         """
         if not self._own or self._releasing is not None or self._released:
             return
@@ -152,7 +144,7 @@ class LocalMomentum:
             self._releasing, self._kept = self._releasing or "another rank needs it", 1 - lost
 
     def begin(self) -> None:
-        """Begin a backward pass. Momentum stays where it is while gradients with velocity await a step."""
+        """Begin a backward pass. Momentum stays in place while gradients with velocity await a step."""
         fresh = self._fresh and self._passes <= 1  # velocities are gradients, and SGD keeps their momentum
         if self._releasing is not None and not self._released and (fresh or self._stepped):
             self._log(f"momentum goes back to the optimiser: {self._releasing}")
@@ -166,27 +158,25 @@ class LocalMomentum:
             feedback.release_momentum(kept)
             reducer.release_momentum(kept)
         if kept is not None:
-            self._in_gradients = frozenset()  # also of passes that this rank took for others
+            self._in_gradients = frozenset()
             for name, decay in [*self._decay.items()]:
                 self._set_buffer(name, torch.zeros_like(flat(decay)))
 
     def end(self, step: int) -> None:
-        """End a backward pass that was not skipped."""
         self._stepped = False
         if names := self.names(step):
             self._in_gradients = names
             self._passes += 1
 
     def end_without_step(self) -> None:
-        """End a pass outside autograd, as under Join for other ranks: do not wait for a step of this rank."""
+        """End a pass outside autograd, as under Join: do not wait for a step of this rank."""
         self._stepped = True
 
     def hand_over(self, optimiser: OptimiserView) -> list[str]:
-        """Prepare an optimiser's step, and return the tensors stepped already."""
         self._check_idle(optimiser)
         self._stepped = True
         if not self._in_gradients or self._handed.get(id(optimiser), 0) == self._passes:
-            return []  # no exchange since its last step
+            return []
         self._handed[id(optimiser)] = self._passes
         names = [name for name in self._in_gradients if optimiser.holds(name)]
         keep = self._fresh and self._passes == 1 and self._releasing is not None
@@ -212,7 +202,7 @@ class LocalMomentum:
             self._decay = under("decay/", state)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the momentum of the weight decay, and whether momentum is released or about to be."""
+        """Return the momentum of the weight decay, and whether momentum is (about to be) released."""
         if self._released:
             return {f"{PREFIX}{RELEASED}": torch.tensor(1, dtype=torch.int64, device="cpu")}
         state = {f"{PREFIX}decay/{name}": value.detach().clone() for name, value in self._decay.items()}
@@ -255,8 +245,8 @@ def adapted(
 ) -> dict[str, Tensor]:
     """Return a state as an exchange with `own` memory would have saved it.
 
-    An older one has no velocity, and has the momentum of the weight decay in a rule; `rules`: whether there
-    are rules now. Velocities that the exchange does not use move to the residuals, as in a release.
+    An older state has no velocity, and has the momentum of the weight decay in a rule. Unused velocities move
+    to the residuals, as in a release. `rules`: whether there are rules now.
     """
     was = "rule0/decay/"
     made = {

@@ -28,7 +28,7 @@ from laconic.reducers.two_level import TwoLevel
 Arguments = ParamSpec("Arguments")
 
 
-Takes = Callable[[Entry, Layout], bool]  # a tensor, and the layout of the whole model
+Takes = Callable[[Entry, Layout], bool]
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,10 @@ class Method(Composition):
 
     @property
     def adaptive(self) -> bool:
-        """Whether its messages depend on measured times."""
         return any(route.reducer.adaptive for route in self.routes)
 
     @property
     def keeps_equal(self) -> bool:
-        """Whether replicas are equal after every step."""
         return all(rule.keeps_equal for rule in self.rules)
 
     def governed(self, layout: Layout) -> tuple[tuple[Rule, Layout], ...]:
@@ -103,8 +101,8 @@ class Method(Composition):
 class Paper(Generic[Arguments]):
     """Registered method: call it for a `Method`.
 
-    `paper` is the source, `status` says how it was checked, `code` names the public repository that it was
-    checked against, and `sends` describes its messages.
+    `paper` is the source, `status` says how it was checked, `code` names the public repository used for that,
+    and `sends` describes its messages.
     """
 
     def __init__(
@@ -143,12 +141,10 @@ def method(
 
 
 def routes(*parts: Route) -> Method:
-    """Return a method without a registered name."""
     return Method("routes()", parts)
 
 
 def governed_by(rule: Rule, compressor: Any) -> Method:
-    """Return `lift(compressor)` with this rule for all tensors. Momentum stays in the optimiser."""
 
     def governed(route: Route) -> Route:
         feedback = route.feedback
@@ -167,7 +163,7 @@ def lift(spec: Any) -> Method:
     dense: few bytes, much of the accuracy. A lossless codec is summed densely.
 
     Raises:
-        SpecError: It is something else, such as a strategy or a topology.
+        SpecError: It is something else.
 
     >>> [type(route.feedback).__name__ for route in lift("topk(density=0.01)").routes]
     ['ErrorFeedback', 'NoFeedback']
@@ -228,9 +224,9 @@ def plain(compressor: Any, taker: str) -> Method:
 
 
 def lift_codec(spec: Any) -> Codec:
-    """Return the codec of a spec: a string, a codec, or a selector.
+    """Return the codec of a spec: a string, a codec, or a selector, which becomes `sparse(..., golomb())`.
 
-    A selector becomes `sparse(selector, indices=golomb())`. Raises `SpecError` for anything else.
+    Raises `SpecError` for anything else.
 
     >>> lift_codec("topk(density=0.01)")
     sparse(topk(density=0.01), indices=golomb())

@@ -8,8 +8,8 @@ in expectation. Two batch sizes give both:
     tr(S) = (|g_small|^2 - |g_big|^2) / (1 / n_small - 1 / n_big)
     noise scale = tr(S) / |G|^2                                              in unit batches
 
-In an exchange a rank's own gradient is one unit, the mean is `size` units: no extra bytes. At a batch as
-large as the noise scale, training takes twice the fewest possible steps and examples.
+In an exchange a rank's own gradient is one unit, and the mean is `size` units. At a batch as large as the
+noise scale, training takes twice the fewest possible steps and examples.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DECAY = 0.95
 
 @dataclass(frozen=True)
 class Noise:
-    """Running means of both parts on this rank; average each over ranks for a better estimate.
+    """Running means of both parts on this rank; average each over ranks.
 
     Attributes:
         variance: tr(S), of the gradient of one unit batch: in an exchange, a rank's batch.
@@ -56,7 +56,7 @@ class Noise:
 
 
 class NoiseScale:
-    """Running means of the estimates of single steps.
+    """Running means of single steps' estimates.
 
     >>> scale = NoiseScale()
     >>> scale.add(small=5.0, big=2.0, units=4.0)  # |G|^2 = 1, tr(S) = 4
@@ -107,14 +107,13 @@ class NoiseMeter:
         self._big.clear()
 
     def local(self, grad: Tensor, layout: Layout, scale: float) -> None:
-        """Measure the rank's own gradient, `scale` times this bucket."""
         self._small.append((norms(grad, self._runs(layout)), scale))
 
     def mean(self, mean: Tensor, layout: Layout, scale: float) -> None:
         self._big.append((norms(mean, self._runs(layout)), scale))
 
     def end(self) -> None:
-        """Add the finished step. Only here the host waits for a GPU."""
+        """Add the finished step. The host waits for a GPU only here."""
         read = iter(torch.stack(every).tolist() if (every := self._all_norms()) else ())
         small, big = (
             sum(scale**2 * sum(next(read) ** 2 for _ in norms) for norms, scale in some)
@@ -131,7 +130,7 @@ class NoiseMeter:
 
 
 def exactly_summed(method: Method, layout: Layout) -> Layout:
-    """Return the tensors whose mean is that of the gradients, except for rounding to fp16."""
+    """Return the tensors whose mean is exact, except for rounding to fp16."""
     parts = zip(method.routes, method.assign(layout), strict=True)
     exact: set[str] = set()
     for route, part in parts:
@@ -141,7 +140,7 @@ def exactly_summed(method: Method, layout: Layout) -> Layout:
 
 
 def norms(x: Tensor, runs: Segments) -> Sequence[Tensor]:
-    """Return the norms of these ranges of flat x, float32 () each: one launch on a GPU.
+    """Return the norms of these ranges of flat x, float32 () each, in one launch on a GPU.
 
     >>> norms(torch.tensor([3.0, 9.0, 4.0]), Segments((0, 2), (1, 1)))
     (tensor(3.), tensor(4.))

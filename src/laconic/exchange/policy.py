@@ -12,7 +12,7 @@ from laconic.exchange.method import Method, Route, Takes, lift, routes
 def split(*arms: tuple[Takes, Any]) -> Method:
     """Return a method that sends each tensor to the first arm, (condition, spec), that accepts it.
 
-    Equal routes are merged and share collectives.
+    Equal routes share collectives.
     """
     wanted: list[Takes] = []
     alike: list[tuple[Route, list[int]]] = []
@@ -39,8 +39,6 @@ class _Both:
 
 @dataclass(frozen=True)
 class _First:
-    """Condition that accepts a tensor if its first accepting condition in `order` is one of `own`."""
-
     order: tuple[Takes, ...]
     own: frozenset[int]
 

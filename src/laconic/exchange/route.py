@@ -1,4 +1,4 @@
-"""One route of a method at work on its tensors: correct -> reduce -> settle."""
+"""One route of a method at work on its tensors."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ from laconic.reducers.sum import BoundSum
 class Bucket:
     """Flat gradient float32 (n,) that becomes `scale` times the mean.
 
-    Attributes:
-        waits: Whether the mean may be written after the step; until then routes can keep old values here.
-        writes: Writes of the mean that wait.
+    `waits`: whether the mean may be written after the step; until then routes can keep old values here.
     """
 
     flat: Tensor
@@ -52,7 +50,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class BoundRoute:
-    """Route bound to all of its tensors. `part`: its tensors in a bucket."""
+    """Route bound to all of its tensors; a `part` is its tensors in a bucket."""
 
     name: str
     tensors: Layout
@@ -60,7 +58,7 @@ class BoundRoute:
     reducer: BoundReducer
     gain: float
     overlaps: bool
-    memories: tuple[BoundFeedback | BoundReducer, ...]  # those that a step changes
+    memories: tuple[BoundFeedback | BoundReducer, ...]
 
     @classmethod
     def of(cls, route: Route, tensors: Layout, comm: Comm, optimised: Optimised) -> BoundRoute:
@@ -80,7 +78,7 @@ class BoundRoute:
         return self.feedback.correct(bucket.flat, part, bucket.turn, scale, free=late)
 
     def begin(self, x: Tensor | None, part: Layout, bucket: Bucket) -> Callable[[], Sent | None]:
-        """Start the reduction if it `overlaps`, and return the call that ends it with the sent share.
+        """Start the reduction if it `overlaps`; return the call that ends it with the sent share.
 
         Every rank gets None if any rank has no finite `x`.
         """
@@ -95,7 +93,6 @@ class BoundRoute:
         return sent
 
     def settle(self, sent: Sent, part: Layout, bucket: Bucket) -> None:
-        """Pass the sent share to the feedback, which may correct the mean."""
         share = sent if self.gain == 1 else ScaledShare(sent, self.gain)
         self.feedback.settle(share, part, bucket.turn)
         if not self.feedback.replaces_mean:
@@ -119,7 +116,6 @@ class BoundRoute:
         return late and self._reducer_at(bucket.turn).writes_late(bucket.turn.step)
 
     def finite_is_unknown(self, turn: Turn) -> bool:
-        """Return whether neither the feedback nor the reducer looks for NaN and Inf."""
         return not (self.feedback.detects_non_finite or self._reducer_at(turn).detects_non_finite)
 
     def mean_is_unknown(self, bucket: Bucket) -> bool:
@@ -151,7 +147,7 @@ class BoundRoute:
         return self.reducer.at(turn.step) if isinstance(self.reducer, BoundDenseFirst) else self.reducer
 
 
-Parts = tuple[tuple[BoundRoute, Layout], ...]  # with their tensors in a bucket
+Parts = tuple[tuple[BoundRoute, Layout], ...]
 
 
 def parts_of(routes: Sequence[BoundRoute], bucket: Layout) -> Parts:
@@ -160,10 +156,7 @@ def parts_of(routes: Sequence[BoundRoute], bucket: Layout) -> Parts:
 
 
 def correct_all(parts: Parts, bucket: Bucket, scale: float) -> list[Tensor | None]:
-    """Return the reducer's input of each route; None where it is not finite and the reducer cannot tell.
-
-    On a GPU one number is read for all unchecked inputs, which become None together.
-    """
+    """Return the reducer's input of each route; None where it is not finite and the reducer cannot tell."""
     corrected = [route.correct(bucket, part, scale) for route, part in parts]
     unknown = [
         (i, x, part.segments)
@@ -181,7 +174,7 @@ def correct_all(parts: Parts, bucket: Bucket, scale: float) -> list[Tensor | Non
 
 
 def check_means(parts: Parts, bucket: Bucket) -> None:
-    """Raise `NonFiniteSum` on all ranks if an unchecked mean is not finite; on a GPU as `deferred.check`."""
+    """Raise `NonFiniteSum` on all ranks if an unchecked mean is not finite; deferred on a GPU."""
     unknown = [part.segments.merged for route, part in parts if part.numel and route.mean_is_unknown(bucket)]
     if unknown and not bucket.flat.is_cpu:
         check(not_finite(*bucket.layout.segments.merged.views(bucket.flat)), lambda _: NonFiniteSum())

@@ -1,7 +1,6 @@
 """Rule: requirements of a method on the optimiser, and its updates in place of the optimiser's.
 
-Tensors that a rule has updated are hidden from the optimiser for that step; its parameter groups are never
-rewritten.
+Tensors that a rule has updated are hidden from the optimiser for that step.
 """
 
 from __future__ import annotations
@@ -22,35 +21,28 @@ from laconic.exchange.stopwatch import Seconds
 
 
 class OptimiserView(Protocol):
-    """One optimiser, as rules see it."""
-
     optimiser: Optimizer
 
     def settings(self, name: str) -> Mapping[str, Any]:
         """Return the present settings of this tensor's group."""
 
     def parameter(self, name: str) -> Tensor:
-        """Return the parameter of this name."""
+        """Return this parameter."""
 
     def holds(self, name: str) -> bool:
         """Return whether the optimiser has this tensor now."""
 
     def hand_over(self, names: Collection[str], decay: dict[str, Tensor], *, keep: bool) -> Collection[str]:
-        """Let this step apply the gradients of these tensors without further momentum.
+        """Let this step apply the gradients of these tensors without further momentum; return those stepped.
 
         Args:
             names: Tensors whose momentum was applied before the exchange.
             decay: Momentum of the weight decay by name, which is updated.
             keep: Whether the optimiser continues their momentum.
-
-        Returns:
-            Those stepped already.
         """
 
 
 class OptimiserSide(Protocol):
-    """All optimisers of a model."""
-
     def settings(self, name: str) -> Mapping[str, Any]:
         """Return the present settings of this tensor's group."""
 
@@ -81,7 +73,7 @@ class OptimiserSide(Protocol):
 
 class Observer(Protocol):
     def before_step(self, optimiser: OptimiserView, step: int) -> None:
-        """Act before this optimiser's step. Raises if it is not allowed."""
+        """Act before this optimiser's step; an error forbids it."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +86,7 @@ class RuleContext:
 class Rule(ABC):
     """Configuration of a rule, a frozen dataclass. `bind` returns the working object.
 
-    `exchanges_in_step`: whether it exchanges inside `optimizer.step()`, which every rank must then call.
+    `exchanges_in_step`: whether every rank must call `optimizer.step()`, which exchanges.
     `keeps_equal`: whether replicas are equal after every step, not only after `close`.
     """
 
@@ -108,29 +100,29 @@ class Rule(ABC):
     @property
     @abstractmethod
     def wants(self) -> str:
-        """Required optimiser, for messages."""
+        """Required optimiser."""
 
     @abstractmethod
     def check(self, optimiser: Optimizer, missing: Collection[str]) -> None:
-        """Raise `AttachError` unless this optimiser is suitable. `missing`: trained tensors not in it."""
+        """Raise `AttachError` for an unsuitable optimiser. `missing`: trained tensors not in it."""
 
     def steps(self, settings: Mapping[str, Any]) -> bool:
-        """Return whether it is made for tensors with these settings."""
+        """Return whether it suits tensors with these settings."""
         return True
 
     def make(self, parameters: list[Tensor], *, lr: float | None, weight_decay: float) -> Optimizer | None:
-        """Return a suitable optimiser, with `lr` or, if None, a usual rate; None if plain SGD is suitable."""
+        """Return a suitable optimiser, with `lr` or a usual rate; None if plain SGD is suitable."""
         return None
 
     @abstractmethod
     def bind(self, layout: Layout, view: OptimiserView, context: RuleContext) -> BoundRule:
-        """Return the working object for these tensors."""
+        """Return the working object."""
 
 
 def refuse_settings(
     optimiser: Optimizer, settings: Iterable[str], what: str, hints: Mapping[str, str] | None = None
 ) -> None:
-    """Raise `AttachError` if the optimiser uses one of these settings. `what`: the rule's own action."""
+    """Raise `AttachError` if the optimiser uses one of these settings. `what`: the rule's action."""
     for group in optimiser.param_groups:
         for setting in settings:
             if group.get(setting):

@@ -1,7 +1,6 @@
 """Save watch: warns if only some ranks have saved their memory, as by `if rank == 0:`.
 
-A rank that saves increases a shared counter. Once every rank has joined the next exchange, all saves are
-complete.
+A rank that saves increases a shared counter; after the next exchange has begun, all saves are complete.
 """
 
 from __future__ import annotations
@@ -20,10 +19,7 @@ GATHER = "Call handle.state_dict(gather=True) on all ranks and save it on rank 0
 
 
 def saved_by_rank_0() -> bool:
-    """Return whether the caller's caller is Accelerate, saving an object of `register_for_checkpointing`.
-
-    It calls every rank's `state_dict`, and writes only that of rank 0.
-    """
+    """Return whether Accelerate's `register_for_checkpointing` is saving: it writes only rank 0's state."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") == outside_inference_mode.__module__:
         frame = frame.f_back
@@ -31,8 +27,6 @@ def saved_by_rank_0() -> bool:
 
 
 class SaveWatch:
-    """Saves of one rank and of all; warns once, with this `fix`."""
-
     def __init__(self, counter: Counter, size: int, fix: str = GATHER) -> None:
         self._counter, self._size, self._fix = counter, size, fix
         self._mine = 0
@@ -40,7 +34,6 @@ class SaveWatch:
         self._warned = False
 
     def saved(self, step: int) -> None:
-        """Count this rank's save."""
         self._mine += 1
         self._saved_at = step
         with suppress(PeerError):  # the run has ended
@@ -50,7 +43,6 @@ class SaveWatch:
         self.check(step)
 
     def check(self, step: int) -> None:
-        """Warn if another rank has not saved before the exchange of this step."""
         if self._saved_at is None or step < self._saved_at or self._warned:
             return
         saved_at, self._saved_at = self._saved_at, None

@@ -9,7 +9,7 @@ from laconic.comm.comm import Comm
 
 
 def sparse_mean(grad: Tensor, comm: Comm) -> Tensor:
-    """Return the mean over ranks of sparse COO `grad`: all rows, summed in rank order. No feedback."""
+    """Return the mean over ranks of sparse COO `grad`: all rows, summed in rank order."""
     grad = grad.coalesce()
     indices, values = grad.indices(), grad.values()
     dims = indices.shape[0]

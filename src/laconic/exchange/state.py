@@ -1,7 +1,7 @@
 """One rank's state on disk, and its conversion to a new number of ranks.
 
-torch.distributed.checkpoint merges tensors saved under one key: rank 1 would load rank 0's residual. So
-every key has the rank, and a state of a different rank, size, model or method is refused.
+torch.distributed.checkpoint merges tensors saved under one key, so rank 1 would load rank 0's residual: every
+key has the rank, and a state of a different rank, size, model or method is refused.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def resize(states: Sequence[Mapping[str, Any]] | Mapping[str, Any], size: int) -
 
     A step applies the mean of the sent shares, so N ranks still owe (1/N) * sum of their residuals: every
     new rank gets that. State that one rank holds for all ("once/..." in its key) is copied to every new
-    rank. For a strategy, every new rank gets the ranks' average model, by PushSum's weights if it has them,
-    and the maximum of integers such as rounds.
+    rank. For a strategy, every new rank gets the average model, by PushSum's weights if it has them, and the
+    maximum of integers such as rounds.
 
     Args:
         states: The `state_dict()` of every old rank, in rank order; or a handle's
@@ -117,7 +117,7 @@ def resize(states: Sequence[Mapping[str, Any]] | Mapping[str, Any], size: int) -
         One state for each new rank, in rank order.
 
     Raises:
-        StateError: A state is missing or out of order, the states are of different runs, or of a model
+        StateError: A state is missing or out of order, or the states are of different runs, or of a model
             under `fully_shard`.
     """
     if size < 1:
@@ -184,10 +184,7 @@ def _carried(key: str, values: list[Tensor]) -> Tensor:
 
 
 def merged(key: str, value: Tensor, comm: Comm, having: int, *, mine: bool) -> Tensor:
-    """Compute the result of `resize` for this tensor, which `having` ranks have, on all ranks.
-
-    `mine`: whether to include this rank's.
-    """
+    """Compute `resize` for a tensor of `having` ranks, on all ranks; `mine`: include this rank's."""
     counts = value.clone() if mine else torch.zeros_like(value)
     if not value.is_floating_point():
         lowest = torch.iinfo(torch.int64).min

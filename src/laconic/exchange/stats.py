@@ -18,9 +18,9 @@ class Stats:
         steps: Steps so far.
         payload_sent: Bytes that the method passed to collectives, each counted once.
         payload_received: Bytes that collectives returned.
-        network_sent: Bytes that this rank put on the wire, by the model in `laconic.comm.wire_model`: every
-            copy of a message, with headers and acknowledgements. Among N ranks an `all_gather` sends N - 1
-            copies, an all-reduce 2(N-1)/N of its bytes.
+        network_sent: Bytes that this rank put on the wire, by the model in `laconic.comm.wire_model`, with
+            headers and acknowledgements. Among N ranks an `all_gather` sends N - 1 copies, an all-reduce
+            2(N-1)/N of its bytes.
         network_received: The same for received bytes.
         dense: `network_sent` of all-reduces of the same tensors in float32.
         encode_s: Seconds before the first collective of each exchange. On a GPU these three are measured in
@@ -37,8 +37,8 @@ class Stats:
             (the best model of a group and of all ranks), "inside a machine". A collective without a purpose
             is a mean of parameters, or an agreement, such as on a scale.
         noise: Gradient noise, in batches of a rank: `noise.examples(unit=64)` is the largest useful batch
-            if a rank has 64 examples. Measured on the tensors that the method sums uncompressed; None
-            without any, on one rank, and for strategies.
+            if a rank has 64 examples. Measured on the tensors summed uncompressed; None without any, on one
+            rank, and for strategies.
     """
 
     steps: int
@@ -80,8 +80,5 @@ class Stats:
 
     @property
     def ratio(self) -> float:
-        """`dense / network_sent`, for this number of ranks: below 1 a method sends more than dense.
-
-        It is 1 before the first message.
-        """
+        """`dense / network_sent`, or 1 before the first message: below 1 a method sends more than dense."""
         return self.dense / self.network_sent if self.network_sent else 1.0

@@ -14,13 +14,13 @@ from torch.cuda import Event
 
 from laconic.comm.metered import Metered, StreamClock
 
-Interval: TypeAlias = tuple[Event, Event]  # around a collective
-EVERY = 8  # steps: on a GPU the first 8 are measured, then one in 8, which counts 8 times
+Interval: TypeAlias = tuple[Event, Event]
+EVERY = 8  # steps: on a GPU the first 8 are measured, then one in 8
 
 
 @dataclass
 class Seconds:
-    """Seconds of the exchanges, by phase; on a GPU those of its stream, counted without waiting."""
+    """Seconds of the exchanges, by phase; on a GPU counted without waiting."""
 
     encode_s: float = 0.0
     communicate_s: float = 0.0
@@ -48,7 +48,6 @@ class Seconds:
     def add_events(
         self, began: Event, collectives: Sequence[Interval], ended: Event, weight: int = 1
     ) -> None:
-        """Add `weight` exchanges like this one on a GPU. `collectives`: events around each one."""
         self._under_way.append((began, collectives, ended, weight))
         self._count()
 
@@ -64,8 +63,6 @@ class Seconds:
 
 
 class Stopwatch:
-    """Clock that starts at once. On a GPU it measures one step in `EVERY`."""
-
     def __init__(self, seconds: Seconds, comm: Metered, device: torch.device, step: int) -> None:
         self._seconds, self._comm = seconds, comm
         self._on_gpu = device.type == "cuda"

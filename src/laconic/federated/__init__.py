@@ -34,21 +34,20 @@ def compressed(
     seed: int = 0,
     cache_nbytes: int | None = None,
 ) -> Compressed:
-    """Wrap a Flower strategy so that its messages are compressed in both directions.
+    """Wrap a Flower strategy to compress its messages in both directions.
 
-    Clients need `mod()` as the first of their mods. Make this the outermost wrapper. The wrapped strategy
-    sees plain arrays: FedAvg, FedProx, FedAdam, most of Flower's privacy wrappers and custom strategies work;
-    the few strategies that cannot be compressed raise `SpecError`.
+    Clients need `mod()` as their first mod. Make this the outermost wrapper. The wrapped strategy sees plain
+    arrays: FedAvg, FedProx, FedAdam, most of Flower's privacy wrappers and custom strategies work.
 
     Args:
         strategy: A `flwr.serverapp.strategy.Strategy`.
-        up: Spec of the clients' updates, such as "stc(density=0.0025)", "qsgd(levels=7)" or "dense()".
-        down: The same for the server's messages; default: the uncompressed model.
+        up: Spec of the clients' updates, such as "qsgd(levels=7)".
+        down: Spec of the server's messages; default: the uncompressed model.
         buffers: 'send', 'local', or names of tensors that stay with each client: see `Form`.
-        max_norm: Largest norm of a client's update; longer ones are scaled. Default: no limit.
-        sampling: Sets `fraction_train` in each round, for example "falling(0.2, rate=0.05)".
+        max_norm: Largest norm of a client's update; longer ones are scaled.
+        sampling: Sets `fraction_train` in each round, as "falling(0.2, rate=0.05)".
         seed: Seed of random codecs.
-        cache_nbytes: Memory for past updates; default: the bytes of one model.
+        cache_nbytes: Memory for past updates; default: the model's bytes.
 
     Raises:
         ExtraError: Flower is not installed.
@@ -88,7 +87,7 @@ def mod(
 
     Raises:
         ExtraError: Flower is not installed.
-        SpecError: `up` or `down` is not a valid spec between a client and a server.
+        SpecError: `up` or `down` is invalid.
     """
     require("flwr", "laconic.federated.mod", INSTALL_FEDERATED)
     from laconic.federated.flower.mod import Mod

@@ -5,8 +5,8 @@
               last change
     whole     the model
 
-Sattler et al. 2019 (arXiv:1903.02891) send sums of the missed updates, but floating-point sums depend on the
-order, so the clients' models would diverge in their last bits.
+Sattler et al. 2019 (arXiv:1903.02891) send sums of the missed updates. Floating-point sums depend on the
+order, so clients would differ in their last bits.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ from laconic.federated.message import Kind
 
 
 class Cache:
-    """Last updates of the server, at most `most_nbytes`, and the version of each entry's last change.
-
-    Versions start at 1.
-    """
+    """Last updates, at most `most_nbytes`, and the version of each entry's last change, from 1."""
 
     def __init__(self, n: int, most_nbytes: int) -> None:
         self._changed = torch.zeros(n, dtype=torch.int32, device="cpu")
@@ -55,10 +52,7 @@ class Cache:
             self._updates.popleft()
 
     def since(self, base: int, version: int, model: Tensor) -> tuple[Kind, Tensor]:
-        """Return the shortest body that turns the model of version `base` (0: no model) into this one.
-
-        `model`: float32 (n,), of version `version`.
-        """
+        """Return the shortest body that turns version `base` (0: no model) into the model float32 (n,)."""
         found = [(Kind.WHOLE, as_bytes(model))]
         if base > 0:
             missed = [(number, each) for number, each in self._updates if number > base]
@@ -114,7 +108,7 @@ def read_updates(body: Tensor, base: int, version: int) -> list[tuple[int, Tenso
 
 
 def write_entries_(body: Tensor, model: Tensor) -> Tensor:
-    """Write the entries of a body to model float32 (n,), in place. Raises `WireError` before any write."""
+    """Write a body's entries to the model float32 (n,). Raises `WireError` before any write."""
     whole = Segments.whole(model.numel())
     counts, rest = read_counts(body, whole)
     positions, rest = read_positions(rest)

@@ -27,9 +27,9 @@ class Client:
         receive    the model, from the server's message
         reply      x = residual + (trained - model);   send C(x);   residual = x - decode(C(x))
 
-    A reply that the server did not receive is sent again with the next one: each message names the last
-    accepted reply. An update that was refused as too large is dropped, and the residual with it. A killed
-    client continues as if it had missed the round.
+    A lost reply is sent again with the next one: each message names the last accepted reply. An update
+    refused as too large is dropped with the residual. A killed client continues as if it had missed the
+    round.
 
     Args:
         like: The model's tensors, or their form.
@@ -39,7 +39,7 @@ class Client:
 
     Raises:
         SpecError: A spec is invalid, or `shared_start` is set and `like` has no tensors.
-        StateError: The memory is damaged or belongs to another model.
+        StateError: The memory is damaged or of another model.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class Client:
         return int(self._state.get("rounds", 0))
 
     def receive(self, wire: Tensor) -> Tensors:
-        """Decode a message of the server and return the model, in its dtypes.
+        """Decode a server's message and return the model.
 
-        Raises `NeedsWhole` if this client lacks the version, or the values, that the message updates;
-        `Refused` if it is damaged, or belongs to another model, spec or protocol.
+        Raises `NeedsWhole` if this client lacks the version or values that the message updates; `Refused` if
+        the message is damaged, or of another model, spec or protocol.
         """
         form = self.form
         most = 4 * form.layout.numel + form.carried_nbytes + form.local_nbytes
@@ -125,7 +125,7 @@ class Client:
         return form.whole(public, self._others)
 
     def _owed(self, accepted: int) -> Tensor | None:
-        """Return the residual, plus the last reply if it was not accepted; None if that was too large."""
+        """Return the residual, plus a last reply that was not accepted; None if that was too large."""
         residual: Tensor | None = self._state.get("residual")
         pending = self._state.get("pending")
         if residual is None or pending is None or pending["token"] == accepted:
@@ -164,8 +164,8 @@ class Client:
     def reply(self, trained: Mapping[str, Tensor]) -> Tensor:
         """Encode the change of the model by training, uint8 (m,).
 
-        Raises `NonFiniteError`, with nothing sent or saved, if training has diverged; `StateError` without a
-        message to answer, or if the memory could not be saved.
+        Raises `NonFiniteError`, with nothing saved, for NaN or Inf; `StateError` without a message to answer,
+        or if the memory could not be saved.
         """
         if self._message is None:
             raise StateError("this client has received no model to answer: call receive first")

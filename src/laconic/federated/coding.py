@@ -1,4 +1,4 @@
-"""Coding: a spec applied to a whole model, as one message between a client and the server."""
+"""Coding: a spec applied to a whole model, as one message."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Coding:
         """Return the coding of client updates.
 
         `dgc` has no momentum correction, which works between steps. Warm-up and schedules count rounds.
-        Raises `SpecError` if the method needs all ranks at once, or its memory would grow without bound.
+        Raises `SpecError` if the method needs all ranks, or its memory would grow without bound.
         """
         found = lift(spec)
         made = cls._of(found, layout, [_codec(found, route) for route in found.routes])
@@ -59,8 +59,7 @@ class Coding:
     def down(cls, spec: Any, layout: Layout) -> Coding:
         """Return the coding of the server's updates.
 
-        A codec's loss stays in the difference to the clients' model; a codec that may lose more than it
-        sends is damped by 1 / (1 + omega).
+        A codec that may lose more than it sends is damped by 1 / (1 + omega).
         """
         found = lift(spec)
         if any(route.feedback.clip_at(LATE) is not None for route in found.routes):
@@ -72,7 +71,7 @@ class Coding:
 
     @classmethod
     def answer(cls, spec: Any, layout: Layout) -> Coding | None:
-        """Return the server's coding if the method has both directions, as `stc(down=0.01)`, else None."""
+        """Return the server's coding if the method has one, as `stc(down=0.01)`."""
         found = lift(spec)
         if not any(isinstance(route.reducer, Server) for route in found.routes):
             return None
@@ -124,7 +123,7 @@ class Coding:
         return residual
 
     def settle_(self, residual: Tensor, wire: Tensor, step: int) -> Tensor:
-        """Subtract the sent share from the residual, in place; zero parts without a residual."""
+        """Subtract the sent share; zero parts without a residual."""
         self.decode_add_(wire, residual, step, alpha=-1.0)
         for part in self.parts:
             if part.decay is None:

@@ -1,7 +1,7 @@
-"""Form of a model: which tensors are compressed, which are sent uncompressed, and which stay local.
+"""Form of a model: compressed, uncompressed and local tensors.
 
-Parameters are compressed, in a flat float32 buffer. BatchNorm's statistics and integer tensors are not sums
-of gradients: they are sent bit for bit, or stay local.
+Parameters are compressed, in a flat float32 buffer. BatchNorm's statistics and integers are sent bit for bit,
+or stay local.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ class Form:
     def of(cls, model: Mapping[str, Tensor], buffers: Buffers = "send") -> Form:
         """Return the form of a `state_dict()`.
 
-        `buffers`: 'send' or 'local', for integers and for BatchNorm's statistics, recognised by name; or
-        names of the local tensors. Raises `SpecError` if no tensor is compressed, one is complex, or a name
-        is missing.
+        `buffers`: 'send' or 'local', for integers and BatchNorm's statistics, by name; or names of the local
+        tensors. Raises `SpecError` if no tensor is compressed, one is complex, or a name is missing.
         """
         local = set() if isinstance(buffers, str) else set(buffers)
         if isinstance(buffers, str) and buffers not in ("send", "local"):
@@ -95,7 +94,7 @@ class Form:
 
     @classmethod
     def read(cls, text: str) -> Form:
-        """Parse untrusted text. Raises `WireError` if it is invalid."""
+        """Parse untrusted text. Raises `WireError`."""
         try:
             members = tuple(_member(*each) for each in json.loads(text))
         except (TypeError, ValueError, KeyError, RecursionError) as error:
@@ -126,18 +125,17 @@ class Form:
 
     @cached_property
     def local_nbytes(self) -> int:
-        """Bytes of the local tensors, which are sent once, as first values."""
         return sum(member.nbytes for member in self._with("local"))
 
     def identity(self, first: Mapping[str, Tensor] | None) -> bytes:
-        """Return 8 bytes that both sides must agree on: a hash of the form and a shared first model."""
+        """Return an 8-byte hash of the form and a shared first model."""
         if first is None:
             return self.fingerprint
         values = self.pack(first, "coded").numpy().tobytes()
         return hashlib.blake2b(self.fingerprint + values, digest_size=8).digest()
 
     def flat(self, model: Mapping[str, Tensor]) -> Tensor:
-        """Copy the compressed tensors to float32 (n,). Raises `SpecError` for a model of another form."""
+        """Copy the compressed tensors to float32 (n,). Raises `SpecError` for another form."""
         self.check(model)
         flat = torch.empty(self.layout.numel, dtype=torch.float32, device="cpu")
         for entry in self.layout:
@@ -161,7 +159,7 @@ class Form:
         return self.flat_of(self.coded(flat))
 
     def coded(self, flat: Tensor) -> Tensors:
-        """Return copies of the compressed tensors, in their shapes and dtypes, from flat float32 (n,)."""
+        """Return copies of the compressed tensors from flat float32 (n,)."""
         dtypes = {member.name: member.dtype for member in self.members}
         return {
             entry.name: flat[entry.offset : entry.offset + entry.numel]

@@ -1,4 +1,4 @@
-"""Limits of a client's reply: finite values can still ruin a mean."""
+"""Limits of a client's reply: finite values can ruin a mean."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FARTHEST = 1e6  # change of a buffer's entry, relative to max(1, its largest ent
 
 
 def not_finite(form: Form, model: Mapping[str, Tensor]) -> str | None:
-    """Return the first tensor to be sent with NaN, Inf or, if compressed, values outside float32, or None."""
+    """Return the first sent tensor with NaN, Inf or, if compressed, values outside float32."""
     for member in form.members:
         if member.role != "local":
             value = model[member.name].detach()
@@ -25,7 +25,7 @@ def not_finite(form: Form, model: Mapping[str, Tensor]) -> str | None:
 
 
 def check_update(update: Tensor, model: Tensor) -> float:
-    """Return the norm of an update float32 (n,), or raise `Refused` if it is too large."""
+    """Return the update's norm, or raise `Refused` if it is too large."""
     norm = float(update.double().norm())
     most = LARGEST * max(1.0, float(model.double().norm()))
     if not norm <= most:
@@ -45,7 +45,7 @@ def check_buffers(buffers: Mapping[str, Tensor], before: Mapping[str, Tensor]) -
 
 
 def check_fits(proposed: Mapping[str, Tensor]) -> None:
-    """Raise `Refused` if a model with its update overflows, as half precision may."""
+    """Raise `Refused` if a model overflows, as half precision may."""
     for name, value in proposed.items():
         if not bool(value.isfinite().all()):
             raise Refused("too large", f"{name!r} and its update do not fit in {value.dtype}")

@@ -22,7 +22,7 @@ DAY_S = 86_400.0
 KEEP_DAYS = 30.0
 SUFFIX = ".client"
 MAGIC = b"lacnmem1"
-DIGEST = 16  # bytes of BLAKE2b
+DIGEST = 16
 
 
 class Memory(ABC):
@@ -36,7 +36,7 @@ class Memory(ABC):
 
     @abstractmethod
     def save(self, state: Mapping[str, Any]) -> None:
-        """Save this state; `StateError` leaves the previous one."""
+        """Save a state; `StateError` leaves the previous one."""
 
 
 class InMemory(Memory):
@@ -56,16 +56,13 @@ class InMemory(Memory):
 class InFile(Memory):
     """Memory in the file FOLDER/RUN/CLIENT.client.
 
-    Replaced atomically: after a crash, the old or the new state remains.
-
-    The file: b"lacnmem1", BLAKE2b of the rest (16 bytes), and the output of `torch.save`, which does not
-    detect a flipped bit.
+    Replaced atomically. The file: b"lacnmem1", BLAKE2b of the rest (16 bytes), and the output of
+    `torch.save`, which does not detect a flipped bit.
 
     Args:
         folder: Folder of all runs.
         run, client: Names; a hash distinguishes those with invalid characters.
-        keep_days: Older files of other runs, and temporary files older than a day, are removed; 0 removes
-            none.
+        keep_days: Older files of other runs, and day-old temporary files, are removed; 0 removes none.
     """
 
     def __init__(self, folder: Path | str, run: str, client: str, keep_days: float = KEEP_DAYS) -> None:

@@ -14,7 +14,7 @@
     body           8 + m   its length uint64, then the bytes
     checksum       4    CRC-32 of all bytes before it
 
-Numbers are little-endian. Every length is checked before it is used to read or to allocate.
+Numbers are little-endian. Every length is checked before it is used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OVERHEAD = HEAD.size + LENGTH.size + CHECK.size  # bytes without specs and body
 
 
 class Refused(WireError):
-    """Refusal of a message. `reason`: one of a few fixed phrases, for counting."""
+    """Refusal of a message. `reason`: a fixed phrase, for counting."""
 
     def __init__(self, reason: str, details: str) -> None:
         super().__init__(f"{reason}: {details}")
@@ -95,7 +95,7 @@ class Message:
 
     @classmethod
     def unpack(cls, wire: Tensor, most: int) -> Message:
-        """Read an untrusted message, uint8 (m,), whose body has at most `most` bytes.
+        """Read an untrusted message, uint8 (m,), with a body of at most `most` bytes.
 
         Raises `Refused`: "malformed", "truncated", "oversized" or "other protocol".
         """
@@ -138,7 +138,7 @@ class Message:
 
 
 def too_large(token: int) -> int:
-    """Return the mark, derived from an odd token, of an answer whose update was too large.
+    """Return the mark, from an odd token, of an answer whose update was too large.
 
     The client then drops its residual, else all later answers would be too large.
     """
@@ -146,8 +146,5 @@ def too_large(token: int) -> int:
 
 
 def digest(model: Tensor) -> int:
-    """Return a 64-bit digest of a model float32 (n,).
-
-    Equal version numbers do not suffice: the server may have been restored from an older state.
-    """
+    """Return a 64-bit digest of a model: version numbers may repeat after the server is restored."""
     return int.from_bytes(hashlib.blake2b(model.numpy().tobytes(), digest_size=8).digest(), "little")

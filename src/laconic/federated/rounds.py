@@ -1,4 +1,4 @@
-"""Rounds of federated training in one process, with a real run's messages."""
+"""Rounds of federated training in one process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Aggregate = Callable[[Tensors, Proposals], Tensors]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one round: participants, bytes of messages, model, and failures with reasons."""
+    """Result of one round. `down`, `up`: bytes of messages; `failed`: reasons by client."""
 
     number: int
     chosen: tuple[int, ...]
@@ -34,7 +34,7 @@ class Outcome:
 
 
 def weighted_mean(model: Tensors, proposals: Proposals) -> Tensors:
-    """Average the models, weighted by numbers of examples (FedAvg; McMahan et al. 2017, arXiv:1602.05629)."""
+    """Average the models, weighted by examples (FedAvg; McMahan et al. 2017, arXiv:1602.05629)."""
     return _mean(model, proposals, [float(examples) for _, examples in proposals])
 
 
@@ -46,7 +46,7 @@ def majority(model: Tensors, proposals: Proposals) -> Tensors:
     """Apply signSGD with majority vote (Bernstein et al. 2018, arXiv:1810.05291), per tensor.
 
     The step is the sign of most clients times the median of the clients' mean magnitudes. BatchNorm
-    statistics are averaged; integers come from the first proposal.
+    statistics are averaged; integers are the first proposal's.
     """
 
     def voted(name: str, value: Tensor) -> Tensor:
@@ -94,13 +94,13 @@ def simulate(
 
     Args:
         model: The first model, from which `server` was created.
-        train: Trains a client's copy of the model for one round and returns it with the number of
-            examples. A client without examples sends no update.
+        train: Trains a client's model and returns it with the number of examples; without examples no update
+            is sent.
         server: Encodes the model and decodes the updates.
         clients: Number of clients.
         sampling: Chooses the clients of a round.
         rounds: Number of rounds.
-        aggregate: Computes the next model from the current one and the proposals.
+        aggregate: Computes the next model.
         buffers, shared_start: As the server's.
         seed: Seed of the sampling.
     """

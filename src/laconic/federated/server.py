@@ -1,11 +1,11 @@
-"""Server: the public model, each client's missing updates, and the decoding of replies.
+"""Server: the public model, missing updates, and replies.
 
     W                the strategy's model                     P    the model that clients hold
     publish(W)       P += C_down(W - P)
     receive          W + decode(C_up(x)), x = the client's change of P plus its residual
 
 W - P is the server's residual. If the strategy adds the mean of updates to W, this is STC (Sattler et al.
-2019, arXiv:1903.02891) in both directions. Any other strategy works too. Without `down`, P = W.
+2019, arXiv:1903.02891) in both directions. Without `down`, P = W.
 """
 
 from __future__ import annotations
@@ -45,13 +45,12 @@ class Server:
 
     Args:
         model: The first model, a `state_dict()`.
-        up: Spec of the clients' updates, which needs no other rank. `stc(down=0.01)` sets `down` too.
+        up: Spec of the clients' updates. `stc(down=0.01)` sets `down` too.
         down, buffers, max_norm, seed, cache_nbytes: See `laconic.federated.compressed`.
-        shared_start: Whether clients create the first model from a common seed, so it is not sent. Other
-            values are refused.
+        shared_start: Whether clients create the first model from a common seed; it is not sent.
 
     Raises:
-        SpecError: An argument is invalid, or the model holds NaN or Inf in a tensor that is sent.
+        SpecError: An argument is invalid, or a sent tensor holds NaN or Inf.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Server:
         self.traffic.begin(1)
 
     def publish(self, model: Mapping[str, Tensor]) -> int:
-        """Publish this model as the next version and return its number.
+        """Publish the next version and return its number.
 
         Raises `SpecError` if names or shapes differ, and `WireError`, with nothing changed, for NaN or Inf.
         """
@@ -131,10 +130,7 @@ class Server:
         return self.form.whole(self._public, self._others)
 
     def message_for(self, client: str) -> Tensor:
-        """Return the message that gives this client the current version, uint8 (m,).
-
-        The client's next reply must answer it.
-        """
+        """Return the message with the current version, uint8 (m,); the client's next reply must answer it."""
         contact = self._contacts.setdefault(client, self._stranger())
         contact.met += 1
         contact.token = mix(self._seed, self.version, name_key(client), contact.met) | 1
@@ -161,7 +157,7 @@ class Server:
 
         `client`: its name in the transport. `wire`: its reply, uint8 (m,), not trusted. Raises `Refused`,
         counted, with nothing else changed, for an invalid, replayed, not finite or too large reply, or one of
-        another round, model, spec or protocol. After a too large update, the client drops its residual.
+        another round, model, spec or protocol.
         """
         self.traffic.came_up(client, wire.numel())
         try:
@@ -251,9 +247,9 @@ class Server:
         return self._identity.hex(), self.up.text, "" if self.down is None else self.down.text
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a saved state. Raises `StateError` if it belongs to another model or other specs.
+        """Load a state. Raises `StateError` for another model or other specs.
 
-        A client that holds a later model then gets the whole model.
+        A client with a later model then gets the whole model.
         """
         if state.get("format") != FORMAT:
             raise StateError("the saved state is not a server's, or is from another version of laconic")

@@ -13,7 +13,7 @@ REFUSED = 100  # refused messages of a round stored in detail
 
 @dataclass
 class Round:
-    """One round. `down`, `up`: bytes by client; `kinds`: number of the server's messages by kind."""
+    """One round. `down`, `up`: bytes by client; `kinds`: the server's messages by kind."""
 
     number: int
     down: dict[str, int] = field(default_factory=dict)
@@ -24,14 +24,11 @@ class Round:
 
 @dataclass
 class Traffic:
-    """Rounds of a run, the current one last, and totals.
-
-    Details: the last `ROUNDS` rounds and the first `REFUSED` refused messages of each.
-    """
+    """Rounds of a run, the current one last, and totals."""
 
     rounds: list[Round] = field(default_factory=list)
-    down_nbytes: int = 0  # server to clients
-    up_nbytes: int = 0  # clients to server
+    down_nbytes: int = 0
+    up_nbytes: int = 0
     refusals: Counter[tuple[str, str]] = field(default_factory=Counter)  # by client and reason
 
     def begin(self, number: int) -> None:

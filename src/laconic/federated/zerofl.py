@@ -1,4 +1,4 @@
-"""ZeroFL's uplink masks: the part of a sparsely trained model that a client sends.
+"""ZeroFL's uplink masks: the part of a model that a client sends.
 
     rho = 1 - sparsity + mask_ratio, for every sparse layer; other tensors are sent in full
     TopWeights         w_E         on the top-rho of |w_E|          w_{t+1} = sum_k n_k/n w^k
@@ -46,13 +46,13 @@ class UplinkMask(ABC):
         mask_ratio: Share of entries to send beyond 1 - sparsity, in [0, sparsity]; default: 0.1.
 
     Raises:
-        SpecError: One of them is out of range.
+        SpecError: One is out of range.
     """
 
     sparsity: float = 0.9
     mask_ratio: float = 0.1
 
-    additive: ClassVar[bool]  # whether the server adds the average to its weights; else it replaces them
+    additive: ClassVar[bool]  # whether the server adds the average, or replaces its weights
 
     def __post_init__(self) -> None:
         arguments.number("sparsity", self.sparsity, above=0, below=1)
@@ -61,7 +61,6 @@ class UplinkMask(ABC):
 
     @property
     def density(self) -> float:
-        """Share rho of a sparse layer that is sent."""
         return min(1.0, round(1 - self.sparsity + self.mask_ratio, 12))
 
     @property
@@ -79,7 +78,7 @@ class UplinkMask(ABC):
         """
 
     def rest(self, start: Tensor, end: Tensor) -> Tensor:
-        """Return the weights or differences to send of all other tensors."""
+        """Return the weights or differences of all other tensors."""
         return end - start if self.additive else end
 
 
@@ -124,13 +123,13 @@ class TopDiff(UplinkMask):
 class Uplink:
     """Encoder and decoder of clients' messages.
 
-    Wire: all dense tensors, float32, in the layout's order; then one message of `mask.codec` with the sparse
-    tensors. Dense tensors may include buffers.
+    Wire: all dense tensors, perhaps with buffers, float32, in the layout's order; then one message of
+    `mask.codec` with the sparse tensors.
 
     Args:
         mask: `TopWeights`, `DiffOnTopWeights` or `TopDiff`.
-        layout: Positions of tensors in a flat vector of n weights.
-        sparse: Names of the tensors trained sparse: `Swat.weights`.
+        layout: Positions of tensors in n weights.
+        sparse: Names of sparse tensors: `Swat.weights`.
 
     Raises:
         SpecError: A sparse name is not in the layout, or `sparse` is empty.
@@ -155,7 +154,7 @@ class Uplink:
         self._wires = LayoutCodec((Part(rest, Dense()), Part(masked, mask.codec)))
 
     def encode(self, start: Tensor, end: Tensor) -> Tensor:
-        """Encode a message, uint8 (m,), from w_t and w_E, float32 (n,) and finite."""
+        """Encode w_t and w_E, float32 (n,) and finite, to uint8 (m,)."""
         content, x = self.mask.content(start, end, self._masked), self.mask.rest(start, end).clone()
         for own, sent in zip(self._masked.views(x), self._masked.views(content), strict=True):
             own.copy_(sent)
@@ -190,11 +189,11 @@ class Uplink:
 
 
 def csr_nbytes(shapes: Mapping[str, Sequence[int]], sparse: Collection[str], density: float) -> int:
-    """Return a message's bytes as the paper counts them: every tensor in CSR, even dense ones.
+    """Return a message's bytes as the paper counts them: every tensor in CSR.
 
     A tensor is a matrix of shape[0] rows, or of one row: float32 values, an int32 column each, and int32 row
-    pointers, 8 k + 4 (rows + 1). This formula gives all sizes in the paper, in units of 1,024,000 bytes, for
-    all parameters and buffers of ResNet-18 with all 3 x 3 convolutions but the first sparse.
+    pointers, 8 k + 4 (rows + 1). It gives the paper's sizes, in units of 1,024,000 bytes, for ResNet-18 with
+    all 3 x 3 convolutions but the first sparse.
 
     >>> csr_nbytes({"weight": (4, 8), "bias": (4,)}, ["weight"], density=0.25)
     124

@@ -47,13 +47,13 @@ class Optimised(Protocol):
         """Return the current settings of this tensor's group."""
 
     def is_local(self, name: str) -> bool:
-        """Return whether the feedback applies the tensor's momentum."""
+        """Return whether feedback applies the momentum."""
 
     def momentum_buffer(self, name: str) -> Tensor | None:
         """Return SGD's momentum of this tensor, or None."""
 
     def continue_momentum(self, name: str, velocity: Tensor) -> None:
-        """Let SGD continue from this tensor's mean velocity over ranks, flat (n,)."""
+        """Let SGD continue from this mean velocity, flat (n,)."""
 
 
 class Feedback(Spec):
@@ -83,7 +83,7 @@ class Feedback(Spec):
 
     @property
     def local_momentum(self) -> bool:
-        """Whether momentum is applied before the exchange, where the optimiser allows it."""
+        """Whether momentum is applied before the exchange if possible."""
         return False
 
     @property

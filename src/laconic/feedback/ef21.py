@@ -55,7 +55,7 @@ class EF21(Feedback):
 
 
 class _Estimates(BoundFeedback):
-    """Estimates of one rank. h is not stored: `_difference` is v - h."""
+    """Estimates of one rank; `_difference` is v - h."""
 
     replaces_mean: ClassVar[bool] = True
 

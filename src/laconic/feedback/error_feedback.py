@@ -2,19 +2,18 @@
 
     x_t = decay * e_t + g_t        sent_t = C(x_t)        e_{t+1} = x_t - sent_t
 
-Seide et al. 2014 (1-bit SGD); Karimireddy et al. 2019, arXiv:1901.09847: with a contraction, E|C(x) - x|^2
-<= omega |x|^2 and omega < 1, the residual stays bounded and SGD converges as without compression. Codecs
-with omega >= 1 are refused, or damped (see `contraction`).
+Seide et al. 2014 (1-bit SGD); Karimireddy et al. 2019, arXiv:1901.09847: with omega < 1 the residual stays
+bounded and SGD converges as without compression. Codecs with omega >= 1 are refused, or damped (see
+`contraction`).
 
 With SGD's momentum mu, g is by default the velocity, as in DGC, and the optimiser adds no momentum:
 
     heavy ball   u_t = mu * u_{t-1} + g_t           x_t = decay * e_t + u_t
     Nesterov     u_t = mu * (u_{t-1} + g_t)         x_t = decay * e_t + u_t + g_t
 
-A late gradient is then not multiplied by 1 / (1 - mu). If only some entries are sent, the velocity of one
-that has waited is multiplied by 0.75 when it is sent, an experimental choice between no masking (1) and
-DGC's (0); not with `two_level`, whose members do not know what their leader sends. The papers leave
-momentum to the optimiser: `momentum="optimizer"`.
+A late gradient is then not multiplied by 1 / (1 - mu). The velocity of an entry that has waited is multiplied
+by 0.75 when it is sent, an experimental choice between no masking (1) and DGC's (0); not with `two_level`,
+whose members do not know what their leader sends. The papers leave momentum to the optimiser.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ VELOCITY_FACTOR = 0.75  # when an entry is sent after waiting
 class ErrorFeedback(Feedback):
     """Residual memory: one float32 an element. Local momentum needs three, one of them for the velocity.
 
-    `decay` in (0, 1]: share of the old residual that is kept. `damped`: scale an unbiased high-variance
-    codec by 1 / (1 + omega) instead of refusing it. `momentum`: "local" (default) applies the momentum of a
+    `decay` in (0, 1]: share of the old residual that is kept. `damped`: scale an unbiased high-variance codec
+    by 1 / (1 + omega) instead of refusing it. `momentum`: "local" (default) applies the momentum of
     `torch.optim.SGD`, not of other optimisers, before the exchange; "optimizer" leaves it to the optimiser.
 
     >>> ErrorFeedback(decay=0.9)

@@ -31,8 +31,7 @@ from laconic.feedback.memory.residual import LocalResidual
 class MomentumCorrection(Feedback):
     """Velocity u, accumulator v, and v before the current step: three float32 per element.
 
-    A fourth is needed during a step if the gradient's buffer is not free, as on a GPU. The momentum factor
-    is the optimiser's.
+    On a GPU, a step needs a fourth. The momentum factor is the optimiser's.
 
     `masking`: clear the velocity of sent entries. `clip`: limit of the global gradient norm, or None.
     `dense_steps`: first steps that are exchanged dense, unclipped and with the optimiser's momentum, whose

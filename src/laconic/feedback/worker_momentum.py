@@ -6,7 +6,7 @@ many steps less so. Per tensor, with local gradient g and momentum mu:
     heavy ball   u = mu * u + g           x = u
     Nesterov     u = mu * (u + g)         x = u + g
 
-The optimiser then applies the mean of x without momentum. Nothing is held back.
+The optimiser then applies the mean of x without momentum.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class OverlappedExchanges:
 def may_wait(output: Tensor, group: Any) -> bool:
     """Return whether FSDP2 only makes views of this output in the current backward pass.
 
-    It reads it immediately to cast, divide, accumulate or offload it, or to call hooks.
+    Otherwise it reads it immediately, to cast, divide, accumulate or offload it, or to call hooks.
     """
     return (
         torch._C._current_graph_task_id() >= 0

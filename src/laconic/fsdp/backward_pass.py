@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 class BackwardPass:
-    """Current backward pass of a model, which begins at the gradient of its output.
+    """Current backward pass of a model.
 
     Reentrant activation checkpointing runs nested passes with other autograd numbers; `watch` detects them.
     """
@@ -50,7 +50,7 @@ class BackwardPass:
 
     def _reached(self, gradient: Tensor) -> None:
         task: int = torch._C._current_graph_task_id()
-        if task != self._task:  # also if an earlier pass raised and never ended
+        if task != self._task:  # also if an earlier pass raised
             self._begin(task)
 
     def _begin(self, task: int) -> None:

@@ -1,9 +1,9 @@
 """Compressed all-gather of FSDP2's parameters.
 
-All ranks decode every shard, including their own, so that all compute with the same weights. The optimiser's
-shards stay exact, as in QSDP (Markov, Vladu, Guo, Alistarh 2023, arXiv:2302.02390) and in ZeRO++'s qwZ (Wang
-et al. 2023, arXiv:2306.10209): a reconstruction, without QSDP's learned levels. Both gathers of a step have
-the same bits.
+All ranks decode every shard, including their own, to compute with the same weights. The optimiser's shards
+stay exact, as in QSDP (Markov, Vladu, Guo, Alistarh 2023, arXiv:2302.02390) and in ZeRO++'s qwZ (Wang et al.
+2023, arXiv:2306.10209): a reconstruction, without QSDP's learned levels. Both gathers of a step have the same
+bits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class CodedAllGather:
-    """All-gather of one module, as `torch.distributed.fsdp` calls it. It replaces `before`.
+    """All-gather of one module, in place of `before`.
 
     Wire: the encoded shard, to each other rank; an empty message for a non-finite shard, which is NaN on
     every rank. Parameters of several dtypes, or of integers, are sent unencoded. Gathers in the smaller group

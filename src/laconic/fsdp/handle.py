@@ -1,8 +1,8 @@
 """Sharded data parallel: `fully_shard` with a compressed reduce-scatter, or all-reduce of replicas.
 
 A rank needs only its shard of the mean: the first half of `scatter_reduce`. FSDP2 passes flat chunks without
-names, so a method's choice of tensors does not apply. Residuals have 8 bits. If shards have replicas (HSDP),
-the method runs only between replicas.
+names, so a method's choice of tensors does not apply. With replicas of shards (HSDP), the method runs only
+between them.
 """
 
 from __future__ import annotations
@@ -176,8 +176,7 @@ class ShardedHandle:
     def state_dict(self, *, gather: bool = False) -> dict[str, Any]:
         """Return the step, which seeds rounding, and this rank's memory, if any.
 
-        Each rank must save its own memory: `gather` and Accelerate's `register_for_checkpointing` raise
-        `StateError`.
+        Each rank saves its own: `gather` and Accelerate's `register_for_checkpointing` raise `StateError`.
         """
         if self.saved_by_each:
             if gather or saved_by_rank_0():
@@ -200,8 +199,8 @@ class ShardedHandle:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state from `state_dict`.
 
-        Raises `StateError`, with nothing changed, if the model, method, seed or parameters= differs, or, for
-        a handle with memory, if it is missing or the rank or size differs.
+        Raises `StateError`, with nothing changed, if the model, method, seed or parameters= differs, or, with
+        memory, if that is missing or the rank or size differs.
         """
         own = self._state()
         own = {key: value for key, value in own.items() if key not in self._gradients.counts}

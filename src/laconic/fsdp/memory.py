@@ -18,7 +18,7 @@ from laconic.comm.messages import Sent
 from laconic.core.errors import StateError
 
 STORE = MinMax(bits=8)  # Q
-MAX_SUMS = 10_000  # above it the elements count as ambiguous
+MAX_SUMS = 10_000  # above it elements count as ambiguous
 
 
 class ShardMemory:
@@ -52,7 +52,7 @@ class ShardMemory:
             STORE.decode_add_(wire, x, alpha=self.decay)
 
     def encoded(self, x: Tensor, sent: Sent) -> Tensor:
-        """Return the encoded residual, x without the sent share. x is overwritten."""
+        """Return the encoded residual; overwrite x."""
         return STORE.encode(sent.add_to_(x, -1.0), 0)
 
     def keep(self, wire: Tensor, n: int, name: str) -> None:

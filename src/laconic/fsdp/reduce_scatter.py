@@ -1,7 +1,6 @@
 """Compressed reduce-scatter of FSDP2: each rank's shard of the mean gradient.
 
-FSDP2 passes flat chunks of a module: a codec sees one tensor. On a GPU the host reads all checks in one copy,
-and only then waits, unless the codec does.
+FSDP2 passes flat chunks of a module: a codec sees one tensor. On a GPU the host reads all checks in one copy.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ from laconic.reducers.scatter_reduce import ScatterReduce
 
 
 class Shards:
-    """State of a model's collectives."""
-
     def __init__(self, comm: Metered, seed: int) -> None:
         arguments.whole("seed", seed)
         self.comm = comm
@@ -50,8 +47,6 @@ class MeanOverflow(Exception):
 
 
 class Scatter:
-    """Reduce-scatters of one model."""
-
     def __init__(
         self, reducer: ScatterReduce, model: nn.Module, shards: Shards, memory: ShardMemory | None = None
     ) -> None:
@@ -61,7 +56,7 @@ class Scatter:
         self.dense_bytes = self.made = 0  # number of reduce-scatters
         self.beside: OverlappedExchanges | None = None
         self.skipped = False  # equal on all ranks
-        self._overflows = False  # the others do not know it yet
+        self._overflows = False  # not yet known to others
         self._pass = BackwardPass()
         self._detach: list[Callable[[], None]] = []
         self._verdict = Verdict(shards.comm.comm)
@@ -150,8 +145,8 @@ class Scatter:
     ) -> Tensor | None:
         """Return this rank's chunk of the mean of flat x, float32; None if x is not finite on some rank.
 
-        May overwrite x. `call`: number of earlier calls in this step, which seeds rounding. `remembers`:
-        whether x has a residual.
+        May overwrite x. `call`: number of earlier calls in this step, which seeds rounding. `remembers`: x
+        has a residual.
         """
         began = time.perf_counter()
         shards, comm = self.shards, self.shards.comm

@@ -4,9 +4,8 @@
              -> Attached.mean_, between the ranks that hold this shard, in place of the all-reduce
              -> the sharded gradient
 
-Each module's shard is a bucket, and the padded shard of each parameter a tensor. fully_shard skips the hook
-after its all-reduce for a model without replicas, so an attached method removes them from its description of
-the mesh.
+A module's shard is a bucket, and each parameter's padded shard a tensor. fully_shard skips the hook after its
+all-reduce for a model without replicas, so these are removed from its description of the mesh.
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ from laconic.fsdp.waiting import WaitingGradients
 
 
 class Replicas:
-    """Exchange of one model's shards with the ranks that hold the same shards."""
-
     _verdict: Verdict | None = None
 
     def __init__(self, method: Method, model: nn.Module, shards: Shards, within: Shards) -> None:

@@ -1,9 +1,8 @@
 """Gradients that wait for the end of the backward pass, since their module may have more of them.
 
 FSDP2 reduces a module's gradient once per call and adds them up; an exchange takes each tensor once per step.
-So further gradients add up here, FSDP2 gets zeros, and the mean is added at the end. Once one gradient waits,
-all later ones do, so that the order of exchanges is equal even if ranks count different calls, as after an
-evaluation on one machine.
+So further gradients add up here, and the mean is added at the end. Once one gradient waits, all later ones
+do, so that the order of exchanges is equal even if ranks count different calls.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class WaitingGradients:
 def has_more_calls(module: FSDPModule) -> bool:
     """Return whether the forward pass may have called this module again.
 
-    FSDP2 records each call and forgets one before each gradient, unless the script chooses what to prefetch.
+    FSDP2 forgets a recorded call before each gradient, unless the script sets prefetching.
     """
     chosen = getattr(module._get_fsdp_state(), "_states_to_backward_prefetch", ())
     return len(param_group_of(module)._post_forward_indices) > bool(chosen)

@@ -20,10 +20,9 @@ _names: weakref.WeakKeyDictionary[Accelerator, Names] = weakref.WeakKeyDictionar
 def keep_with(accelerator: Accelerator, handle: Handle | ShardedHandle, *, name: str = folder.NAME) -> None:
     """Save and load this handle's state with `accelerator.save_state` and `load_state`.
 
-    Call it on all ranks, once after each `compress`, which accepts the result of `accelerator.prepare`; a
-    removed handle is no longer saved. A resumed run has the same bits as an uninterrupted one. All ranks
-    call `save_state`, which gathers all states on rank 0; with error feedback on a sharded model each rank
-    writes its own.
+    Call it on all ranks, once after each `compress` of the result of `accelerator.prepare`; a removed handle
+    is no longer saved. A resumed run has the same bits. All ranks call `save_state`, which gathers all states
+    on rank 0; with error feedback on a sharded model each rank writes its own.
 
     Args:
         accelerator: The Accelerator that prepared the model.

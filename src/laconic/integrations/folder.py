@@ -3,7 +3,7 @@
     checkpoint-500/laconic.pt          result of `handle.state_dict(gather=True)` on rank 0
     checkpoint-500/laconic-rank3.pt    one file per rank, for error feedback on a sharded model
 
-Only rank 0 reads the single file; of several files, each rank needs its own.
+Only rank 0 reads the single file.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ def save(handle: Handle | ShardedHandle, folder: Path | str, name: str = NAME) -
 def load(handle: Handle | ShardedHandle, folder: Path | str, name: str = NAME) -> bool:
     """Restore the state that `save` wrote, and return whether a file exists. Call it on all ranks.
 
-    Raises:
-        StateError: On every rank: a file cannot be read, some ranks have none, or it is of another number
-            of ranks, model, method or seed.
+    Raises `StateError` on every rank if a file cannot be read or is missing on some ranks, or is of another
+    number of ranks, model, method or seed.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     if handle.saved_by_each:
@@ -69,7 +68,7 @@ def _load_own(handle: Handle | ShardedHandle, folder: Path | str, name: str) -> 
     if isinstance(own, dict):
         try:
             handle.load_state_dict(own)
-        except Exception as error:  # the other ranks would continue without this one
+        except Exception as error:  # the other ranks would continue
             wrong = (
                 str(error) if isinstance(error, StateError) else f"it is not the state of a handle: {error!r}"
             )
@@ -99,10 +98,9 @@ def _write(state: Mapping[str, Any], path: Path) -> None:
 
 
 def _read(path: Path) -> Any:
-    """Return the file's content, None without a file, or the error as text."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
-    except Exception as error:  # the other ranks would wait for this one
+    except Exception as error:  # the other ranks would wait
         return f"{path} cannot be used: {error}"
 
 
@@ -114,5 +112,5 @@ def _parts(path: Path, size: int) -> list[Any]:
         return [state] * size
     try:
         return [own_part(state, rank, size) for rank in range(size)]
-    except Exception as error:  # the other ranks would wait for rank 0
+    except Exception as error:  # the other ranks would wait
         return [f"{path} cannot be used: {error}"] * size

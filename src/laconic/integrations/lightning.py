@@ -1,6 +1,6 @@
-"""Callback for Lightning's Trainer that compresses gradients (lightning.ai).
+"""Callback for Lightning's Trainer that attaches to the wrapped model.
 
-Lightning registers communication hooks only on CUDA, so the callback attaches to the wrapped model.
+Lightning itself registers communication hooks only on CUDA.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class LightningCompression(Callback):
     """Callback that compresses a model's gradients, `Trainer(callbacks=[LightningCompression("auto()")])`.
 
     Supports `strategy="ddp"`, whose ranks each run the whole script, and ModelParallelStrategy with methods
-    that can be sharded. Accumulation, precision plugins and manual optimisation work unchanged, and so does
-    clipping, except with momentum correction (`dgc`): use its own `clip=`. Checkpoints hold the state of all
-    ranks; `fit(ckpt_path=...)` resumes with the same bits, on as many ranks.
+    that can be sharded. Accumulation, precision plugins, manual optimisation and clipping work unchanged, but
+    with momentum correction (`dgc`) use its own `clip=`. Checkpoints hold the state of all ranks;
+    `fit(ckpt_path=...)` resumes with the same bits, on as many ranks.
 
     Args:
         spec: Spec, as for `laconic.compress`.
@@ -129,5 +129,4 @@ class LightningCompression(Callback):
         return dict(self.handle.state_dict(gather=True))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Store the state until the model is wrapped."""
         self._saved = state_dict

@@ -1,7 +1,7 @@
 """Lightning's Trainer without a barrier: ranks periodically exchange parameters instead of gradients.
 
-`distribute` replaces DDP when the Trainer sets up. The optimiser in a checkpoint is every rank's replica,
-optimiser and memory, gathered by rank 0. At the end of training every rank loads the average.
+`distribute` replaces DDP when the Trainer sets up. A checkpoint has every rank's replica, optimiser
+and memory, gathered by rank 0. At the end of training every rank loads the average.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LightningStrategy(DDPStrategy):
         options: Options of Lightning's DDPStrategy that are not DDP's, such as `timeout`.
 
     Attributes:
-        optimizer: The result of `laconic.distribute`, after set-up, with statistics.
+        optimizer: The result of `laconic.distribute`, after set-up.
 
     Raises:
         AttachError: The spec is a method that exchanges gradients, or an option is not supported.
@@ -85,7 +85,7 @@ class LightningStrategy(DDPStrategy):
         module = self.lightning_module
         assert module is not None
         if (earlier := _tied.pop(module, None)) is not None:
-            earlier.remove()  # its statistics and state were kept until here
+            earlier.remove()
         scaler = getattr(self.precision_plugin, "scaler", None)
         _, self.optimizer = distribute(
             self.model,
@@ -97,7 +97,7 @@ class LightningStrategy(DDPStrategy):
         )
         self._finished = False
         self.optimizers, _tied[module] = [self.optimizer], self.optimizer
-        # At every batch the Trainer waits for rank 0 to report a SIGTERM: the last barrier.
+        # at every batch the Trainer waits for rank 0 to report a SIGTERM
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing
 
     def on_validation_start(self) -> None:

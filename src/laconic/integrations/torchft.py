@@ -4,7 +4,7 @@
     backward    -> the communication thread waits for the quorum, then TransactionalExchange.mean_(bucket)
     step()      -> should_commit: if a replica failed, the step is discarded
 
-As in torchft, errors in an exchange are reported to the manager and not raised.
+Errors in an exchange are reported to the manager and not raised.
 """
 
 import logging
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torchft
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, where types see it
+from torch._C._distributed_c10d import GradBucket  # torch.distributed's, where types see it
 from torch.autograd import Variable
 
 from laconic.comm.communication_thread import Answer, CommunicationThread, drop_traceback
@@ -59,9 +59,9 @@ class ReplicaHandle:
         layout = Layout.of((name, real_shape(parameter)) for parameter, name in trained(module).items())
         self._exchange = TransactionalExchange(lift(spec), layout, seed)
         self._unused_parameters = UnusedParameters(trained(module))
-        self._means: dict[str, Mean] = {}  # of this step
+        self._means: dict[str, Mean] = {}
         self._thread = CommunicationThread("laconic replica")
-        self._quorum: int | None = None  # of the last exchange
+        self._quorum: int | None = None
 
     def __repr__(self) -> str:
         return f"<{self._exchange.method} on {self._exchange.layout.numel:,} elements of a replica>"
@@ -157,7 +157,7 @@ class TorchftDDP(torchft.DistributedDataParallel):
     Args:
         manager: The replica's Manager, on a `ProcessGroupGloo`.
         module: The model. No gradient may be sparse.
-        spec: A string such as "cgx(bits=4)", or the result of `laconic.parse`; equal on all replicas.
+        spec: A string such as "cgx(bits=4)", or a parsed spec; equal on all replicas.
         seed: Seed of sampling and stochastic rounding; equal on all replicas.
         options: Those of `DistributedDataParallel` except `process_group` and `find_unused_parameters`.
 

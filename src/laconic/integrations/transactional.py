@@ -1,8 +1,7 @@
 """TransactionalExchange: an exchange whose steps can be rolled back, among ranks that may change.
 
-A step that not every rank has finished is dropped, and the memory is restored from a copy. After a change
-of the group, each rank gets the mean of the existing memories, as from `laconic.resize`, by an all-reduce:
-no residual is lost, and values that must be equal are.
+The memory before a step that not every rank has finished is restored from a copy. After a change of the
+group, each rank gets the mean of the existing memories, as from `laconic.resize`: no residual is lost.
 """
 
 from __future__ import annotations
@@ -38,9 +37,8 @@ class Memory:
 class TransactionalExchange:
     """Exchange of one rank.
 
-    Raises:
-        AttachError: The method needs the optimiser, or groups within the group.
-        SpecError: The method does not suit the model.
+    Raises `AttachError` for a method that needs the optimiser, or groups within the group, and `SpecError`
+    for one that does not suit the model.
     """
 
     def __init__(self, method: Method, layout: Layout, seed: int = 0) -> None:
@@ -53,20 +51,20 @@ class TransactionalExchange:
             )
         self.method, self.layout, self.seed = method, layout, seed
         alone = Metered(Loopback.world(1)[0])
-        Attached(method, layout, alone, NoOptimiser())  # raises if the method is unsuitable
+        Attached(method, layout, alone, NoOptimiser())  # checks the method
         self._seconds, self._dense, self._steps = Seconds(), 0, 0
         self._comm: Metered | None = None
         self._exchange: Attached | None = None
-        self._before: Memory | None = None  # at the start of the last step
+        self._before: Memory | None = None
         self._began = -1
 
     def begin(self, step: int, group: Comm | None, *, behind: bool) -> None:
         """Start a step, on all ranks of the group.
 
         Args:
-            step: Number of finished steps. Unless it is one more than before, the last step was dropped.
+            step: Number of finished steps; unless it is one more than before, the last step was dropped.
             group: The ranks, at the first call and after a change.
-            behind: Whether this rank has just received another rank's model: its memory is invalid.
+            behind: Whether this rank has another rank's model: its memory is invalid.
         """
         memory = None if behind else self.memory_at(step)
         comm, exchange, dense = self._comm, self._exchange, self.stats().dense
@@ -101,7 +99,6 @@ class TransactionalExchange:
         return self._before
 
     def stats(self) -> Stats:
-        """Return bytes and seconds of this rank, including dropped steps."""
         dense = self._dense + (0 if self._exchange is None else self._exchange.dense_bytes)
         meter = Meter() if self._comm is None else self._comm.snapshot()
         return Stats.of(meter, self._seconds, steps=self._steps, dense=dense)
@@ -138,10 +135,7 @@ def of(exchange: Attached) -> Memory:
 
 
 def shared(memory: Memory | None, fresh: Attached, comm: Comm) -> Memory | None:
-    """Return this rank's memory in a new group, or None if no rank has any. Call it on all ranks.
-
-    `fresh`: an exchange of the new group.
-    """
+    """Return this rank's memory in a new group, or None if no rank has any. Call it on all ranks."""
     blank = fresh.state_dict()
     if not blank:
         return None

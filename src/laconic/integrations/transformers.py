@@ -1,7 +1,4 @@
-"""Callback for transformers' Trainer that compresses gradients.
-
-The Trainer passes the bare model to callbacks, so this one uses the Trainer's `model_wrapped`.
-"""
+"""Callback for transformers' Trainer, which passes the bare model: it uses the Trainer's `model_wrapped`."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ class TrainerCompression(TrainerCallback):
     Accumulation, mixed precision and clipping work unchanged; with momentum correction (`dgc`) set
     `max_grad_norm=0` and use its own `clip=`. Each checkpoint gets a file laconic.pt with the state of all
     ranks, and `train(resume_from_checkpoint=...)` resumes with the same bits, on as many ranks. Trials of a
-    hyperparameter search, and checkpoints with `save_only_model`, get no such file.
+    hyperparameter search, and checkpoints with `save_only_model`, get none.
 
     Args:
         trainer: The Trainer that gets the callback.
@@ -47,7 +44,6 @@ class TrainerCompression(TrainerCallback):
         trainer.train = self._noting(trainer.train)
 
     def _noting(self, train: Any) -> Any:
-        """Record the checkpoint given to `train`, which callbacks do not receive."""
 
         @functools.wraps(train)
         def noted(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +65,7 @@ class TrainerCompression(TrainerCallback):
         Raises:
             AttachError: evaluate() ran before train(), the model uses FSDP1 or DeepSpeed, or it does not
                 support the method.
-            StateError: The state in the checkpoint belongs to another run.
+            StateError: The state belongs to another run.
         """
         self._detach()  # from an attempt under auto_find_batch_size
         model, resumed = self.trainer.model_wrapped, self._resumed

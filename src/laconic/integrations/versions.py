@@ -1,4 +1,4 @@
-"""Versions of the libraries with which the integrations are tested."""
+"""Tested versions of the integrations' libraries."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ TESTED = {  # from the first version, below the second
 
 
 def check(library: str, use: str) -> None:
-    """Warn if the installed library is outside the tested range. Raises `ExtraError` if it is missing.
-
-    `library`: its name in `import`, in pip and as an extra.
-    """
+    """Warn if the installed library is outside the tested range. Raises `ExtraError` if it is missing."""
     install = f"pip install 'laconic[{library}]'"
     require(library, use, install)
     found, (lowest, end) = version(library), TESTED[library]

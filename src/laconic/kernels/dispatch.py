@@ -40,7 +40,7 @@ _reference_only = False
 
 
 def native(*tensors: Tensor) -> type[Target] | None:
-    """Return the native functions for these tensors, or None."""
+    """Return the native functions for these tensors."""
     if _live is None or not all(tensor.is_cpu for tensor in tensors):
         return None
     return _live
@@ -56,7 +56,7 @@ def gpu(*tensors: Tensor) -> bool:
 
 @cache
 def triton_missing() -> str | None:
-    """Return why Triton cannot run, or None, without importing it."""
+    """Return why Triton cannot run, without importing it."""
     try:
         version = metadata.version("triton")
     except metadata.PackageNotFoundError:
@@ -67,7 +67,6 @@ def triton_missing() -> str | None:
 
 
 def device_of(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Return a context with the tensor's GPU as the current one, for Triton."""
     if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(tensor.device)

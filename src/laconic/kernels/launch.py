@@ -1,7 +1,7 @@
 """Launch of Triton kernels with little work on the host.
 
-Triton binds and specialises arguments at each launch, which takes longer than most of our kernels. Only the
-first launch with arguments of a kind does so here.
+Triton binds and specialises arguments at each launch, which takes longer than most kernels. Here only the
+first launch with arguments of a kind does.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ _compiled: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 8, **options: Any) -> None:
     """Launch `kernel[grid](*args, num_warps=num_warps, **options)` on the current GPU.
 
-    `args`: all in order, including constexprs. Multiply-add is never fused. Triton's interpreter runs it on
-    the CPU.
+    `args`: all in order, including constexprs. Multiply-add is never fused.
     """
     options["enable_fp_fusion"] = False
     if not hasattr(kernel, "device_caches"):  # interpreted
@@ -43,7 +42,7 @@ def _constants(kernel: Any) -> tuple[bool, ...]:
 
 
 def _kind(value: Any) -> Any:
-    """Return what Triton specialises on: dtype and alignment, or size of an int."""
+    """Return dtype and alignment, or size of an int: Triton specialises on these."""
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % 16 == 0
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Transform of tensors cut into squares; those of one side together."""
+"""Transform of tensors cut into squares."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def by_squares(
     """Cut consecutive tensors of flat x float32 (n,) into squares and transform each.
 
     A tensor is cut into squares of `side`, its rest into squares of half the side, down to 2; up to three
-    elements stay unchanged. `transform` maps side t and squares float64 (m, t, t) to such squares; a CPU
-    converts `at_once` elements at a time.
+    elements stay unchanged. `transform` maps side t and squares float64 (m, t, t) to such squares. A CPU
+    converts `at_once` elements together.
     """
     sides, lengths = _runs(tuple(sizes), side)
     parts = list(torch.split(x, list(lengths)))
@@ -50,7 +50,7 @@ def _transformed(
 
 @lru_cache(maxsize=512)
 def _runs(sizes: tuple[int, ...], side: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return side and elements of each run of squares; side 0 for the rest of a tensor."""
+    """Return side and elements of each run; side 0 for the rest of a tensor."""
     runs: list[tuple[int, int]] = []
     for n in sizes:
         each = side

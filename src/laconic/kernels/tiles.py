@@ -1,4 +1,4 @@
-"""Tables of each program's tile and tensor, for one launch per message.
+"""Tables of each program's tile and tensor.
 
 Full tiles are apart from last ones: a masked load is not a 128-bit load.
 """

@@ -1,4 +1,4 @@
-"""Training with few bits: `convert` (2 to 8 bits), `binarise` (1 bit), `quantise` (1 to 8), and `pack`."""
+"""Training with few bits: `convert` (2 to 8), `binarise` (1), `quantise` (1 to 8), and `pack`."""
 
 from laconic.lowbit.add import Add as Add
 from laconic.lowbit.add import QuantAdd as QuantAdd

@@ -16,8 +16,8 @@ class Activation(nn.Module):
     """Rounds x (n, ...) of n examples to 2^bits values, float32; gradients pass unchanged.
 
     In training the ends are the means of the examples' minima and maxima; evaluation uses the running values
-    `low` and `high`. Random bits depend only on the seed and `turns`, the training batches, so training
-    resumed from a `state_dict` has the same bits.
+    `low` and `high`. Random bits depend only on the seed and `turns`, the training batches: resumed training
+    has the same bits.
 
     >>> layer = Activation(Precision(bits=2))
     >>> layer(torch.tensor([[0.0, 0.4, 3.0], [0.0, 1.2, 3.0]]))
@@ -52,7 +52,7 @@ class Activation(nn.Module):
         if self.training and not again:
             self.turns += 1
         self._turn = int(self.turns)
-        if self.training:  # backward rounds gradients at random in any case
+        if self.training:
             self._turn = self._repeats.turn(self._turn, again, x)
 
     def _ends(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The sum of a residual block as a layer, so that `convert` can replace it."""
+"""Sum of a residual block as a layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Add(nn.Module):
 
 
 class QuantAdd(nn.Module):
-    """Q(x) + Q(y), each between its own running ends; the gradient is rounded at random.
+    """Q(x) + Q(y), each between its own running ends; rounds the gradient at random.
 
     >>> import torch
     >>> QuantAdd(Precision(bits=8))(torch.zeros(2, 3), torch.ones(2, 3)).tolist()

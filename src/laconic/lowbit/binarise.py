@@ -42,26 +42,26 @@ def binarise(
     keep: Collection[str] = (),
     seed: int = 0,
 ) -> FewBitHandle:
-    """Train a model with the signs of its weights and of the inputs of its layers.
+    """Train a model with the signs of its weights and of its layers' inputs.
 
     Changes the model in place. Its parameters remain the same float32 objects, clipped to [-1, 1] after each
-    step, so optimisers, DistributedDataParallel, `laconic.compress` and `state_dict` work as before. The
-    inputs of a layer should have both signs: end a block with a BatchNorm, not a ReLU. Training saves neither
-    time nor memory; for inference use `pack`.
+    step, so optimisers, DistributedDataParallel, `laconic.compress` and `state_dict` work as before. Inputs
+    should have both signs: end a block with a BatchNorm, not a ReLU. Training saves neither time nor memory;
+    for inference use `pack`.
 
     Args:
         model: Its Linear, Conv2d, LSTM, GRU, LSTMCell and GRUCell layers are replaced.
-        first: First of these layers: "real" leaves it unchanged, "weights" takes only its weights' signs,
-            "binary" treats it like the others.
+        first: First of these layers: "real" leaves it unchanged, "weights" takes only its weights' signs; or
+            "binary".
         last: Last of these layers: "real" or "binary".
         stochastic: Draw the signs of inputs in training, P(1) = clip((x + 1) / 2, 0, 1). Activation
             checkpointing repeats the draws of a layer's last 512 calls.
         norm: "shift" replaces BatchNorm with `ShiftBatchNorm`.
-        keep: Names of modules to leave unchanged, with children.
+        keep: Modules to leave unchanged, with children.
         seed: Seed of the draws, different on each rank.
 
     Returns:
-        The handle, which counts sign flips, saves the draws' state, and can undo the change.
+        The handle, which counts sign flips.
 
     Raises:
         SpecError: An argument is out of range.

@@ -1,8 +1,8 @@
-"""Products with two precisions in backward: low bits for the input's gradient, float32 for the weight's.
+"""Products with two precisions in backward.
 
     y = w x;  dx = w^T Q(dy), rounded at random between the ends of dy;  dw = dy x^T
 
-Banner et al. 2018, arXiv:1805.11046. Their code computes y twice; here one backward computes both.
+Banner et al. 2018, arXiv:1805.11046.
 """
 
 from __future__ import annotations

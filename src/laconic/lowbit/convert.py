@@ -41,21 +41,20 @@ def convert(
     """Copy a model with low-bit layers for Conv2d, Linear, BatchNorm2d, GroupNorm, EvoNormS0 and Add.
 
     Build the optimiser from the copy's float32 parameters. Write the sums of residual blocks as `lowbit.Add`,
-    or they stay float32; layers without parameters do not change. The copy shows the effect of low bits on
-    accuracy and saves neither time nor memory. To resume with the same bits, use the same seed and load the
-    model's `state_dict`.
+    or they stay float32; layers without parameters do not change. The copy saves neither time nor memory. To
+    resume with the same bits, use the same seed and load the model's `state_dict`.
 
     Args:
-        model: The float32 model; not changed.
+        model: Float32; not changed.
         bits: Bits of activations, weights and gradients, 2 to 8.
         seed: Seed of rounding, different on each rank.
-        rounding: Rounding of activations: "nearest" or "stochastic". Activation checkpointing repeats the
-            bits of a layer's last 512 calls.
-        keep: Names of modules that stay float32, with children.
+        rounding: Of activations: "nearest" or "stochastic". Activation checkpointing repeats the bits of a
+            layer's last 512 calls.
+        keep: Modules that stay float32, with children.
 
     Raises:
-        AttachError: A module with parameters has no low-bit form, hooks or another dtype than float32; a hook
-            computes a weight; `keep` names no module.
+        AttachError: A module with parameters has no low-bit form, hooks or another dtype; a hook computes a
+            weight; `keep` names no module.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 10))
     >>> [type(layer).__name__ for layer in convert(net)]

@@ -1,11 +1,10 @@
-"""EvoNorm: norm and activation in one layer, per example, without batch statistics.
+"""EvoNorm: norm and activation in one layer, without batch statistics.
 
     EvoNormS0       y = gamma x sigmoid(v x) / sqrt(var + 1e-5) + beta
     RangeEvoNorm    y = Q(gamma) x hardsigmoid(Q(v) x) Q(scale) + Q(beta)
 
 var: variance of x per example and group of channels; scale: `range_scale`. Liu et al. 2020, arXiv:2004.02967;
-low-bit form: code of Aketi et al. 2021, arXiv:2111.09389. One EvoNorm replaces a BatchNorm2d and its ReLU,
-and does not depend on a rank's labels.
+low-bit form: code of Aketi et al. 2021, arXiv:2111.09389. One EvoNorm replaces a BatchNorm2d and its ReLU.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class EvoNormS0(nn.Module):
 
 
 class RangeEvoNorm(nn.Module):
-    """Low-bit EvoNorm: rounds activations, scales and parameters to nearest, and gradients at random.
+    """Low-bit EvoNorm: rounds to nearest, and gradients at random.
 
     Args:
         channels: c, a multiple of `groups`.

@@ -1,4 +1,4 @@
-"""Handle of `binarise` and `quantise`: few-bit layers, sign flips and removal."""
+"""Handle of `binarise` and `quantise`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from laconic.lowbit.training import LowBitHandle
 from laconic.transforms.fast_path import FastPathOff
 from laconic.transforms.selection import replace_layers
 
-ONES = torch.tensor([byte.bit_count() for byte in range(256)], dtype=torch.int64, device="cpu")  # set bits
+ONES = torch.tensor([byte.bit_count() for byte in range(256)], dtype=torch.int64, device="cpu")
 
 
 @outside_inference_mode("state_dict", "load_state_dict", "remove")
@@ -45,9 +45,7 @@ class FewBitHandle(LowBitHandle):
         return tuple(parts[id(part)] for layer in self.layers.values() for part in layer.masters())
 
     def flips(self) -> float:
-        """Return the share of few-bit weights whose sign changed since the last call. Stores one bit per
-        weight.
-        """
+        """Return the share of few-bit weights whose sign changed since the last call."""
         before, self._signs = self._signs, self._packed()
         changed = sum(int(ONES[(a ^ b).long()].sum()) for a, b in zip(before, self._signs, strict=True))
         total = sum(part.numel() for layer in self.layers.values() for part in layer.masters())
@@ -73,7 +71,7 @@ class FewBitHandle(LowBitHandle):
         return {name: layer.rounding.state_dict() for name, layer in self.layers.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, to continue with the same bits; load the model first: flips count from its signs.
+        """Restore a state. Load the model first: flips count from its signs.
 
         Raises `StateError`, unchanged, for different layers or bits.
         """
@@ -89,7 +87,7 @@ class FewBitHandle(LowBitHandle):
         self._signs = self._packed()
 
     def remove(self) -> None:
-        """Restore the original layers, with the current master weights. A second call does nothing."""
+        """Restore the original layers, with current master weights. A second call does nothing."""
         for layer in self.layers.values():
             clipping.unwatch(layer)
         self._fast_path.remove()

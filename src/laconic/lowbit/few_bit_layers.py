@@ -4,7 +4,7 @@
 
 Hubara et al. 2016, arXiv:1609.07061; with one bit, Courbariaux et al. 2016, arXiv:1602.02830. Q: see
 `levels`. Products of levels are exact integers below 2^24, and the bias is added last: a packed layer has the
-same bits. Padding counts as 0, no level. Layers compute in their weight's dtype, also under autocast.
+same bits. Padding counts as 0. Layers compute in their weight's dtype, also under autocast.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Recurrent layers with few-bit weights and inputs, of x and of h, at each time step.
+"""Recurrent layers with few-bit weights, x and h.
 
     LSTM   gates = Q(W_ih) Q(x) + b_ih + Q(W_hh) Q(h) + b_hh;  GRU  both products apart
 
-Hubara et al. 2016, arXiv:1609.07061. Gates and states stay float32; Q and the bias: see `few_bit_layers`.
+Hubara et al. 2016, arXiv:1609.07061. Gates and states stay float32. Q: see `few_bit_layers`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _FewBitCell(FewBitLayer):
 
 
 class FewBitLSTMCell(_FewBitCell, nn.LSTMCell):
-    """LSTM step of x (b, c) or (c,), with few bits; arguments and results of nn.LSTMCell."""
+    """Few-bit nn.LSTMCell."""
 
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         if hx is None:
@@ -46,7 +46,7 @@ class FewBitLSTMCell(_FewBitCell, nn.LSTMCell):
 
 
 class FewBitGRUCell(_FewBitCell, nn.GRUCell):
-    """GRU step of x (b, c) or (c,), with few bits; arguments and results of nn.GRUCell."""
+    """Few-bit nn.GRUCell."""
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         if hx is None:
@@ -96,12 +96,12 @@ class _FewBitSequences(FewBitLayer):
 
 
 class FewBitLSTM(_FewBitSequences, nn.LSTM):
-    """LSTM over sequences with few bits; arguments and results of nn.LSTM."""
+    """Few-bit nn.LSTM."""
 
     states = 2
 
 
 class FewBitGRU(_FewBitSequences, nn.GRU):
-    """GRU over sequences with few bits; arguments and results of nn.GRU."""
+    """Few-bit nn.GRU."""
 
     states = 1

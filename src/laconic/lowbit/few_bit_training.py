@@ -1,4 +1,4 @@
-"""Base of `binarise` and `quantise`: their common arguments and the selection of layers."""
+"""Base of `binarise` and `quantise`."""
 
 from __future__ import annotations
 

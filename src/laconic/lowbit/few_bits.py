@@ -1,4 +1,4 @@
-"""Bits of weights, activations and gradients, and the rounding of one layer."""
+"""Bits and rounding of one layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Scale = Literal["linear", "log"]
 class FewBits:
     """Bits of a layer: 1 to 8 for weights and inputs, 3 to 8 for the output's gradients. None: float32.
 
-    `scale`: see `levels`. `stochastic`: random rounding of inputs in training.
+    `scale`: see `levels`. `stochastic`: rounds inputs at random in training.
     """
 
     weights: int = 1
@@ -55,7 +55,7 @@ class FewBits:
 
 
 class Rounding:
-    """Rounding of one layer: random bits depend on the seed and `turns`, training calls without repetitions
+    """Rounding of one layer. Random bits depend on the seed and `turns`: training calls, without repetitions
     by activation checkpointing.
     """
 

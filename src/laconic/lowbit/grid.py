@@ -1,10 +1,10 @@
-"""Grid of simulated low-bit training: 2^bits evenly spaced values between two ends.
+"""Grid of 2^bits evenly spaced values between two ends.
 
     s = max((high - low) / (2^bits - 1), 1e-8)
     Q(x; low, high) = round(clip((x - low) / s, 0, 2^bits - 1)) * s + low
 
 Banner et al. 2018, arXiv:1805.11046, as in the code of Aketi et al. 2021, arXiv:2111.09389. All tensors stay
-float32: the simulation saves neither time nor memory.
+float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from laconic.core.turn import mix, name_key
 from laconic.lowbit.gradient import straight_through, with_gradient
 
 Rounding = Literal["nearest", "stochastic"]
-MIN_SPACING = 1e-8  # for equal ends
+MIN_SPACING = 1e-8
 FINE = 2.0**24  # values of the dither
 
 
@@ -31,7 +31,7 @@ class Precision:
 
     Args:
         bits: Bits of activations, weights and gradients, 2 to 8.
-        rounding: Rounding of activations, also in evaluation: "nearest" or "stochastic".
+        rounding: Of activations, also in evaluation: "nearest" or "stochastic".
         seed: Seed of rounding, different on each rank.
 
     Raises:
@@ -73,7 +73,6 @@ def quantise(x: Tensor, low: Tensor, high: Tensor, bits: int = 8, key: int | Non
 
 
 def ends(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return minimum and maximum of x, each (); 0 if x is empty."""
     if not x.numel():
         return x.new_zeros(()), x.new_zeros(())
     low, high = torch.aminmax(x)

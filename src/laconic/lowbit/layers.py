@@ -1,9 +1,9 @@
-"""Dense layers and convolutions with simulated low-bit activations, weights and gradients.
+"""Layers with simulated low-bit activations, weights and gradients.
 
     y = conv(Q(x), Q(w)) + Q(b);  dx from Q(dy) rounded at random, dw from dy itself
 
 Banner et al. 2018, arXiv:1805.11046, as in the code of Aketi et al. 2021, arXiv:2111.09389. Activations are
-rounded between running ends, weights and biases between their minimum and maximum (`grid`).
+rounded between running ends, weights and biases between their own (`grid`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EIGHT = Precision()
 class QuantConv2d(nn.Conv2d):
     """Low-bit convolution of x (n, c, h, w) or (c, h, w) float32, padded with zeros.
 
-    Arguments as in `torch.nn.Conv2d`, with a number as `padding`.
+    Arguments as in `torch.nn.Conv2d`; `padding` is a number.
 
     >>> layer = QuantConv2d(3, 8, 3, padding=1, precision=Precision(bits=8))
     >>> layer(torch.randn(4, 3, 16, 16)).shape

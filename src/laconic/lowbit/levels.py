@@ -6,8 +6,7 @@
 
 One bit is the sign in both, with sign(0) = 1. Random rounding of the linear form replaces 1/2 by a number in
 [0, 1): Q(x) is x on average. Hubara et al. 2016, arXiv:1609.07061; signs: Courbariaux et al. 2016,
-arXiv:1602.02830. Ours: linear levels include -1 and 1, so a level is a sum of signs, and zero padding is
-exact.
+arXiv:1602.02830. Ours: linear levels include -1 and 1, so that a level is a sum of signs.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def level_indices(x: Tensor, bits: int, key: int | None = None) -> Tensor:
 
 
 def integers(x: Tensor, bits: int, key: int | None = None) -> Tensor:
-    """Return L Q(x) of the linear form: odd integers from -L to L. The gradient is L times that of Q.
+    """Return L Q(x) of the linear form: odd integers from -L to L.
 
     >>> integers(torch.tensor([-2.0, -0.5, 0.0, 0.2, 1.0]), bits=2)
     tensor([-3., -1.,  1.,  1.,  3.])

@@ -2,8 +2,7 @@
 
     t = 2^ceil(log2 max |g|);   levels 0 and t 2^-i, i = 0 .. 2^(bits - 1) - 2, signed;   E[Q(g)] = g
 
-Hubara et al. 2016, arXiv:1609.07061, train with 6-bit logarithmic gradients. Our reading: t, the level 0 and
-the probabilities.
+Hubara et al. 2016, arXiv:1609.07061. Our reading: t, the level 0 and the probabilities.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ EXPONENT = 0x7F800000  # of a float32: [sign | exponent 8 | mantissa 23]
 
 
 def quantise_gradient(g: Tensor, bits: int, key: int) -> Tensor:
-    """Return Q(g), in the dtype of g. A non-finite gradient is returned unchanged.
+    """Return Q(g), in the dtype of g; g if it is not finite.
 
     Error: E|Q(g) - g|^2 <= |g|^2 / 8 + n (s / 2)^2, with s = t 2^(2 - 2^(bits - 1)) the least positive level.
 

@@ -1,4 +1,4 @@
-"""`pack`: inference with packed weights, and the file format of packed models."""
+"""`pack`: inference with packed weights, and files of packed models."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def pack(model: nn.Module) -> nn.Module:
     """Return an inference copy of a model trained by `binarise` or `quantise`, with packed weights.
 
     For finite inputs the outputs equal the model's in evaluation bit for bit. A weight has `weights` bits,
-    with rows padded to whole bytes: 32 times smaller with one bit. Other layers and biases stay float32. XNOR
-    kernels use one thread per product; training, tracing or differentiating the copy raises `StateError`.
+    with rows padded to whole bytes. Other layers and biases stay float32. Kernels use one thread per product.
+    Training, tracing or differentiating the copy raises `StateError`.
 
     Raises:
         AttachError: The model has no few-bit layers, or one that is logarithmic, not float32, not finite, has
@@ -81,7 +81,7 @@ def packed_layers(model: nn.Module) -> dict[str, Packed]:
 
 
 def save_packed(packed: nn.Module, path: str | Path) -> None:
-    """Write a packed model to a file for `load_packed`. Raises `AttachError` without packed layers."""
+    """Write a packed model to a file. Raises `AttachError` without packed layers."""
     layers = packed_layers(packed)
     if not layers:
         raise AttachError("this model is not packed: save the result of pack()")
@@ -94,8 +94,8 @@ def load_packed(path: str | Path, model: nn.Module) -> nn.Module:
     """Return the packed model of a file written by `save_packed`.
 
     Args:
-        path: The file, untrusted: it is read with `weights_only=True`.
-        model: The plain model, built as before `binarise` or `quantise`; not changed.
+        path: Untrusted: read with `weights_only=True`.
+        model: The plain model, as before `binarise` or `quantise`; not changed.
 
     Raises:
         StateError: The file is damaged, or of another model.
@@ -114,7 +114,7 @@ def load_packed(path: str | Path, model: nn.Module) -> nn.Module:
     content = io.BytesIO(Path(path).read_bytes())
     try:
         found = torch.load(content, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises many kinds of errors
+    except Exception as error:
         raise StateError(f"{path} is not a packed model, or is damaged: {type(error).__name__}") from None
     layers, norms, state = _read_parts(found)
     made = copy_model(model)

@@ -1,4 +1,4 @@
-"""Inference layers with packed weights: bit for bit the results of the few-bit layers.
+"""Inference layers with packed weights: bit for bit the few-bit layers' results.
 
     u(x) = sum_i 2^i u_i,  u_i in {0, 1};  L Q(x) = sum_i 2^i s_i,  s_i = 2 u_i - 1
     (L Q(w)) (L Q(x)) = sum_i sum_j 2^(i + j) (signs w_i) (signs x_j)
@@ -82,7 +82,6 @@ class Packed(nn.Module):
             )
 
     def signs(self, x: Tensor) -> list[Tensor]:
-        """Return the signs s_0, s_1, ... of x."""
         count = self.levels.activations
         if count == 1:
             return [x]

@@ -1,4 +1,4 @@
-"""Recurrent inference layers with packed weights: bit for bit the results of the few-bit layers."""
+"""Recurrent inference layers with packed weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _PackedCell(Packed):
 
 
 class PackedLSTMCell(_PackedCell):
-    """Packed `FewBitLSTMCell`, for inference."""
+    """Packed `FewBitLSTMCell`."""
 
     def forward(self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         if hx is None:
@@ -50,7 +50,7 @@ class PackedLSTMCell(_PackedCell):
 
 
 class PackedGRUCell(_PackedCell):
-    """Packed `FewBitGRUCell`, for inference."""
+    """Packed `FewBitGRUCell`."""
 
     def forward(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
         if hx is None:
@@ -100,12 +100,12 @@ class _PackedSequences(Packed):
 
 
 class PackedLSTM(_PackedSequences):
-    """Packed `FewBitLSTM`, for inference."""
+    """Packed `FewBitLSTM`."""
 
     states = 2
 
 
 class PackedGRU(_PackedSequences):
-    """Packed `FewBitGRU`, for inference."""
+    """Packed `FewBitGRU`."""
 
     states = 1

@@ -59,9 +59,8 @@ def quantise(
         weights: Bits of weights, 1 to 8.
         activations: Bits of inputs, 1 to 8, or None for float32.
         gradients: Bits of outputs' gradients, 3 to 8, or None for float32: powers of two, rounded at random.
-        scale: "linear", evenly spaced levels from -1 to 1, or "log", powers of two, which cannot be packed.
-        stochastic: Round inputs at random in training. Activation checkpointing repeats the bits of a layer's
-            last 512 calls.
+        scale: "linear" levels from -1 to 1, or "log", powers of two, which cannot be packed.
+        stochastic: Round inputs at random in training; see `binarise` for activation checkpointing.
         seed: Seed of rounding, different on each rank.
         first, last, norm, keep: As for `binarise`.
 

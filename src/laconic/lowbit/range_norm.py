@@ -43,7 +43,7 @@ class _LowBitNorm(nn.Module):
 
 
 class RangeNorm(_LowBitNorm):
-    """Low-bit BatchNorm: normalises x (n, c, ...) by each channel's mean and range over the batch.
+    """Low-bit BatchNorm of x (n, c, ...) by each channel's mean and range.
 
     The range is averaged over 16 chunks. Evaluation uses running values, 0.9 of them from the rank's last
     batch: for skewed shards use `RangeEvoNorm`.
@@ -52,7 +52,7 @@ class RangeNorm(_LowBitNorm):
         channels: c.
         affine: Whether there are gamma and beta.
         precision: Bits, rounding and seed.
-        device: Device of parameters and running values.
+        device: Of parameters and running values.
 
     >>> y = RangeNorm(3)(5 + 2 * torch.randn(64, 3, 8, 8, generator=torch.Generator().manual_seed(0)))
     >>> bool((y.mean((0, 2, 3)).abs() < 0.01).all()), bool(((y.std((0, 2, 3)) - 1).abs() < 0.2).all())
@@ -102,7 +102,7 @@ class RangeNorm(_LowBitNorm):
 
 
 class RangeGroupNorm(_LowBitNorm):
-    """Low-bit GroupNorm: normalises x (n, c, ...) by the mean and range of each example's groups.
+    """Low-bit GroupNorm of x (n, c, ...) by the mean and range of each example's groups.
 
     Args:
         groups: Groups of channels.

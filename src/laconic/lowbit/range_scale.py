@@ -1,4 +1,4 @@
-"""Scale of values from their range, without squares or roots.
+"""Scale of values from their range.
 
     1 / (C(m) (mean of the chunks' maxima - mean of their minima) + 1e-5),   m values in each chunk
     C(m) = 0.5 * 0.35 * (1 + sqrt(pi ln 4)) / sqrt(2 ln m)
@@ -27,7 +27,7 @@ def range_constant(m: int) -> float:
 
 
 def chunks_of(n: int) -> int:
-    """Return the largest number of equal chunks of n values, up to 16, with at least 2 values each.
+    """Return the largest number of equal chunks, up to 16, with at least 2 of n values each.
 
     >>> [chunks_of(n) for n in (32, 64, 20, 7)]
     [16, 16, 10, 1]

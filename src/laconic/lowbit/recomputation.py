@@ -1,4 +1,4 @@
-"""Random bits of calls that activation checkpointing repeats."""
+"""Random bits of calls repeated by activation checkpointing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-MAX_CALLS = 512  # stored
+MAX_CALLS = 512
 SAMPLES = 64  # of an input's fingerprint
 
 
@@ -21,7 +21,7 @@ class RecomputedCalls:
         self._done: set[int] = set()  # recomputed turns
 
     def turn(self, now: int, again: bool, *inputs: Tensor) -> int:
-        """Return `now`, or the turn of the repeated call.
+        """Return `now`, or the repeated call's turn.
 
         Among calls with equal inputs, backward repeats the last one first.
         """

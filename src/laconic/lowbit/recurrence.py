@@ -1,4 +1,4 @@
-"""LSTM and GRU steps, and runs over sequences with the arguments and results of nn.LSTM."""
+"""LSTM and GRU steps, and runs over sequences as nn.LSTM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Recurrent(Protocol):
     states: int  # 2 for an LSTM, 1 for a GRU
 
     def direction(self, place: str, x: Tensor, state: State, active: Tensor | None) -> tuple[Tensor, State]:
-        """Run one direction of a layer, such as "l0_reverse": outputs (t, b, n) and last state.
+        """Run one direction, such as "l0_reverse": outputs (t, b, n) and last state.
 
         x: (t, b, c). `state`: (b, n). `active`: bool (t, b, 1), steps inside the sequences, or None.
         """
@@ -89,7 +89,7 @@ def run(layer: Recurrent, x: Any, hx: Any, dtype: torch.dtype) -> tuple[Any, Any
 def unroll(
     of_x: Tensor, of_h: Product, state: State, active: Tensor | None, reverse: bool, back: Back
 ) -> tuple[Tensor, State]:
-    """Run an LSTM (two states) or a GRU, from the products of its inputs (t, b, gates)."""
+    """Run an LSTM (two states) or a GRU on its inputs' products (t, b, gates)."""
     times, outputs = range(len(of_x)), [*of_x]
     for t in reversed(times) if reverse else times:
         h = state[0]

@@ -3,7 +3,7 @@
     c = x - mean;  var = mean(c AP2(c));  y = c AP2(1 / sqrt(var + eps)) AP2(gamma) + beta
 
 Courbariaux et al. 2016, arXiv:1602.02830, with the constants of the authors' Torch7 code. Gradients pass AP2
-straight through: our reading, the authors' code has its own backward.
+straight through: our reading.
 """
 
 from __future__ import annotations

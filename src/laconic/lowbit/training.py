@@ -17,7 +17,7 @@ from laconic.transforms.transform import Option, Transform, TransformHandle
 
 @dataclass(frozen=True)
 class LowBitStats:
-    """Statistics of low-bit training. `residual`: distance to the few-bit weights, relative to their norm."""
+    """Statistics of low-bit training. `residual`: relative distance to the few-bit weights."""
 
     residual: float
 
@@ -27,7 +27,7 @@ class LowBitHandle(TransformHandle):
 
     @abstractmethod
     def residual(self) -> float:
-        """Return the weights' distance to their few-bit values, relative to their norm."""
+        """Return the weights' relative distance to their few-bit values."""
 
     @abstractmethod
     def quantised(self) -> AbstractContextManager[None]:
@@ -58,7 +58,7 @@ class LowBitHandle(TransformHandle):
 
 
 class LowBitTraining(Transform):
-    """Configuration of low-bit training: a frozen dataclass."""
+    """Configuration of low-bit training."""
 
     option: ClassVar[Option] = "lowbit"
     replicas_equal: ClassVar[bool] = True

@@ -73,8 +73,7 @@ name_makers(__name__)
 
 
 def catalogue() -> dict[str, Callable[..., Any]]:
-    """Return the constructors that `distribute` accepts, by registered name; `compress` accepts all but
-    strategies.
+    """Return the constructors that `distribute` accepts, by name; `compress` accepts all but strategies.
 
     >>> [name for name in catalogue() if name in ("dgc", "golomb", "local_sgd", "topk")]
     ['dgc', 'local_sgd', 'topk']

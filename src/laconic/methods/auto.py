@@ -35,23 +35,22 @@ def auto(
     pinned: Reducer | None = None,
 ) -> Method:
     """Start with dense steps. Then the next lossier candidate alternates with the one in use, and replaces it
-    if it saves at least `gain` of a step (a sparse one twice that) with statistical significance: after 5 to
+    if it saves at least `gain` of a step (a sparse one twice that) with statistical significance, after 5 to
     15 steps of each in a first pass, at most 100 of the slower and 300 of the faster one in a second. A pass
     ends when two consecutive candidates do not pay (the first sparse one is still tried), or if the exchange
-    takes less than `gain` of a step. Above a second per exchange, one or two steps suffice. Vectors are
-    always dense. All candidates share one residual, which dense or nearly dense steps add in parts no larger
-    than the gradient. The search repeats every `every` steps in both directions; among lossier candidates if
-    the exchange takes 1.5 times as long as before, among less lossy ones if 1.5 times less. All ranks decide
-    the same, by the slowest rank's seconds. A single rank stays dense.
+    takes less than `gain` of a step. Vectors are always dense. All candidates share one residual, which dense
+    or nearly dense steps add in parts no larger than the gradient. The search repeats every `every` steps in
+    both directions; among lossier candidates if the exchange takes 1.5 times as long as before, among less
+    lossy ones if 1.5 times less. All ranks decide the same. A single rank stays dense.
 
-    While a sparse candidate is tried or used, a `torch.optim.SGD`'s momentum is applied before the exchange,
-    then handed back; other optimisers keep theirs.
+    While a sparse candidate is in use, a `torch.optim.SGD`'s momentum is applied before the exchange, then
+    handed back; other optimisers keep theirs.
 
     `lossiest`: the lossiest candidate allowed. Default: the last one given; of the usual ones
     `stc(density=0.01)` if all matrices are in a `torch.optim.SGD` with momentum, else 4 bits, since sparse
-    steps cost accuracy with momentum after the exchange (docs/sparse_steps.md). For the slowest links, it may
-    be up to `sampled_topk(density=0.001)`. `pinned`: a candidate for all steps, untimed, for the same bits in
-    each run. The logger "laconic" reports each decision and its reason.
+    steps then cost accuracy (docs/sparse_steps.md). For the slowest links, it may be up to
+    `sampled_topk(density=0.001)`. `pinned`: a candidate for all steps, untimed, for the same bits in each
+    run. The logger "laconic" reports each decision.
 
     Payload: that of the candidate in use; memory: 4 bytes per element, 12 with momentum before the exchange.
 

@@ -30,12 +30,11 @@ def by_name(names: Mapping[str, Any], *, rest: Any = DENSE) -> Method:
     reducer leaves one-dimensional tensors dense.
 
     Args:
-        names: Patterns to any specs that `compress` accepts; the first matching pattern wins.
-        rest: The spec for tensors that match no pattern.
+        names: Patterns to any specs that `compress` accepts; the first match wins.
+        rest: The spec for other tensors.
 
     Raises:
-        SpecError: `names` is not a dict of patterns; or, on attaching, a pattern gets no tensor, because none
-            matches or earlier patterns match them all.
+        SpecError: `names` is not a dict of patterns; or, on attaching, a pattern gets no tensor.
 
     >>> from laconic.core.spec import parse
     >>> parse("by_name({'*embed*': cast('fp16'), '*norm*': dense()}, rest=topk(density=0.01))")

@@ -2,7 +2,7 @@
 
 Markov, Ramezanikebrya, Alistarh 2022, arXiv:2111.08617. Quantiser, scatter-reduce and filters as in the
 release (IST-DASLab/torch_cgx) [V]. Differences: tensors are distinguished from the first step on, not the
-third; very large ones are reduced, not dropped; links inside a machine are treated like others.
+third; very large ones are reduced, not dropped; links inside a machine are like others.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def cgx(
         C(x) = min + unit * floor((x - min) / unit + r),   unit = (max - min) / (2^bits - 1) of each block
         piece p of the mean = C(1/N * (g_p + sum over ranks r != p of C(g_r))), added up on rank p
 
-    r = 1/2, or with `rounding='stochastic'` uniform in [0, 1). Other tensors are summed uncompressed. As in
-    the release, there is no feedback, so rounding to nearest always loses entries below half a unit: at 2
-    bits use 'stochastic', or `scatter_reduce(minmax(bits=2, block=16), feedback='both')`.
+    r = 1/2, or with `rounding='stochastic'` uniform in [0, 1). Other tensors are summed uncompressed. There
+    is no feedback, so rounding to nearest always loses entries below half a unit: at 2 bits use 'stochastic',
+    or `scatter_reduce(minmax(bits=2, block=16), feedback='both')`.
 
     Payload: bits + 64 / block bits per entry, (N - 1) / N of it up and 1 / N down: 4.125.
 
@@ -50,7 +50,7 @@ def cgx(
         pattern: How ranks exchange pieces, see `scatter_reduce`.
         min_size: Tensors with fewer elements are not compressed.
         adapt_every: Steps between new bits by `adaptive_bits`, 2 to 8: the fewest bytes at the error of
-            `bits` for all. 0: never. Recalled, not checked with code.
+            `bits`. 0: never. Recalled, not checked with code.
 
     Raises:
         SpecError: An argument is out of range.

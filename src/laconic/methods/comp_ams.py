@@ -1,7 +1,6 @@
 """COMP-AMS: AMSGrad on gradients that are compressed with error feedback.
 
-Li, Karimi, Li 2022, arXiv:2205.05632 [recalled; no public code]. All ranks compute equal moments from the
-mean.
+Li, Karimi, Li 2022, arXiv:2205.05632 [recalled; no public code].
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def comp_ams(compressor: Any = TOPK) -> Method:
 
     Args:
         compressor: A codec, selector or reducer: by default `topk(density=0.01)`; the paper also has
-            `sign()`. `dense()` is AMSGrad on the exact mean. An unbiased codec has no feedback, e_i = 0.
+            `sign()`. An unbiased codec has no feedback, e_i = 0.
 
     Raises:
         SpecError: `compressor` is something else.

@@ -35,11 +35,10 @@ def demo(
         m = m - D'(sent share);   the optimiser gets D'(mean over ranks of the sent shares)
 
     The paper's first version steps along the sign of the mean: `torch.optim.Adam(parameters, lr=0.001,
-    betas=(0.0, 0.0))`. Any optimiser works, also with momentum. One-dimensional tensors are summed
-    uncompressed.
+    betas=(0.0, 0.0))`. Any optimiser works. One-dimensional tensors are summed uncompressed.
 
-    Payload: about density * n * (2 + log2(1 / density) + 1.5) bits, by default 390 times less than the
-    gradient. Memory: one float32 per element.
+    Payload: about density * n * (2 + log2(1 / density) + 1.5) bits, by default 1/390 of the gradient. Memory:
+    one float32 per element.
 
     Args:
         density: Share of each tile's coefficients sent, in (0, 1].

@@ -1,7 +1,7 @@
 """Deep Gradient Compression: send the largest thousandth of the accumulated gradients, store the rest.
 
 Lin et al. 2018, arXiv:1712.01887. Verified against the authors' release (synxlin/deep-gradient-compression),
-whose selection drops candidates by position; here the largest are kept.
+whose selection drops candidates by position; here the largest are sent.
 """
 
 from __future__ import annotations
@@ -59,13 +59,11 @@ def dgc(
         w = w - lr * (mean of the sent shares + weight decay)
 
     One-dimensional tensors are summed uncompressed, with SGD's own momentum. The momentum is that of a
-    `torch.optim.SGD` or `laconic.optim.LARS`; tensors of other optimisers have plain error feedback, which is
-    logged.
+    `torch.optim.SGD` or `laconic.optim.LARS`; other optimisers have plain error feedback, which is logged.
 
     Payload: about density * n * (32 + log2(1 / density) + 1.5) bits, to each of the N - 1 others. With
-    `down`, servers of the entries answer with the share `down`: a rank sends at most twice as much among 64
-    ranks as among 4, from 2 million entries on (see `server`). Up to N * density of the entries reach the
-    servers; all but `down` wait there, without further momentum.
+    `down`, servers of the entries answer with the share `down` (see `server`): a rank sends at most twice as
+    much among 64 ranks as among 4, from 2 million entries on.
 
     Args:
         density: Share of entries sent, in (0, 1].
@@ -74,9 +72,8 @@ def dgc(
             leading 1.0 is plain momentum SGD.
         sample_ratio: Share of entries that the threshold is estimated from.
         masking: Whether sent entries are also cleared in u.
-        clip: Norm of the gradient summed over ranks; each rank's whole gradient is limited to clip / sqrt(N),
-            after dense warm-up steps; with several buckets, by the last step's estimate, see
-            `laconic.exchange.clip`.
+        clip: Norm of the gradient summed over ranks; each rank's gradient is limited to clip / sqrt(N), after
+            dense warm-up steps (see `laconic.exchange.clip`).
         down: Share of entries that servers answer, in (0, 1], and at least that of a warm-up's stage; for 16
             ranks and more. None: every rank receives every message.
         values: Codec of the values.
@@ -129,7 +126,7 @@ def by_epoch(density: float = 0.001, *, epochs: int = 4, steps_per_epoch: int) -
 
     Args:
         density: Final density.
-        epochs: Epochs with a higher density; 4 in the paper.
+        epochs: Epochs with a higher density.
         steps_per_epoch: Optimiser steps of an epoch.
 
     Returns:

@@ -1,7 +1,7 @@
 """Deep Hierarchy Quantization Compression: the largest entries, their magnitudes in a few groups by size.
 
-Jiang et al. 2022, arXiv:2212.14760. A reconstruction from the abstract, the only public part. Its dynamic
-sampling of clients: `laconic.federated.samplings`.
+Jiang et al. 2022, arXiv:2212.14760. A reconstruction from the abstract. Its dynamic sampling of clients:
+`laconic.federated.samplings`.
 """
 
 from __future__ import annotations

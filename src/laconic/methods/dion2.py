@@ -1,7 +1,7 @@
 """Dion2: Muon that updates a random fraction of each matrix's rows or columns, and exchanges only these.
 
 Ahn, Amsel, Langford 2025, arXiv:2512.16928. Reconstruction: the paper averages whole gradients and chooses
-rows by L1 norm, or at random; here all ranks draw the same rows, and average only these.
+rows by L1 norm, or at random; here all ranks draw the same rows.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def dion2(fraction: float = 0.25) -> Method:
         U = mean over ranks of M_r[S]                    M_r[S] = mu * M_r[S]
         w[S] = w[S] - adjusted lr * NewtonSchulz(U)      after w = (1 - lr * weight decay) * w
 
-    Columns are chosen if they are fewer. All is linear up to U, so this is Dion2 on the mean gradient, up to
-    rounding; `fraction=1` is Muon. Newton-Schulz runs on the chosen rows only.
+    Columns are chosen if they are fewer. This is Dion2 on the mean gradient, up to rounding; `fraction=1` is
+    Muon.
 
-    Needs `torch.optim.Muon` with `nesterov=False`, usually with AdamW for other tensors, which are summed
-    uncompressed: `compress(model, [muon, adamw], "dion2()")`. Payload: 4 * fraction bytes per entry of Muon's
-    matrices, in one all-reduce. Memory: one float32 per element, in place of Muon's.
+    Needs `torch.optim.Muon` with `nesterov=False`; other tensors are summed uncompressed: `compress(model,
+    [muon, adamw], "dion2()")`. Payload: 4 * fraction bytes per entry of Muon's matrices. Memory: one float32
+    per element, in place of Muon's.
 
     Args:
-        fraction: Share of rows or columns per step, in (0, 1]; the paper has 0.25.
+        fraction: Share of rows or columns per step, in (0, 1].
 
     Raises:
         SpecError: `fraction` is out of range.

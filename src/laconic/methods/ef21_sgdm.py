@@ -1,8 +1,7 @@
 """EF21-SGDM: compressed changes of each rank's averaged gradient, added up to one mean on all ranks.
 
 Richtarik, Sokolov, Fatkhullin 2021, arXiv:2106.05203 (EF21); Fatkhullin, Tyurin, Richtarik 2023,
-arXiv:2305.15155 (its momentum); both recalled. All estimates begin at zero; the papers send a whole first
-gradient.
+arXiv:2305.15155 (its momentum); both recalled. The papers send a whole first gradient.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ def ef21_sgdm(compressor: Any = TOP, *, eta: float = 0.1) -> Method:
         G = G + mean over ranks of c_i;          the optimiser gets G
 
     When gradients converge, C's error goes to zero: unlike error feedback, this needs no bound on gradients,
-    large batches, or similar data on the ranks. Any optimiser works; the papers use SGD without momentum, as
-    eta plays that role: its learning rate is 1 / eta times that of SGD with momentum 1 - eta. Payload: that
-    of `compressor`. Memory: three float32 per element.
+    large batches, or similar data on the ranks. Any optimiser works; with SGD without momentum, use 1 / eta
+    times the learning rate of SGD with momentum 1 - eta. Payload: that of `compressor`. Memory: three float32
+    per element.
 
     Args:
         compressor: C, a codec, selector or reducer with an error below |x|^2, by default topk(density=0.01).

@@ -37,8 +37,8 @@ def error_fed(
         compressor: A codec, selector or reducer.
         decay: Share of the error that the next step adds.
         damped: Whether messages are damped, which allows feedback for an unbiased codec of high variance.
-        momentum: "local": the momentum of a `torch.optim.SGD` is applied before compression, see
-            `error_feedback`, except with `powersgd`; "optimizer": the optimiser applies it, as in the paper.
+        momentum: "local": the momentum of a `torch.optim.SGD` is applied before compression (see
+            `error_feedback`), except with `powersgd`; "optimizer": the optimiser applies it.
 
     Raises:
         SpecError: An argument is invalid, or `compressor` is a method.

@@ -10,9 +10,9 @@ from laconic.reducers.sum import Sum
 def fp16() -> Method:
     """mean = 1 / (2^k N) sum_r fp16(2^k g_r), added up in float16; 2^k is shared by all N ranks.
 
-    Before each sum the ranks agree on the largest |g| of all ranks, M, and 2^k is the largest power of two
-    with which N times M fits. Nothing saturates, and each addition loses at most 2^-11 of a value, or 2^-40 N
-    M if that is more. Payload: 2 bytes per parameter, and 4 per bucket.
+    M is the largest |g| of all ranks, and 2^k the largest power of two with which N times M fits. Nothing
+    saturates, and each addition loses at most 2^-11 of a value, or 2^-40 N M if that is more. Payload: 2
+    bytes per parameter, and 4 per bucket.
 
     >>> fp16()
     fp16()

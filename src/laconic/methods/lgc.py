@@ -1,8 +1,8 @@
 """LGC, learned gradient compression: dense steps, then top-k steps that train a net, then the net's codes.
 
-Abrahamyan et al. 2021, arXiv:2103.08870. A reconstruction, as we know no code of the authors: phases, net and
-dense layers follow a third party's implementation of the parameter-server instance, here `per_node`; the ring
-instance is from memory. Our changes: `learned_code`.
+Abrahamyan et al. 2021, arXiv:2103.08870. A reconstruction: phases, net and dense layers follow a third
+party's implementation of the parameter-server instance, here `per_node`; the ring instance is from memory.
+Our changes: `learned_code`.
 """
 
 from __future__ import annotations
@@ -55,20 +55,19 @@ def lgc(
 
     On MNIST (4 ranks, 400 steps, density 0.01, 3 seeds, docs/own_rates.md) dense training has 96.60 ± 0.10 %,
     LGC 93.10 ± 0.67, with twice the `train_steps` 94.78 ± 0.10; after 1,600 steps it is 0.58 points below
-    dense training in one seed. The code is not better than exact entries of as many bytes (see
-    `learned_code`): for the best accuracy per byte, use `topk` at a lower density.
+    dense training in one seed. The code is not better than exact entries of as many bytes: for accuracy per
+    byte, use `topk` at a lower density.
 
     Args:
-        density: Share of entries sent, in (0, 1]; default: 0.001.
-        instance: "ring" (default) averages the codes of all ranks; "server" sends one rank's code, and the
-            `innovation` * n largest values of each rank; "per_node" adds a decoder for each rank, as in the
-            paper.
-        innovation: Share of entries that each rank adds without "ring"; default: 1e-5.
-        dense_steps: Steps of phase 1, 0 or more; default: 200.
-        train_steps: Steps of phase 2, 1 or more; default: 300.
-        last_layer: "dense" (default) sums the last layer; "topk", the paper's from memory, sends its density
-            * n largest entries after phase 1 by `cltk`, with error feedback.
-        momentum: As for `stc`; default: "local".
+        density: Share of entries sent, in (0, 1].
+        instance: "ring" averages the codes of all ranks; "server" sends one rank's code, and the `innovation`
+            * n largest values of each rank; "per_node" adds a decoder for each rank, as in the paper.
+        innovation: Share of entries that each rank adds without "ring".
+        dense_steps: Steps of phase 1, 0 or more.
+        train_steps: Steps of phase 2, 1 or more.
+        last_layer: "dense" sums the last layer; "topk", the paper's from memory, sends its density * n
+            largest entries after phase 1 by `cltk`, with error feedback.
+        momentum: As for `stc`.
 
     Raises:
         SpecError: An argument is out of range, or the model has fewer than three matrices.

@@ -28,13 +28,13 @@ def onebit_adam(warmup_steps: int = 1000, codec: Codec = SIGN) -> Method:
         m_i = b1 * m + (1 - b1) * g_i       m = C'(mean of C(m_i + e_i) + e')       w = w - lr * m / D
 
     where e_i and the server's e' store the loss of C, and D = sqrt(vhat) + eps. The exchange happens inside
-    `optimizer.step()`, so clipping, accumulation or a GradScaler act on this rank's own gradients, as in the
-    paper. The momentum of one-dimensional tensors is summed uncompressed. Ours: m / D never exceeds Adam's
-    own bound, as training can diverge if v is frozen early; an entry without a gradient in the warm-up (v =
-    0) does not change. For uneven inputs, use `with Join([model, handle])`.
+    `optimizer.step()`, so clipping, accumulation or a GradScaler act on this rank's own gradients. The
+    momentum of one-dimensional tensors is summed uncompressed. Ours: m / D never exceeds Adam's own bound, as
+    training can diverge if v is frozen early; an entry without a gradient in the warm-up (v = 0) does not
+    change. For uneven inputs, use `with Join([model, handle])`.
 
     Needs `torch.optim.Adam` or `AdamW`, also with amsgrad. Payload after the warm-up: about 2 bits per
-    parameter, for any number of ranks: one to the servers, one from them.
+    parameter, one to the servers, one from them.
 
     Args:
         warmup_steps: Warm-up steps, 1 or more, with any rise of the learning rate. The paper: 15 to 25 % of

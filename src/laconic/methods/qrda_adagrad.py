@@ -1,7 +1,6 @@
 """QRDA AdaGrad: quantised gradients for AdaGrad with regularised dual averaging.
 
-Xu et al. 2022, arXiv:2208.05631, from the abstract: the quantiser is our reconstruction, the update is
-derived from Duchi et al. 2011 [recalled].
+Xu et al. 2022, arXiv:2208.05631, as for `qcmd_adagrad`.
 """
 
 from __future__ import annotations

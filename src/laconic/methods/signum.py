@@ -1,9 +1,8 @@
 """Signum: majority vote on the signs of each worker's momentum, one bit per entry, both ways together.
 
 Bernstein, Wang, Azizzadenesheli, Anandkumar 2018, arXiv:1802.04434; Bernstein, Zhao, Azizzadenesheli,
-Anandkumar 2019, arXiv:1810.05291. Differences: the sign is multiplied by the median over ranks of the mean
-magnitude, so that the learning rate has the same meaning as for SGD; a random bit decides ties (see
-`majority_vote`); u has torch.optim.SGD's scale.
+Anandkumar 2019, arXiv:1810.05291. Differences: the median magnitude m, and random ties (see `majority_vote`);
+u has torch.optim.SGD's scale.
 """
 
 from __future__ import annotations
@@ -26,10 +25,9 @@ def signum() -> Method:
         m = median over ranks of mean |u_r|     v = the majority of the ranks' signs, entry by entry
         w = w - lr * (m * v + weight decay)
 
-    All tensors vote, also one-dimensional ones: if fewer than half of the ranks are hostile, no step is
-    longer than an honest rank's, and entries on which all honest ranks agree follow them. Needs
-    `torch.optim.SGD`; with momentum 0 it is signSGD with majority vote. Payload: 1 bit per entry, and 4 bytes
-    per tensor.
+    All tensors vote: if fewer than half of the ranks are hostile, no step is longer than an honest rank's,
+    and entries on which all honest ranks agree follow them. Needs `torch.optim.SGD`; with momentum 0 it is
+    signSGD with majority vote. Payload: 1 bit per entry, and 4 bytes per tensor.
 
     >>> signum()
     signum()

@@ -1,8 +1,7 @@
 """SketchML: the largest entries, their values in bins of equal count, their positions as short deltas.
 
-Jiang et al. 2018, "SketchML: accelerating distributed machine learning with data sketches", SIGMOD; the
-baseline of FastSGD. Verified against the public code (ccchengff/SketchML): quantile bins, deltas, and the
-grouped MinMaxSketch, which is optional because it loses more than it saves.
+Jiang et al. 2018, "SketchML: accelerating distributed machine learning with data sketches", SIGMOD. Verified
+against the public code (ccchengff/SketchML): quantile bins, deltas, and the grouped MinMaxSketch.
 """
 
 from __future__ import annotations
@@ -33,15 +32,14 @@ def sketchml(
         x = e + g;   S = top density * n of |x|, sorted by x and cut into `bins` bins
         send S, the mean of each bin, and the bin of each entry;   e = x - sent share
 
-    Differences from the paper, whose gradients are sparse and sent whole: the largest entries are chosen,
-    with error feedback; a bin is a mean, not the middle of its interval; deltas may have any number of bits.
-    Payload: about k (log2(1 / density) + 2.4 + log2(bins)) + 32 * bins bits, k = density * n: for a few
-    hundred sent entries use fewer bins.
+    Differences from the paper, whose gradients are sparse: the largest entries are chosen, with error
+    feedback; a bin is its mean, not its middle. Payload: about k (log2(1 / density) + 2.4 + log2(bins)) + 32
+    * bins bits, k = density * n: for a few hundred sent entries use fewer bins.
 
     With `groups` the bins are sent in the paper's MinMaxSketch (`minmax_sketch`): log2(groups) + 0.6
-    log2(bins / groups) bits per value instead of log2(bins). With 256 bins in 16 groups
-    (benchmarks/sketch.py) these are 6.4 bits instead of 8, but with 18 to 30 times the squared error; plain
-    bins have that error with 4.3 to 4.9 bits.
+    log2(bins / groups) bits per value instead of log2(bins). With 256 bins in 16 groups these are 6.4 bits
+    instead of 8, but with 18 to 30 times the squared error, which plain bins have with 4.3 to 4.9 bits
+    (benchmarks/sketch.py).
 
     Args:
         density: Share of entries sent, in (0, 1].

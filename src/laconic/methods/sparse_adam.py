@@ -1,7 +1,7 @@
 """Sparse Adam: the entries of the momentum that move the weights most, with a variance that is frozen.
 
-After Tang et al. 2021, arXiv:2102.02888 (1-bit Adam), whose frozen variance makes Adam linear in its
-momentum, and Sattler et al. 2019, arXiv:1903.02891 (STC), who send the signs of the largest entries.
+After Tang et al. 2021, arXiv:2102.02888 (1-bit Adam), and Sattler et al. 2019, arXiv:1903.02891 (STC), who
+send the signs of the largest entries.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ def sparse_adam(
         send C(x): S, the signs of x[S], and their mean magnitude
         m = D * mean of C(x) over ranks              w = w - lr * m / D
 
-    This is 1-bit Adam that sends few entries, chosen by |m| / D, which moves the weights. The rest is as in
-    `onebit_adam`.
+    The rest is as in `onebit_adam`.
 
     Needs `torch.optim.Adam` or `AdamW`, also with amsgrad. Payload after the warm-up: about density * n *
     (log2(1 / density) + 2.5) bits, to each of the N - 1 others; in the warm-up 32 * n bits. Memory: 4 bytes
@@ -57,10 +56,10 @@ def sparse_adam(
 
     Args:
         density: Share of entries sent, in (0, 1].
-        warmup_steps: Warm-up steps, 1 or more, with any rise of the learning rate. None: until v has settled,
-            see `laconic.optim.settled_variance`; that takes more than 1 / (1 - b2) steps, and gradients are
-            averaged inside `optimizer.step()`.
-        down: Share of entries that a tensor's server answers, with its own feedback, see `server`: for 16
+        warmup_steps: Warm-up steps, 1 or more, with any rise of the learning rate. None: until v has settled
+            (`laconic.optim.settled_variance`), after more than 1 / (1 - b2) steps; gradients are averaged
+            inside `optimizer.step()`.
+        down: Share of entries that a tensor's server answers, with its own feedback (see `server`), for 16
             ranks and more. None: every rank receives every message.
         values: Codec of the values.
         indices: Coding of the positions.

@@ -1,8 +1,8 @@
 """Sparse Ternary Compression: the largest entries of each tensor, as positions, signs and one magnitude.
 
 Sattler et al. 2019, arXiv:1903.02891. Verified against the authors' release (felisat/federated-learning).
-Differences: entries are chosen by index, not by a threshold, which sends more than k if some are equal;
-positions are Golomb-Rice coded on the wire (the release only counts their bits); vectors are dense.
+Differences: exactly k entries are chosen, also if some are equal; positions are Golomb-Rice coded on the
+wire (the release only counts their bits); vectors are dense.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def stc(
         x = e + g;   S = top density * n of |x|;   m = mean of |x[S]|
         send S and the signs of x[S], for C(x) = m * sign(x) on S, 0 elsewhere;   e = x - C(x)
 
-    Every rank sends in every step; for absent clients see `server`. Payload: about k (log2(1 / density) +
-    2.5) bits and 32, k = density * n, each way, by default 1,150 times less than the gradient.
+    Payload: about k (log2(1 / density) + 2.5) bits and 32, k = density * n, each way, by default 1/1150 of
+    the gradient.
 
     Args:
         density: Share of entries sent, in (0, 1].
         down: Density of the server's answer, which has its own error feedback, as in the paper. None: each
             rank sends to all others.
         indices: Coding of the positions; `fine_delta()` for clustered entries.
-        momentum: "local": the momentum of a `torch.optim.SGD` is applied before compression, see
-            `error_feedback`; "optimizer": the optimiser applies it, as in the paper.
+        momentum: "local": the momentum of a `torch.optim.SGD` is applied before compression (see
+            `error_feedback`); "optimizer": the optimiser applies it, as in the paper.
 
     Raises:
         SpecError: An argument is out of range.

@@ -44,16 +44,15 @@ def terngrad(
         t = sign(g) with probability min(|g| / s, 1), else 0
         mean = s / N * (sum over ranks of t)
 
-    The root mean square rms, equal to sigma for mean 0, is ours (see `ternary`). There is no feedback: apart
-    from entries beyond `clip`, the error has mean zero. One-dimensional tensors are summed uncompressed.
+    The root mean square rms is ours (see `ternary`). There is no feedback: apart from entries beyond `clip`,
+    the error has mean zero. One-dimensional tensors are summed uncompressed.
 
     Payload: 2 bits per entry and 4 bytes per tensor; with a shared scale (N-1)/N * 2 bits up and 1/N *
     log2(2N + 1), rounded up, down.
 
     Args:
         clip: Standard deviations at which entries are clipped; 0: no clipping.
-        scale: "shared"; or "own", for ranks whose gradients differ much in size: all ranks gather all
-            messages.
+        scale: "shared"; or "own", for ranks with gradients of different size, which gather all messages.
         last_layer: "ternary", or "fp32": the model's last matrix is not compressed.
         small: Tensors with fewer elements are not compressed.
         packing: "bits", 2 bits per entry, or with `scale='own'` "base3", 1.6 bits.

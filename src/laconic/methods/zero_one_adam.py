@@ -38,9 +38,9 @@ def zero_one_adam(
     with rounds at growing intervals. At a round m becomes C(mean of the ranks' mean m_i), with feedback both
     ways, and w follows from it and the last round's w. Vectors are not compressed.
 
-    Between rounds replicas and the ranks' checkpoints differ; the handle's `remove()` ends with a round.
-    Steps skipped by a GradScaler do not count. Needs `torch.optim.Adam` or `AdamW`; the rest is as in
-    `onebit_adam`. Payload: about 2 bits per parameter and round.
+    Between rounds replicas and checkpoints differ; the handle's `remove()` ends with a round. Steps skipped
+    by a GradScaler do not count. Needs `torch.optim.Adam` or `AdamW`; the rest is as in `onebit_adam`.
+    Payload: about 2 bits per parameter and round.
 
     Args:
         freeze_steps: The step from which v is frozen, 1 or more.

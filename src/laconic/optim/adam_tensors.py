@@ -1,7 +1,4 @@
-"""Tensors of a `torch.optim.Adam` or `AdamW`, for rules that replace its steps.
-
-Its state keeps moments and step counts, and continues without the rule.
-"""
+"""Tensors of a `torch.optim.Adam` or `AdamW`, for rules that replace its steps but keep its state."""
 
 from __future__ import annotations
 
@@ -64,7 +61,6 @@ class AdamTensors:
         return state
 
     def gradient(self, name: str) -> Tensor:
-        """Return the gradient with Adam's L2 decay."""
         parameter, settings = self._view.parameter(name), self.settings(name)
         assert parameter.grad is not None
         g = (-parameter.grad if settings["maximize"] else parameter.grad).detach().to(torch.float32)
@@ -112,7 +108,6 @@ class AdamTensors:
         return float(self.settings(name)["betas"][1])
 
     def rate(self, name: str) -> float:
-        """Return the rate with the bias correction of the first moment."""
         corrected: float = float(self.settings(name)["lr"]) / (1 - self.b1(name) ** self.steps(name))
         return corrected
 
@@ -163,7 +158,6 @@ class AdamTensors:
                 torch._foreach_copy_([p for p, _ in rounded], [w for _, w in rounded])
 
     def second(self, name: str) -> Tensor:
-        """Return v, or AMSGrad's maximum."""
         v: Tensor = self.state(name)["max_exp_avg_sq" if self.settings(name)["amsgrad"] else "exp_avg_sq"]
         return v
 
@@ -181,7 +175,6 @@ class AdamTensors:
         return _scale(self.second(name).to(torch.float32).flatten(), self.settings(name), updates)
 
     def scaled(self, momenta: Mapping[str, Tensor], updates: Mapping[str, float]) -> dict[str, Tensor]:
-        """Return m / D, zero where v is zero."""
         return {
             name: torch.div(m, scale := self.scale(name, updates[name]), out=scale).masked_fill_(
                 self.second(name).flatten() == 0, 0.0
@@ -190,7 +183,6 @@ class AdamTensors:
         }
 
     def unscaled(self, directions: Mapping[str, Tensor], updates: Mapping[str, float]) -> dict[str, Tensor]:
-        """Return D times these, zero where v is zero."""
         return {
             name: self.scale(name, updates[name]).mul_(x).masked_fill_(self.second(name).flatten() == 0, 0.0)
             for name, x in directions.items()
@@ -215,7 +207,6 @@ class AdamTensors:
         parameter.copy_(weights.view_as(parameter))
 
     def follow(self, comm: Comm, root: int) -> None:
-        """Copy rank root's weights, moments and step counts."""
         for name in self.layout.names:
             weights, state = self.weights(name), self.state(name)
             kinds = [kind for kind in state if kind != "step"]
@@ -253,5 +244,4 @@ def _grouped(names: Iterable[str], key: Callable[[str], Any]) -> list[tuple[Any,
 
 
 def decoupled(settings: Mapping[str, Any], optimiser: Optimizer) -> bool:
-    """Return whether weight decay acts on the weights."""
     return bool(settings.get("decoupled_weight_decay", isinstance(optimiser, AdamW)))

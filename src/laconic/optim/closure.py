@@ -14,7 +14,6 @@ T = TypeVar("T")
 
 
 def evaluate(closure: Callable[[], T] | None) -> T | None:
-    """Return the closure's result, computed with gradients."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -24,9 +23,9 @@ def evaluate(closure: Callable[[], T] | None) -> T | None:
 def evaluated(
     optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a hook of `step`, with the closure replaced by its result.
+    """Return the arguments of a hook of `step`, with the closure replaced by its result, for later hooks.
 
-    Later hooks see the gradients. Raises `AttachError` for LBFGS, which needs the closure many times.
+    Raises `AttachError` for LBFGS, which needs the closure many times.
     """
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:

@@ -36,8 +36,7 @@ class FrozenAdam(AdamRule):
     """Exchange of the momentum by `inner` inside `optimizer.step()`, after a warm-up.
 
     Args:
-        warmup_steps: Steps of the warm-up. None: until v has settled, averaging gradients inside
-            `optimizer.step()`.
+        warmup_steps: None: until v has settled, averaging gradients inside `optimizer.step()`.
         inner: The exchange after the warm-up.
         scaled: Send m / D, with D = sqrt(vhat) + eps: selects the entries that move the weights most.
     """

@@ -8,8 +8,8 @@ weight decay, which is not compressed:
     afterwards   d' = m * d + (1 - dampening) * weight_decay * w,    b = 0
 
 x is minus the gradient with `maximize`. SGD runs its own step, for fused kernels, schedules and torch's
-checkpoint functions. Its buffer is zero between steps: the momentum is in the velocity alone, and without
-Laconic the last update is not repeated. LARS scales the step by the gradient's norm: its step is made here.
+checkpoint functions. Its buffer is zero between steps: the momentum is in the velocity alone. LARS scales the
+step by the gradient's norm: its step is made here.
 """
 
 from __future__ import annotations
@@ -56,8 +56,6 @@ def why_in_optimizer(optimizer: Optimizer, group: Mapping[str, Any], parameter: 
 
 
 class HandOver:
-    """Gradients of a step whose momentum is applied elsewhere."""
-
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._parameters: list[Tensor] = []  # of this step

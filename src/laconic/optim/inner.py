@@ -27,8 +27,6 @@ def both_ways(codec: Codec) -> Method:
 
 
 class Inner:
-    """A method and its state, to exchange any of a layout's tensors."""
-
     def __init__(self, method: Method, layout: Layout, context: RuleContext) -> None:
         self.exchange = Attached(method, layout, context.comm, NoOptimiser(), context.seed, context.seconds)
         self._parts: dict[tuple[str, ...], Layout] = {}

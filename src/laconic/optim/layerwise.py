@@ -1,6 +1,5 @@
 """Base of LARS and LAMB: trust ratios scale each tensor's step with the norm of its weights.
 
-As in the published recipes, tensors of fewer than `least_dim` dimensions have neither ratio nor weight decay.
 Where weights or update have norm 0 the ratio is 1, so that zeros can move.
 """
 

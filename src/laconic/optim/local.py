@@ -1,7 +1,4 @@
-"""Ranks keep their own gradients, and agree only on whether all are finite.
-
-A flag per bucket makes a GradScaler skip the same steps on every rank.
-"""
+"""Reducer that exchanges no gradients, only whether all are finite: GradScalers then skip the same steps."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class LocalAdam(AdamRule):
         m = mean of u_i / C by `codec`         w = w_0 - C * m / D             u_i = 0
 
     The paper sends u. u / C is the same at a constant rate; at a falling rate, its residual does not outweigh
-    the momentum. m / D stays within Adam's bound. A step that learns v uses the exact mean of the gradients.
+    the momentum. A step that learns v uses the exact mean of the gradients.
     """
 
     rounds: Rounds

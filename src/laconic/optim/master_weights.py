@@ -1,12 +1,12 @@
 """Float32 master weights for models with bfloat16 or float16 parameters, under any torch optimiser.
 
-An update below |w| / 512 does not change a bfloat16 weight w. Here the optimiser steps float32 weights, which
+An update below |w| / 512 does not change a bfloat16 weight w. So the optimiser steps float32 weights, which
 are rounded for the model (Micikevicius et al. 2018, arXiv:1710.03740 [recalled]):
 
     m = m - lr * update(float32(grad))        w = round(m)
 
-or, without the copy m, float32(w) is stepped and rounded at random (`stochastic_rounding.py`). Outside
-`step`, schedules, clipping, DDP and `laconic.compress` see the model's parameters.
+or, without the copy m, float32(w) is stepped and rounded at random. Outside `step`, schedules, clipping, DDP
+and `laconic.compress` see the model's parameters.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def master_weights(optimizer: Kind, *, rounding: Rounding = "nearest", seed: int
 
     Its state is float32 as well; float32 parameters do not change. Entries written from outside, by
     `model.load_state_dict` or a mask, restart from the written value. With a GradScaler and float16
-    parameters, do not call `scaler.unscale_`, which torch refuses: the step divides in float32.
+    parameters, do not call `scaler.unscale_`, which torch refuses.
 
     Memory per weight: 4 bytes for masters, and 4 for gradients inside a step; with "stochastic" 8, only
-    inside. `optimizer.state_dict()` has the masters or the number of roundings: a resumed run has the same
-    bits. `copy.deepcopy` copies the masters; pickle does not.
+    inside. `optimizer.state_dict()` has the masters or the number of roundings, for an exact resumption.
+    `copy.deepcopy` copies the masters; pickle does not.
 
     Args:
         optimizer: Any `torch.optim.Optimizer`, before or after `laconic.compress`; before
             `laconic.distribute` and before building a learning rate schedule.
-        rounding: "nearest" stores masters; "stochastic" stores none, and rounds at random: unbiased, with a
+        rounding: "nearest" stores masters; "stochastic" stores none and rounds at random: unbiased, with
             noise of up to one step of the 16-bit grid.
         seed: Seed of the random rounding, equal on all ranks.
 

@@ -51,7 +51,6 @@ class Masters:
         return self._behind.get(held, held)
 
     def of(self, parameter: Tensor) -> Tensor | None:
-        """Return the master of a half-precision parameter, or None."""
         if self._at_random or parameter.dtype not in HALF:
             return None
         if parameter not in self._masters:
@@ -59,7 +58,6 @@ class Masters:
         return self._masters[parameter]
 
     def step(self, step: Callable[..., Any], closure: Callable[[], Any] | None) -> Any:
-        """Step on masters, unless a GradScaler found Inf or NaN."""
         given = vars(self._optimizer)
         scaling = {
             name: given.pop(name) for name in SCALING if name in given
@@ -187,10 +185,7 @@ class Masters:
         return made
 
     def load(self, load: Callable[[dict[str, Any]], None], state_dict: dict[str, Any]) -> None:
-        """Load a state in float32; without masters, the parameters' stay.
-
-        Raises `StateError`, with nothing changed, for a master of another shape.
-        """
+        """Load a state in float32. Raises `StateError`, changing nothing, for another shape."""
         parameters = self._in_order()
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         pairs = dict(zip(numbers, parameters, strict=False))

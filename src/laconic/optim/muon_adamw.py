@@ -19,7 +19,7 @@ def is_muon(settings: Mapping[str, Any]) -> bool:
 class MuonAdamW(Optimizer):
     """Optimiser that steps matrices as `torch.optim.Muon` without Nesterov, others as AdamW.
 
-    Muon's rate is adjusted so that one `lr` suits both (`adjust_lr_fn="match_rms_adamw"`).
+    Muon's rate is adjusted so that one `lr` suits both.
 
     >>> weight, bias = torch.nn.Parameter(torch.ones(4, 3)), torch.nn.Parameter(torch.ones(4))
     >>> [is_muon(group) for group in MuonAdamW([weight, bias]).param_groups]

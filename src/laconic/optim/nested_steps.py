@@ -1,7 +1,6 @@
 """Hooks of optimisers whose `step` calls their parent's: torch may run them in both.
 
-torch wraps a class's `step` when its first optimiser is built: a subclass's hooks run twice only if the
-script has also built an optimiser of the parent's class.
+It does so only if the script has also built an optimiser of the parent's class.
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ from typing import Any
 from torch.optim import Optimizer
 
 Hook = Callable[..., Any]
-WRAPPER = Optimizer.profile_hook_step(lambda: None).__code__  # torch's wrapper of `step`
+WRAPPER = Optimizer.profile_hook_step(lambda: None).__code__
 
 
 def outermost(hook: Hook) -> Hook:
-    """Run the hook only in the outermost `step`."""
-
     def run(optimizer: Optimizer, *args: Any) -> Any:
         return None if _is_nested(optimizer) else hook(optimizer, *args)
 

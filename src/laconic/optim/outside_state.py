@@ -1,7 +1,4 @@
-"""Search for tensors of single weights outside of an optimiser's `state[parameter]`.
-
-Clearing dropped weights, or restoring an earlier state, would miss them.
-"""
+"""Search for tensors of single weights outside of `state[parameter]`, which a reset would miss."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ def kept_outside(optimizer: Optimizer) -> str:
 def second_weights(optimizer: Optimizer, within: float = 0.0) -> str:
     """Return where an optimiser keeps a second set of weights, as Lookahead does, or "".
 
-    All its values are within a relative distance of the parameters.
+    Its values are within a relative distance of the parameters.
 
     >>> weight = nn.Parameter(torch.ones(3, 4))
     >>> optimizer = type("Mine", (torch.optim.SGD,), {"__module__": "mine"})([weight])

@@ -42,7 +42,6 @@ def check_step(optimizer: Optimizer, *kinds: type[Optimizer], instead: str) -> N
 
 
 def _innermost(step: Any, optimizer: Optimizer) -> Callable[..., Any] | None:
-    """Return the function behind decorators, bound methods and patches."""
     for _ in range(100):
         if inspect.ismethod(step):
             step = step.__func__

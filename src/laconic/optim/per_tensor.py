@@ -1,4 +1,4 @@
-"""Bases of optimisers: checked settings, and updates of single tensors."""
+"""Bases of optimisers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CheckedOptimizer(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient; return the result of `closure`, called once before.
 
-        Raises `AttachError` for an unsupported gradient, such as a sparse one.
+        Raises `AttachError` for an unsupported gradient.
         """
         loss = evaluate(closure)
         for group in self.param_groups:

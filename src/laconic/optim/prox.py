@@ -55,7 +55,6 @@ def shrink(z: Tensor, h: Tensor, l1: float, l2: float) -> Tensor:
 
 
 def regularised(parameters: list[Tensor], l1: float) -> list[dict[str, Any]]:
-    """Return parameter groups, with `l1` for weights alone."""
     weights = [parameter for parameter in parameters if parameter.dim() > 1]
     others = [parameter for parameter in parameters if parameter.dim() <= 1]
     groups = [{"params": weights, "l1": l1}, {"params": others, "l1": 0.0}]

@@ -22,9 +22,8 @@ class QRDAAdaGrad(RegularisedAdaGrad):
         z = w_1 - a / H
         w = argmin  1/2 sum_j H_j (w_j - z_j)^2 + c * (l1 * |w|_1  or  l2 * sum over rows of |row|_2)
 
-    At a constant rate, a is the paper's lr * t * (mean of g). The prox-centre is w_1, the first weights: with
-    zero, all layers would vanish. Without a regulariser it is lazy AdaGrad. Entries whose gradients were
-    always zero do not change. State: three tensors per parameter.
+    The prox-centre is w_1, the first weights: with zero, all layers would vanish. Without a regulariser it is
+    lazy AdaGrad. Entries whose gradients were always zero do not change. State: three tensors per parameter.
 
     Args:
         params, lr, l1, l2, delta: As for `QCMDAdaGrad`.

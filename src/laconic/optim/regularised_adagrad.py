@@ -16,8 +16,6 @@ from laconic.optim.settings import Parameters, above_zero, at_least_zero
 
 
 class RegularisedAdaGrad(PerTensor):
-    """Base with the settings `lr`, `delta` (added to the root), and `l1` or `l2`."""
-
     def __init__(
         self, params: Parameters, lr: float = 0.01, l1: float = 0.0, l2: float = 0.0, delta: float = 1e-6
     ) -> None:

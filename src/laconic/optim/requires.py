@@ -15,9 +15,8 @@ from laconic.exchange.rule import BoundRule, OnlyChecks, OptimiserView, Rule, Ru
 
 @dataclass(frozen=True)
 class Requires(Rule):
-    """Rule for optimisers of one `kind` (in words), recognised by `fits`.
-
-    `build(parameters, lr, weight_decay)` makes one; lr None: the usual rate.
+    """Rule for optimisers of one `kind`. `build(parameters, lr, weight_decay)` makes one at this rate or, for
+    None, the usual one.
     """
 
     kind: str

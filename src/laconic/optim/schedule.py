@@ -1,8 +1,8 @@
 """Learning rates for large batches: scaled with the batch, warmed up, decayed by a polynomial.
 
 Goyal et al. 2017, arXiv:1706.02677: a k times larger batch takes a k times larger rate, after a warm-up. For
-Adam, the root of k keeps the variance of the step (Krizhevsky 2014, arXiv:1404.5997; You et al. 2020,
-arXiv:1904.00962). LARS has the power 2, LAMB 1.
+Adam, the root of k (Krizhevsky 2014, arXiv:1404.5997; You et al. 2020, arXiv:1904.00962). LARS has the power
+2, LAMB 1.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ class WarmUpThenDecay:
         afterwards             end + (1 - end) * (1 - (step - warmup_steps) / (steps - warmup_steps))^power
         step >= steps          end
 
-    `start`: first factor, such as base_batch / batch; may exceed 1. Raises `SpecError` for numbers out of
-    range.
+    `start`: first factor, such as base_batch / batch; may exceed 1. Raises `SpecError`.
 
     >>> schedule = WarmUpThenDecay(steps=6, warmup_steps=2, start=0.5, power=1)
     >>> [schedule(step) for step in range(7)]

@@ -36,5 +36,5 @@ def two_shares(name: str, given: Any) -> None:
 
 
 def real_number(value: Any) -> Any:
-    """Return another library's real number as a float; anything else unchanged."""
+    """Return another library's real number as a float."""
     return float(value) if isinstance(value, Real) and not isinstance(value, int) else value

@@ -41,10 +41,7 @@ class SettledVariance:
         return due
 
     def add(self, norm: float, rate: float, span: int) -> bool:
-        """Add the norm of v, with its bias corrected; return whether v has settled.
-
-        `span`: checks in Delta steps.
-        """
+        """Add the norm of v, bias corrected; return whether v has settled. `span`: checks in Delta."""
         rises, self._rate = rate > self._rate, rate
         self._norms = [*self._norms[-span:], norm]
         if len(self._norms) <= span or rises:

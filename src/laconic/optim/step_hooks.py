@@ -1,7 +1,4 @@
-"""Third-party step hooks around a step on float32 masters, to see the model's parameters.
-
-Laconic's own hooks expect masters.
-"""
+"""Third-party step hooks around a step on masters: unlike ours, they expect the model's parameters."""
 
 from __future__ import annotations
 

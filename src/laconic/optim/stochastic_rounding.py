@@ -1,7 +1,7 @@
 """Stochastic rounding from float32 to 16 bits: up or down at random, so that the mean is exact.
 
-Rounding to nearest loses updates below half a step of the grid (Gupta et al. 2015, arXiv:1502.02551
-[recalled]). With x between its neighbours t (towards zero) and u:
+Rounding to nearest loses small updates (Gupta et al. 2015, arXiv:1502.02551 [recalled]). With x between its
+neighbours t (towards zero) and u:
 
     P(u) = (|x| - |t|) / (|u| - |t|)        E = x
 

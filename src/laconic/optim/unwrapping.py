@@ -1,7 +1,6 @@
 """Unwrap optimisers that a script passes, or refuse them before any change.
 
-Hooks on a wrapper may never run, because wrappers pass `step` on. Nothing is imported: an object exists only
-where its library is loaded.
+Hooks on a wrapper may never run, because wrappers pass `step` on. No library is imported.
 """
 
 from __future__ import annotations
@@ -46,15 +45,11 @@ Hook = Callable[..., Any]
 
 
 def unwrap(given: object) -> Optimizer:
-    """Return the optimiser without a trainer's wrapper. Raises `AttachError` for anything else."""
     return _opened(given)[0]
 
 
 def unwrap_all(given: object, scaler: Scaler = None) -> tuple[list[Optimizer], Scaler]:
-    """Return optimisers without trainers' wrappers, and the GradScaler that steps them.
-
-    Raises `AttachError` for anything else, and for a wrong scaler.
-    """
+    """Return optimisers without wrappers, and the GradScaler that steps them. Raises `AttachError`."""
     check_is_scaler(scaler)
     opened = [_opened(each) for each in _as_list(given)]
     if not opened:
@@ -246,7 +241,7 @@ def _held(given: object) -> set[int]:
 
 
 def _check_hooks(optimizer: Optimizer) -> None:
-    """Raise `AttachError` if `step` runs no hooks, as without torch's constructor."""
+    """Raise `AttachError` if `step` runs no hooks."""
     if type(optimizer).register_step_pre_hook is not Optimizer.register_step_pre_hook:
         return  # it passes hooks on
     has = "_optimizer_step_pre_hooks" in vars(optimizer)
@@ -261,6 +256,6 @@ def _check_hooks(optimizer: Optimizer) -> None:
 def is_skipped(optimizer: Optimizer) -> bool:
     """Return whether the current step, in whose hook this is called, is skipped for Inf or NaN.
 
-    A GradScaler does not call `step` of most optimisers then, but a fused one skips inside `step`.
+    This is for a fused optimiser, which skips inside `step`.
     """
     return bool(getattr(optimizer, "found_inf", False))

@@ -1,11 +1,11 @@
-"""Buffer: one side's stored activations of a boundary, by sample, with a version shared by both sides.
+"""Buffer: one side's stored activations of a boundary, by sample.
 
     draft(micro-batch)    record the changes of a step apart from the rows until the step has succeeded
     settle()              on all ranks: apply the drafts
     discard()             on all ranks: drop the drafts
 
-If a step fails on any rank, no side stores it. The version is a digest of all bodies that changed the buffer:
-equal versions have equal bytes.
+A step that fails on any rank is not stored. Equal versions, digests of all bodies that changed the buffer,
+have equal bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from laconic.data.memory import Memory
 
 WAY_OUT = "handle.forget() on every rank empties all buffers, and each sample's next visit is its first again"
-NEW = bytes(8)  # of an empty buffer
+NEW = bytes(8)
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,7 @@ class Saved:
 class Buffer:
     """Row of bytes for each sample, in a memory that is opened on first use.
 
-    `seen`: bool (samples,). `version`: equal on both sides as long as their rows are. `first_visits`,
-    `changes`: samples settled for the first time, and again.
+    `seen`: bool (samples,). `first_visits`, `changes`: samples settled for the first time, and again.
     """
 
     def __init__(self, samples: int, open_memory: Callable[[], Memory]) -> None:
@@ -59,7 +58,6 @@ class Buffer:
 
     @cached_property
     def memory(self) -> Memory:
-        """Return the rows. Raises `StateError` or `OSError` without room."""
         return self._open()
 
     @property
@@ -75,7 +73,7 @@ class Buffer:
         return self.nbytes - int(self.seen.sum()) * self.memory.nbytes if self.opened else 0
 
     def check(self) -> None:
-        """Raise `OSError`, with the remedy, if rows could not be written."""
+        """Raise `OSError` if rows could not be written."""
         if self.opened:
             try:
                 self.memory.check()
@@ -85,10 +83,10 @@ class Buffer:
                 ) from error
 
     def draft(self, micro: int, ids: Tensor, rows: list[Tensor], body: Tensor) -> None:
-        """Record changes; the rows must not be modified afterwards. Raises `StateError` or `OSError` without
+        """Record changes. The rows must not be modified afterwards. Raises `StateError` or `OSError` without
         room.
         """
-        # opens the memory here, where an error still stops the step on all ranks
+        # opens the memory while an error still stops the step on all ranks
         assert self.memory is not None
         brought = hashlib.blake2b(body.cpu().numpy().tobytes(), digest_size=16).digest()
         self._drafts[micro] = Draft(ids, [row.cpu() for row in rows], brought)
@@ -110,7 +108,6 @@ class Buffer:
         self._drafts.clear()
 
     def forget(self) -> None:
-        """Reset, and reopen the memory, which recovers from a failure."""
         self.discard()
         self.close()
         self.seen.zero_()

@@ -22,9 +22,9 @@ OpenMemory = Callable[[str, int], Memory]  # boundary name, bytes per row
 class Changes(Channel):
     """State m[sample] of each sample, stored in the codec `keep`.
 
-    Body: the samples' wires, in order; preceded by their lengths, uint32 (rows,), unless both codecs have
-    fixed sizes. Both sides store decode(keep.encode(m + decoded change)), bit-identical: immediately, or in
-    `buffer.settle` if the step can still fail.
+    Body: the samples' wires, preceded by their lengths, uint32 (rows,), unless both codecs have fixed sizes.
+    Both sides store decode(keep.encode(m + decoded change)), bit-identical; in `buffer.settle` if the step
+    can still fail.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Changes(Channel):
         return self.keep.decode(self.buffer.memory.read(sample).to(device), self.n)
 
     def _remember(self, values: list[Tensor], visit: Visit, body: Tensor) -> list[Tensor]:
-        """Store the values and return them as stored, perhaps rounded by `keep`."""
+        """Return the values as stored, perhaps rounded by `keep`."""
         if not visit.training or visit.ids is None:
             return values
         samples = visit.ids.tolist()

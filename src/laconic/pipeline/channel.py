@@ -18,8 +18,7 @@ from laconic.core.turn import mix, name_key
 class Visit:
     """Transfer of a micro-batch.
 
-    `ids`: int64 (rows,) or None. `may_fail`: whether other ranks can still void its step; changes then wait
-    for its end.
+    `ids`: int64 (rows,) or None. `may_fail`: whether other ranks can still void its step.
     """
 
     step: int
@@ -42,7 +41,7 @@ class Channel(ABC):
         """Largest size of a body, in bytes."""
 
     def room(self, visit: Visit) -> int:
-        """Return the largest size of this visit's body, from facts known to both sides."""
+        """Return the largest size of this visit's body, known to both sides."""
         return self.most
 
     @abstractmethod
@@ -54,7 +53,6 @@ class Channel(ABC):
         """Decode a body to `out`. Raises `WireError` for an invalid body."""
 
     def agreed(self, visit: Visit) -> tuple[bytes | str, ...]:
-        """Return the facts that must be equal on both sides."""
         return self.name, repr((tuple(self.shape), self.dtype, visit.step, visit.micro, visit.training))
 
     def key(self, visit: Visit, sample: int = 0) -> int:
@@ -94,7 +92,7 @@ class Coded(Channel):
 
 
 def check_finite(x: Tensor) -> None:
-    """Raise `NonFiniteError` for NaN and Inf, which some codecs do not check."""
+    """Raise `NonFiniteError` for NaN and Inf, which some codecs accept."""
     if not bool(x.isfinite().all()):
         raise NonFiniteError("the tensor holds NaN or Inf")
 

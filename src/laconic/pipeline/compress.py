@@ -31,7 +31,7 @@ from laconic.pipeline.plan import Plan
 
 FORWARD, BACKWARD = "change(minmax(bits=4))", "minmax(bits=8)"
 NO_TARGET = "the loss has no target: pass target= to step, on the rank of the last stage"
-TESTED = ((2, 13), (2, 13))  # torch's stages change between versions: widen after running the tests
+TESTED = ((2, 13), (2, 13))  # torch's stages change: widen after running the tests
 
 
 def compress(
@@ -54,31 +54,29 @@ def compress(
         ...
         handle.step(x, samples=ids)        # in place of schedule.step(x), with the same ids on every rank
 
-    Supports GPipe, 1F1B, interleaved and V schedules of `torch.distributed.pipelining` with `PipelineStage`.
-    `schedule.eval` sends `change(...)` activations as first visits, without buffers. A stage may be wrapped
-    in `DistributedDataParallel`, also under `laconic.compress`: pass the ranks of all replicas as `group`.
+    Supports the GPipe, 1F1B, interleaved and V schedules of `torch.distributed.pipelining` with
+    `PipelineStage`. `schedule.eval` sends `change(...)` activations as first visits, without buffers. A stage
+    may be wrapped in `DistributedDataParallel`, also under `laconic.compress`: pass the ranks of all replicas
+    as `group`.
 
-    Call this on every rank of the stages' group, after making the schedule and before its first step.
+    Call this on every rank of the group, before the schedule's first step.
 
     Args:
-        schedule_or_stage: a schedule; or this rank's stage, or list of stages, before a schedule is made.
-        spec: a method for both directions, such as "ac_sgd(forward=4, backward=8)", one codec for both, or
+        schedule_or_stage: a schedule; or this rank's stage or stages, before a schedule is made.
+        spec: a method such as "ac_sgd(forward=4, backward=8)" or a codec for both directions, or
             `change(...)` for activations; replaces `forward` and `backward`.
         forward: coding of activations: `change(codec)`, or any codec or selector.
         backward: codec or selector of their gradients.
-        samples: size of the dataset, with ids 0..samples - 1. Only for `change(...)`.
+        samples: size of the dataset, for `change(...)`; ids are 0..samples - 1.
         keep: codec of fixed size for stored activations, such as "cast('fp16')".
         folder: folder for buffer files; several handles may share it. None: in RAM.
         most_bytes: limit of this rank's buffers. None: the free memory or disk space.
         group: the ranks that raise together. None: the stages' group.
         seed: seed of random rounding.
 
-    Returns:
-        This rank's handle: steps, statistics, state, and `remove()`.
-
     Raises:
         AttachError: Nothing is attached: torch's version is untested, there is no such schedule or stage, a
-            stage is already compressed, or ranks disagree.
+            stage is compressed already, or ranks disagree.
         SpecError: An argument is invalid.
     """
     check_version(torch.__version__)
@@ -196,7 +194,6 @@ def _plan(
 
 
 def _attached(handle: Handle, schedule: Any, stages: Sequence[Any]) -> Handle:
-    """Replace the class of each stage, and end the step with an agreement of all ranks."""
     from laconic.pipeline.stage import CompressedStage
 
     def ends(stage: Any) -> None:
@@ -275,7 +272,6 @@ def _restored(stage: Any, kind: type) -> None:
 
 
 def _warned_at_exit(handle: Handle) -> Callable[[], None]:
-    """Warn at exit that buffers were never reused; return the canceller."""
     known = weakref.ref(handle)
 
     def warn_if_alive() -> None:

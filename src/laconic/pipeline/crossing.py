@@ -1,4 +1,4 @@
-"""Spec of the data between pipeline stages, for `--with` together with `--stages`.
+"""Spec of the data between pipeline stages, for `--with` and `--stages`.
 
 | spec | activations | their gradients |
 |---|---|---|
@@ -44,7 +44,7 @@ class Crossing:
 
 
 def crossing(text: str) -> Crossing:
-    """Parse a spec. Raises `SpecError` for other kinds of specs.
+    """Parse a spec. Raises `SpecError` for other kinds.
 
     >>> crossing("ac_sgd(2, 6)").forward, crossing("cast('fp16')").backward
     (change(minmax(bits=2, block=128)), cast(dtype='fp16'))

@@ -1,4 +1,4 @@
-"""Handle that `compress` returns: a pipeline's boundaries on one rank."""
+"""Handle that `compress` returns."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from laconic.pipeline.step import Step, checked_ids
 
 @outside_inference_mode("stats", "forget", "state_dict", "load_state_dict", "remove")
 class Handle:
-    """Compressed pipeline on one rank: steps with sample ids, statistics, state, and removal.
+    """Compressed pipeline on one rank.
 
-    An error inside a step, such as a NaN or a duplicate id, is raised on every rank at its end. Buffers store
-    nothing of a failed step: a script may continue. After `remove`, only `stats` and `remove` can be called.
+    An error inside a step is raised on every rank at its end. Buffers store nothing of a failed step, and a
+    script may continue. After `remove`, only `stats` and `remove` can be called.
     """
 
     def __init__(self, plan: Plan, schedule: Any, stages: Sequence[Any], comm: Comm, exact: bool) -> None:
@@ -94,17 +94,14 @@ class Handle:
         """Call `schedule.step(*args, **kwargs)` with the ids of its samples. Call this on every rank.
 
         Args:
-            args: arguments of the schedule's step: the batch on the first rank.
-            samples: int64 (batch,), the samples' ids in 0..N-1, each once; equal on all ranks.
+            args: arguments of the schedule's step.
+            samples: int64 (batch,), distinct ids in 0..N-1, equal on all ranks.
             upcoming: ids of the next step, which buffers in a folder read ahead.
-            kwargs: the schedule's keyword arguments, such as `target` and `losses`.
-
-        Returns:
-            The result of the schedule's step.
+            kwargs: its keyword arguments.
 
         Raises:
-            AttachError: The handle was removed; or `compress` was given stages: set `handle.samples`, then
-                call their schedule's step.
+            AttachError: The handle was removed; or `compress` was given stages, not their schedule: set
+                `handle.samples`, then call the schedule's step.
             StateError, NonFiniteError, WireError, OSError: The step failed; raised on every rank.
         """
         self._check_attached()
@@ -118,7 +115,7 @@ class Handle:
         return self._schedule.step(*args, **kwargs)
 
     def stats(self) -> Stats:
-        """Return bytes and seconds of this rank since the start."""
+        """Return bytes and seconds of this rank."""
         buffers = [each.buffer for each in self._changes()]
         return Stats.of(
             self._traffic,
@@ -129,7 +126,7 @@ class Handle:
         )
 
     def digests(self) -> dict[str, str]:
-        """Return digests of this rank's buffers, by boundary and side; equal on both sides."""
+        """Return digests of this rank's buffers, equal on both sides of a boundary."""
         self._check_attached()
         sides = {"send": "sent", "receive": "received"}
         return {
@@ -147,14 +144,14 @@ class Handle:
             each.buffer.forget()
 
     def state_dict(self, *, buffers: bool = True) -> dict[str, Any]:
-        """Return this rank's state, to save on this rank between steps. The rank is in every key.
+        """Return this rank's state, to save between steps. The rank is in every key.
 
         Args:
-            buffers: Whether to save the samples' activations, which may be large. Without them, next visits
-                are first visits. Equal on all ranks.
+            buffers: Whether to save the samples' activations; without them, next visits are first visits.
+                Equal on all ranks.
 
         Returns:
-            Plain numbers, strings and tensors, loadable with `torch.load(weights_only=True)`.
+            Values loadable with `torch.load(weights_only=True)`.
 
         Raises:
             OSError: A file of `folder` could not be written.
@@ -164,12 +161,12 @@ class Handle:
         return state.saved(self._identity(), self._step.number, kept if buffers else {})
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`. Call this on every rank, with states of one checkpoint.
+        """Restore a state. Call this on every rank, with states of one checkpoint.
 
         Raises:
             StateError: The state is damaged, or of another rank, pipeline, spec or shape; nothing is changed.
-                The first step checks the shape for boundaries not used yet.
-            OSError: There is no room for its buffers; all of them are empty then.
+                The first step checks boundaries not used yet.
+            OSError: There is no room; all buffers are empty then.
         """
         self._check_attached()
         step, loaded = state.loaded(saved, self._identity())
@@ -225,7 +222,6 @@ class Handle:
             state.agree_on(self._comm, step, list(self._changes()), self._first_rank)
 
     def begin_first(self, error: Exception | None) -> None:
-        """Start the first step, with an error found before its first message."""
         self._step.begin_first(self._comm, error)
 
     def end(self, stage: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""Link: any codec between two ranks, for model-parallel scripts without a schedule."""
+"""Link: a codec between two ranks, for model-parallel scripts without a schedule."""
 
 from __future__ import annotations
 
@@ -36,18 +36,16 @@ def link(
         token = link.send(first_half(x), to=1); token.backward()                      # rank 0
         loss_fn(second_half(link.receive((32, 256), source=0)), y).backward()         # rank 1
 
-    Calls block and match in order; autograd may compute gradients in any order. A sender waits until its
-    tensor is received: call `backward` only after all tensors of a step were sent, else two senders wait for
-    each other. For changes by sample see `laconic.pipeline.compress`.
+    Calls block and match in order. A sender waits until its tensor is received: call `backward` only after
+    all tensors of a step were sent, else two senders wait for each other.
 
-    Costs a round trip per tensor: a 24-byte offer (length, digest of shape, dtype, codec and turn) and a
-    24-byte answer, so that both ends report a disagreement. A gradient has no answer, and is sent only if
-    both ends want it.
+    Costs a round trip per tensor: a 24-byte offer and a 24-byte answer, so that both ends report a
+    disagreement. A gradient has no answer, and is sent only if both ends want it.
 
     Args:
         codec: codec or selector of the sent tensor.
         backward: codec or selector of its gradient. None: the same.
-        group: the ranks' process group, in which ranks are numbered. None: all ranks.
+        group: process group in which ranks are numbered. None: all ranks.
         seed: seed of random rounding.
 
     Raises:
@@ -58,7 +56,7 @@ def link(
 
 
 class Link:
-    """Both directions of one rank, made by `laconic.pipeline.link` with equal arguments on both ranks."""
+    """Both directions of one rank, made with equal arguments on both ranks."""
 
     def __init__(
         self, forward: Codec, backward: Codec, group: dist.ProcessGroup | None = None, seed: int = 0
@@ -82,11 +80,11 @@ class Link:
 
         Returns:
             A scalar zero, which requires a gradient if x does. Its `backward()` waits for the gradient of x,
-            until the group's time-out if the receiver does not use the tensor, and continues from there. It
-            raises `PeerError` if the receiver has disabled gradients.
+            until the group's time-out if the receiver does not use the tensor. It raises `PeerError` if the
+            receiver has disabled gradients.
 
         Raises:
-            NonFiniteError, AttachError: x holds NaN or Inf, or integers; the receiver raises `PeerError`.
+            NonFiniteError, AttachError: x holds NaN, Inf or integers; the receiver raises `PeerError`.
             WireError: The two sides disagree; the receiver raises it too.
         """
         token: Tensor = _Send.apply(x, self, to, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
@@ -100,15 +98,15 @@ class Link:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """Receive a tensor from a rank. `backward` sends its gradient to that rank.
+        """Receive a tensor from a rank; `backward` sends its gradient back.
 
         Args:
-            shape, dtype: of the sent tensor, equal on both ranks.
+            shape, dtype: of the sent tensor.
             source: the other rank.
             device: device of the result.
 
         Returns:
-            A tensor that requires a gradient if gradients are enabled and the sent tensor requires one.
+            A tensor, which requires a gradient if gradients are enabled and the sent tensor requires one.
 
         Raises:
             PeerError: The sender could not send it.
@@ -124,7 +122,7 @@ class Link:
         return received
 
     def stats(self) -> Stats:
-        """Return this rank's bytes and seconds so far; a step is one tensor sent or received."""
+        """Return this rank's statistics; a step is one tensor sent or received."""
         return Stats.of(self._traffic, steps=sum(self._turns.values()))
 
     def begin(self, source: int, to: int) -> int:
@@ -133,7 +131,7 @@ class Link:
         return turn
 
     def put(self, direction: Direction, x: Tensor, to: int, turn: int, wanted: bool = False) -> bool:
-        """Offer x and send it, or inform the other side and raise. Return whether both want a gradient."""
+        """Send x, or inform the other side and raise. Return whether both want a gradient."""
         channel, visit, agreed = self._channel(direction, x.shape, x.dtype, self.rank, to, turn)
         try:
             if not (x.is_floating_point() or isinstance(channel, Plain)):
@@ -169,7 +167,7 @@ class Link:
         return offer.gradient
 
     def awaits(self, x: Tensor, to: int, turn: int) -> Awaited:
-        """Return the `Awaited` of a sent tensor, which receives gradients as long as it exists."""
+        """Return a sent tensor's `Awaited`, which receives gradients as long as it exists."""
         channel, visit, agreed = self._channel("backward", x.shape, x.dtype, to, self.rank, turn)
         awaited = Awaited(channel, visit, x.device)
         self._awaited.setdefault(to, WeakValueDictionary())[agreed] = awaited
@@ -234,7 +232,7 @@ class Link:
 
 @dataclass(eq=False)
 class Awaited:
-    """Gradients of one sent tensor: how to receive them, and those that arrived."""
+    """Gradients of one sent tensor."""
 
     channel: Channel
     visit: Visit

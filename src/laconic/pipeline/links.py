@@ -26,12 +26,11 @@ MakeChannel = Callable[[Direction, str, torch.Size, torch.dtype, bool], Channel]
 
 @dataclass
 class StageLinks:
-    """Channels of one stage, created when a tensor is first sent; neighbours on one rank need none.
+    """Channels of one stage, created when a tensor is first sent.
 
     Torch's 1F1B and looped schedules start sends before receives, so on gloo the notice of a ready receive
-    queues behind this rank's payload: 1.57 MB each way over 100 Mbit/s took 0.26 s, and 0.14 s with receives
-    first. There each receive is posted when the schedule asks for its op; the schedule gets no op, and
-    `arrived` waits.
+    queues behind this rank's payload. There each receive is posted when the schedule asks for its op; the
+    schedule gets no op, and `arrived` waits.
 
     `exact`: whether both sides must name one length, as on NCCL. A gloo receiver offers room for the longest
     message; a longer one ends the process.
@@ -69,7 +68,7 @@ class StageLinks:
         return ops
 
     def post(self, direction: Direction, micro: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
-        """Return the receives for coded bytes; none on gloo, where they are posted at once."""
+        """Return the receives for coded bytes; none on gloo."""
         posted = self._posted[direction, micro] = []
         for slot, op in enumerate(ops):
             target: Tensor = op.tensor
@@ -110,7 +109,6 @@ class StageLinks:
     def _encoded(
         self, channel: Channel, x: Tensor, visit: Visit, direction: Direction
     ) -> tuple[int, Tensor | None]:
-        """Return the agreed digest and the body; none if this rank has failed."""
         if self.step.failed:
             return 0, None
         try:
@@ -141,7 +139,7 @@ class StageLinks:
             )
 
     def _channel(self, direction: Direction, side: str, slot: int, tensor: Tensor) -> Channel:
-        """Return the channel of a tensor, replaced (unless it stores samples) if torch has announced another
+        """Return the channel of a tensor, replaced (unless it stores samples) if torch announces another
         shape.
         """
         training = bool(self.stage.has_backward)

@@ -1,10 +1,9 @@
-"""Message between stages: a header that shows whether the two sides agree, and the coded tensor.
+"""Message between stages: a header and the coded tensor.
 
     [magic u32 | state u32 | body bytes u64 | digest u64]   24 bytes, then the body
 
-The digest covers everything needed to decode the body: step, micro-batch, sample ids, new samples, the
-buffer's version, shapes. A failed rank sends `FAILED` headers until the end of the step, so that no rank
-waits.
+The digest covers everything needed to decode the body: step, micro-batch, sample ids, the buffer's version,
+shapes. A failed rank sends `FAILED` headers until the step ends, so that no rank waits.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from laconic.core.errors import WireError
 from laconic.pipeline.buffer import WAY_OUT
 
 HEADER = struct.Struct("<IIQQ")
-MAGIC = 0x31504C4C  # "LLP1"
+MAGIC = 0x31504C4C
 SENT, FAILED = 0, 1
 
 
 class PeerFailed(Exception):
-    """Failure of the sender, which reports it at the end of the step."""
+    """Failure of the sender, which reports it at the step's end."""
 
 
 def digest(*parts: bytes | str) -> int:
@@ -37,10 +36,7 @@ def digest(*parts: bytes | str) -> int:
 
 
 def sealed(body: Tensor | None, agreed: int, device: torch.device, room: int | None = None) -> Tensor:
-    """Return a message uint8 (m,); without a body, that of a failed rank.
-
-    `room`: length to pad to, for backends that need equal lengths on both sides.
-    """
+    """Return a message uint8 (m,), padded to `room`; without a body, that of a failed rank."""
     size = 0 if body is None else body.numel()
     head = HEADER.pack(MAGIC, FAILED if body is None else SENT, size, agreed)
     message = torch.zeros(HEADER.size + size if room is None else room, dtype=torch.uint8, device=device)
@@ -51,9 +47,7 @@ def sealed(body: Tensor | None, agreed: int, device: torch.device, room: int | N
 
 
 def opened(message: Tensor, agreed: int) -> Tensor:
-    """Return the body, a view. Raises `PeerFailed` if the sender has failed, `WireError` if the sides
-    disagree.
-    """
+    """Return the body, a view. Raises `PeerFailed` if the sender has failed, `WireError` on disagreement."""
     magic, state, size, other = HEADER.unpack(bytes(message[: HEADER.size].tolist()))
     if magic != MAGIC or state not in (SENT, FAILED):
         raise WireError(

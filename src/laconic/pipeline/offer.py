@@ -1,8 +1,8 @@
-"""Offer: a header before a link's tensor, so that both ends know whether they agree.
+"""Offer: a header before a link's tensor.
 
     [magic u32 | state u16 | gradient u16 | body bytes u64 | digest u64]   24 bytes
 
-The answer has the same form, with no body.
+The answer has the same form.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from laconic.core.errors import WireError
 
 HEADER = struct.Struct("<IHHQQ")
-MAGIC = 0x314F4C4C  # "LLO1"
+MAGIC = 0x314F4C4C
 
 
 class State(IntEnum):
@@ -30,7 +30,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True)
 class Offer:
-    """Header. `gradient`: whether this end wants one; `nbytes`: size of the body; `agreed`: a digest."""
+    """Header. `gradient`: whether this end wants one; `agreed`: digest."""
 
     state: State
     gradient: bool = False
@@ -43,7 +43,7 @@ class Offer:
 
     @classmethod
     def of(cls, message: Tensor) -> Offer:
-        """Parse a message uint8 (24,). Raises `WireError` for any other message.
+        """Parse a message uint8 (24,). Raises `WireError`.
 
         >>> Offer.of(Offer(State.OFFERED, True, 9, 7).message(torch.device("cpu"))).nbytes
         9

@@ -19,7 +19,7 @@ class Place:
     most_bytes: int | None
 
     def open(self, name: str, samples: int, nbytes: int, others: Iterable[Buffer], rank: int) -> Memory:
-        """Open a memory next to the buffers `others`. Raises `StateError` or `OSError` without room."""
+        """Open a memory. Raises `StateError` or `OSError` without room."""
         if self.most_bytes is not None:
             taken = sum(each.nbytes for each in others)
             check_size(name, samples, nbytes, taken, self.most_bytes, "most_bytes")

@@ -1,6 +1,6 @@
 """Batches that torch cannot split into micro-batches: the step fails on every rank.
 
-Torch raises only on the ranks that hold the batch; those in the middle would wait for it.
+Torch raises only on the ranks that hold the batch; the others would wait.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Batches:
         self._schedule = schedule
         self._parts: int = schedule._n_microbatches
         specs = (getattr(schedule, name, None) for name in ("_args_chunk_spec", "_kwargs_chunk_spec"))
-        self._sized = not any(specs)  # split by their first dimension
+        self._sized = not any(specs)  # split by first dimension
         self._step = step
         self._rows: dict[bool, int] = {}  # rows of the last batch, by training
 
@@ -47,7 +47,7 @@ class Batches:
         return args, kwargs, _repeated(target, rows)
 
     def failed(self) -> None:
-        """Reset after a failed step; torch announces shapes again after a short batch."""
+        """Make torch announce shapes again after a short batch."""
         if self._step.short:
             for name in INFERRED:
                 if name in vars(self._schedule):

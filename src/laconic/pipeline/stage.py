@@ -24,7 +24,6 @@ class CompressedStage(PipelineStage):
 
     @property
     def samples(self) -> None:
-        """Ids of the next step's samples, as `handle.samples`."""
         raise AttributeError("samples is write-only: set it before each step")
 
     @samples.setter

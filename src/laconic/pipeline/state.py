@@ -73,7 +73,7 @@ def _damaged(what: str) -> StateError:
 
 
 def check_fit(buffers: Mapping[str, Saved], channels: Sequence[Changes]) -> None:
-    """Raise `StateError` unless each buffer has a boundary and its width, where these are known already."""
+    """Raise `StateError` unless each buffer has a boundary and its width, where known already."""
     known = {channel.name: channel for channel in channels}
     for name, buffer in buffers.items():
         if known and name not in known:
@@ -90,10 +90,10 @@ def check_fit(buffers: Mapping[str, Saved], channels: Sequence[Changes]) -> None
 
 
 def agree_on(comm: Comm, step: Step, channels: Sequence[Changes], pipeline: int) -> None:
-    """Raise on every rank unless all ranks of a pipeline have the same step, ids and visited samples.
+    """Raise on every rank unless all ranks of a replica (`pipeline`) have the same step, ids and visited
+    samples.
 
-    It precedes all messages, as some backends hang on an unexpected length. `pipeline`: number of the
-    replica.
+    It precedes all messages, as some backends hang on an unexpected length.
     """
     step.end(comm)
     ids = b"" if step.ids is None else step.ids.numpy().tobytes()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Traffic:
-    """Counts by direction: "forward" for activations, "backward" for their gradients."""
+    """Counts by direction."""
 
     sent_bytes: Counter[str] = field(default_factory=Counter)
     received_bytes: Counter[str] = field(default_factory=Counter)
@@ -17,7 +17,6 @@ class Traffic:
     decode_s: float = 0.0
 
     def sent(self, direction: str, nbytes: int, dense: int, seconds: float) -> None:
-        """Count a message that replaces a tensor of `dense` bytes."""
         self.sent_bytes[direction] += nbytes
         self.dense_bytes[direction] += dense
         self.encode_s += seconds

@@ -17,16 +17,15 @@ from laconic.data.sample_ids import sample_ids
 
 @dataclass
 class Step:
-    """State of a step. A rank whose step fails sends only headers until the end, where all ranks raise.
+    """State of a step. A failed rank sends only headers until the end, where all ranks raise.
 
     Attributes:
         number: training steps before it.
         ids: int64 (batch,) on the CPU, or None.
-        failure: first error on this rank, and its message.
+        failure: first error on this rank.
         heard: whether another rank has failed.
-        begun: whether the first step has begun.
         foreseen: error known before the step.
-        short: whether a batch was too short, so that shapes may be made up.
+        short: whether a batch was too short; shapes may be made up.
     """
 
     number: int = 0
@@ -56,7 +55,7 @@ class Step:
             self.failure = error, f"{where}: {error}" if where else str(error)
 
     def begin_first(self, comm: Comm, error: Exception | None) -> None:
-        """Begin the first step on all ranks: torch sends shapes first, and a rank would wait for them."""
+        """Begin the first step on all ranks: torch sends shapes first, and ranks would wait."""
         if not self.begun:
             if error is not None:
                 self.fail(error, "")
@@ -64,9 +63,9 @@ class Step:
             self.begun = True
 
     def end(self, comm: Comm) -> None:
-        """End the step on all ranks: raise the same error on each if one has failed.
+        """End the step: if a rank has failed, raise its error on all.
 
-        All continue from the highest step; then only their stored samples can differ.
+        All continue from the highest step.
         """
         flag = comm.all_reduce(torch.tensor([self.failed], dtype=torch.int32, device="cpu"), "max")
         if not bool(flag):

@@ -1,7 +1,7 @@
 """Gradient accumulation: a global batch as the mean over micro-batches that fit in memory.
 
 A step's gradient equals that of the whole batch except for BatchNorm. Ranks exchange once per step, and
-measure the gradient noise scale (`laconic.exchange.noise_scale`); one rank measures it from the first part.
+measure the gradient noise scale (`laconic.exchange.noise_scale`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Accumulation:
     Args:
         batch: Examples per step over all ranks.
         most: Maximum number of examples in one forward pass.
-        ranks: Number of ranks, which must divide `batch`. None: the size of the default process group, or 1.
+        ranks: Number of ranks, which must divide `batch`. None: the default process group's size, or 1.
 
     Raises:
         SpecError: The batch does not divide, or a number is out of range.
@@ -85,8 +85,8 @@ class Accumulation:
             scaler: GradScaler of the losses, to measure `noise` without its scale.
 
         Returns:
-            An iterator of (share, *rows): share is the part's weight in the mean; they sum to 1. All parts
-            but the last run under no_sync.
+            An iterator of (share, *rows); the shares, weights in the mean, sum to 1. All parts but the
+            last are under no_sync.
 
         Raises:
             SpecError: A tensor has another number of rows.

@@ -1,6 +1,6 @@
 """Training step on a batch with several augmentations of each example.
 
-Hoffer et al. 2020, arXiv:1901.09335, with the options of its code: sequential chunks, averaged outputs, and a
+Hoffer et al. 2020, arXiv:1901.09335, with its code's options: sequential chunks, averaged outputs, and a
 correction of the gradient's norm, as gradients of copies partly cancel:
 
     factor = mean_j |g_j| / |mean_j g_j|        of copy j's gradient g_j, every `correct_every` steps
@@ -29,8 +29,7 @@ class Copies:
     Args:
         copies: Copies of each example in a batch.
         outputs: "each": the mean loss over all inputs, one copy after the other, with the memory of one copy
-            and distinct examples for BatchNorm (ghost BatchNorm). "averaged": the loss of the mean output
-            over an example's copies, in one pass.
+            and ghost BatchNorm. "averaged": the loss of an example's mean output, in one pass.
         correct_every: Steps between measurements of the norm's factor, each an extra forward and backward
             pass; 0: no correction. Only with "each".
 

@@ -54,16 +54,16 @@ def large_batch(
 ) -> tuple[Optimizer, LambdaLR]:
     """Return optimiser and schedule to train `model` with `batch` examples per step, over all ranks.
 
-    Scales the rate with the batch, with warm-up, layer-wise trust ratios, polynomial decay, and no weight
-    decay on vectors. Call `schedule.step()` after each `optimizer.step()`. Both objects work with
-    `laconic.compress` and `laconic.distribute`; each `state_dict` resumes exactly.
+    The rate scales with the batch, with warm-up, layer-wise trust ratios and polynomial decay; vectors have
+    no weight decay. Call `schedule.step()` after each `optimizer.step()`. Both work with `laconic.compress`
+    and `laconic.distribute`; each `state_dict` resumes exactly.
 
     Args:
-        model: The model to optimise.
+        model: The model.
         batch: Examples per step, over all ranks and micro-batches; see `Accumulation`.
         base_batch: Examples per step for which `lr` was tuned.
-        steps: Steps of the whole training, after which the rate is 0.
-        optimizer: "lamb", "lars", or "sgd": momentum SGD without weight decay on vectors.
+        steps: All steps of the training; the rate ends at 0.
+        optimizer: "lamb", "lars", or "sgd" with momentum.
         lr: Rate at `base_batch`. None: 0.004 for LAMB; 0.05 for LARS, with trust coefficient 0.02, and SGD.
         scaling: "linear", "sqrt" or "none". None: "sqrt" for LAMB, "linear" otherwise.
         warmup_steps: Steps in which the rate rises from `lr` to the scaled one. None: a tenth of `steps`, 0

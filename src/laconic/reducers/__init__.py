@@ -85,7 +85,7 @@ class Reducer(Spec):
 
     @property
     def exact_mean(self) -> bool:
-        """Whether mean = average of the sent shares plus released memory."""
+        """Whether the mean is the average of the sent shares plus released memory."""
         return True
 
     @property
@@ -115,12 +115,12 @@ class Reducer(Spec):
         return Layout(())
 
     def bind_optimised(self, layout: Layout, comm: Comm, optimised: Optimised) -> BoundReducer:
-        """Bind with the optimiser of the `momentum_tensors`."""
+        """Bind with the optimiser of `momentum_tensors`."""
         return self.bind(layout, comm)
 
     @abstractmethod
     def nbytes(self, layout: Layout) -> int:
-        """Return the bytes that one rank sends in one exchange: exact, or the maximum over group sizes."""
+        """Return the bytes that a rank sends per exchange: exact, or the maximum over group sizes."""
 
     def gathers(self, size: int) -> tuple[Gathering, ...]:
         """Return the all-gathers in a group of `size` ranks."""
@@ -179,8 +179,8 @@ class BoundReducer(ABC):
 
         Args:
             x: Finite float32 (n,), unchanged unless it is `out`; None if this rank's gradient is not finite.
-            layout: Part of the layout given at `bind`, the same on all ranks.
-            turn: The step and its random keys.
+            layout: Part of the layout given at `bind`, equal on all ranks.
+            turn: Step and random keys.
             out: float32 (n,); may be x.
             alpha: Factor of the mean.
 
@@ -202,15 +202,14 @@ class BoundReducer(ABC):
     ) -> Callable[[], Sent | None]:
         """Run the first part of `reduce`, if the reduction `overlaps`; return a callable that finishes it.
 
-        The callable is called also if the step is skipped; until then x[layout] and out[layout] must not be
-        used.
+        The callable also runs if the step is skipped; until then x[layout] and out[layout] must not be used.
         """
         raise NotImplementedError
 
     def begin_pass(self, *, stepped: bool) -> None:
         """Begin a backward pass, on all ranks.
 
-        `stepped`: whether the optimisers have applied the last one; otherwise momentum stays where it is.
+        `stepped`: whether the optimisers have applied the last one; otherwise momentum stays.
         """
         return
 
@@ -220,13 +219,13 @@ class BoundReducer(ABC):
         return ()
 
     def release_momentum(self, kept: float | None = None) -> None:
-        """Leave momentum to the optimiser from the next step on; see `BoundFeedback.release_momentum`."""
+        """Leave momentum to the optimiser from the next step on; see `BoundFeedback`."""
         return
 
     def put_back(self, layout: Layout) -> None:
         """Restore, bit for bit, the state before this step's `reduce` of this layout: the step is skipped.
 
-        Called even if `reduce` was not called or returned None.
+        Also called if `reduce` was not called or returned None.
         """
         assert not self.remembers, f"{type(self).__name__} is stateful and must override put_back"
 
@@ -247,7 +246,7 @@ class BoundReducer(ABC):
     def writes_late(self, step: int) -> bool:
         """Whether it writes means with `laconic.core.deferred.write` while writing must wait.
 
-        It then returns None on every rank if a mean could overflow.
+        `reduce` then returns None on every rank if a mean could overflow.
         """
         return False
 
@@ -266,7 +265,7 @@ class BoundReducer(ABC):
         assert not self.holds_back, f"{type(self).__name__} delays parts of means and must override discard"
 
     def remask(self, masks: Mapping[str, Mask]) -> None:
-        """Change the entries in use, between steps on all ranks, and clear the memory of the others."""
+        """Change the entries in use, between steps on all ranks; clear the memory of the others."""
         kept = cleared(self.state_dict(), masks) if self.holds_back else None
         if kept is not None:
             self.load_state_dict(kept)

@@ -5,8 +5,7 @@ Chen et al. 2020, arXiv:2104.11125 ("ScaleCom"). In step t of N ranks, per tenso
     1. the leader, rank t mod N, broadcasts the positions S of its k largest |x_i|
     2. mean = 1/N * sum over ranks of x_r at S, by one all_reduce of k values; zero elsewhere
 
-Two parts of the paper are left out: its low-pass filter of the residual, and its selection of the largest
-entry of every short chunk.
+The paper's low-pass filter of the residual, and its selection by short chunks, are left out.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from laconic.reducers.entries import entries_nbytes, positions_read, positions_w
 class CLTk(DensityReducer):
     """mean = the average over ranks at the positions of the leader's k = ceil(density * n) largest.
 
-    Exactly k entries of a tensor change, fewer if the leader's has more zeros. Payload: k float32 from each
-    rank, and from the leader 8 bytes, 4 per tensor and the positions by `golomb`: three rounds.
+    Exactly k entries of a tensor change, fewer if the leader's are zero. Payload: k float32 per rank; from
+    the leader also 8 bytes, 4 per tensor and the positions by `golomb`.
 
     >>> CLTk(density=0.01)
     cltk(density=0.01)

@@ -29,7 +29,7 @@ class Gather(Reducer):
     """mean = 1/N * sum over ranks r = 0..N-1, in this order, of decode(wire_r): bit-identical on all.
 
     Payload: one message of `codec`. `grain`: unit of selection and scales, a tensor or, with 'bucket', all
-    adjacent tensors of a bucket; the result then depends on DDP's buckets.
+    adjacent tensors of a bucket, and the result depends on DDP's buckets.
 
     >>> from laconic.core.spec import parse
     >>> parse("gather(cast('bf16'), grain='bucket')")
@@ -68,7 +68,6 @@ class Gather(Reducer):
         return self.codec
 
     def grains(self, layout: Layout) -> Layout:
-        """Return the ranges that the codec handles as one tensor each."""
         return layout if self.grain == "tensor" else layout.runs
 
 
@@ -113,7 +112,7 @@ class _Gather(BoundReducer):
     def _fits(self, x: Tensor, segments: Segments, carried: Carried | None, alpha: float) -> bool:
         """Return whether alpha times the decoded x is certainly finite.
 
-        A codec that is safe for feedback decodes to at most twice the norm of a tensor.
+        A codec that is safe for feedback decodes to at most twice the norm.
         """
         if carried is not None:
             return fits([carried[2]], alpha)

@@ -7,7 +7,7 @@ Shi et al. 2019, arXiv:1901.04359 ("gTop-k"). Per tensor of n elements, with k =
     3. mean = the k largest |s|, zero elsewhere
 
 The paper's tree takes log2 N messages of k entries, but can miss some of the largest. Here it is exact and
-costs N k entries, as `gather`; `oktopk` gives the same bits with O(k) traffic.
+costs N k entries; `oktopk` gives the same bits with O(k) traffic.
 """
 
 from __future__ import annotations

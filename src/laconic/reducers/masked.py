@@ -1,7 +1,7 @@
 """Masked: reduction of the entries in use, as values without positions, for sparse training.
 
-All ranks know the entries in use (`laconic.sparsity`; without masks all): these are packed, reduced and
-unpacked. Memory is unchanged for entries that stay in use, cleared for dropped ones, zero for new ones.
+All ranks know the entries in use (`laconic.sparsity`; without masks all). Memory is unchanged for entries
+that stay in use, cleared for dropped ones, zero for new ones.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ class BoundMasked(BoundReducer):
         self._spec, self._layout, self._comm = spec, layout, comm
         self._masks: dict[str, Mask] = {}
         self._packings: PerLayout[Packing] = PerLayout(self._packing)
-        self._loaded: dict[str, Tensor] | None = None  # loaded state, until the next step
-        self._released: dict[str, Tensor] | None = None  # the loaded state, during the next step
+        self._loaded: dict[str, Tensor] | None = None  # until the next step
+        self._released: dict[str, Tensor] | None = None  # during the next step
         self._inner = spec.bind(layout, comm)
 
     @property

@@ -1,8 +1,7 @@
 """PowerSGD: the mean gradient of a layer as a product of two thin matrices, each summed over the ranks.
 
 Vogels, Karimireddy, Jaggi 2019, arXiv:1905.13727, Algorithms 1 and 2. For each tensor of two or more
-dimensions, as a matrix M of m = shape[0] rows and n columns, with ranks i = 0..N-1 and Q (n, r) of the last
-step:
+dimensions, as a matrix M of m = shape[0] rows and n columns, with ranks i = 0..N-1 and the last Q (n, r):
 
     1. P = sum over i of M_i Q        one all_reduce of the P of all matrices
     2. P = orthonormal(P)             Gram-Schmidt
@@ -10,12 +9,12 @@ step:
     4. mean = P Q^T                   rank i's share: P Q_i^T = P P^T M_i
     5. Q = orthonormal(Q)             for the next step: one subspace iteration per step
 
-A zero column of Q, at the start and after a gradient of rank below r, is redrawn from the common key of
-(seed, step, name): Gram-Schmidt would leave it zero, or NaN, for ever.
+A zero column of Q is redrawn from the common key of (seed, step, name): Gram-Schmidt would leave it zero, or
+NaN, for ever.
 
-Differences from the paper. Each rank subtracts P Q_i^T from its error memory, the paper P Q^T: the means are
-the same, but the paper's memory accumulates P (Q_i - Q)^T for ever, while |M_i - P P^T M_i| <= |M_i|. Q is
-orthonormalised (as in PyTorch's hook).
+Differences from the paper. Each rank subtracts P Q_i^T from its error memory, the paper subtracts P Q^T: its
+memory accumulates P (Q_i - Q)^T for ever; here |M_i - P P^T M_i| <= |M_i|. Q is orthonormalised (as in
+PyTorch's hook).
 
 Replicas agree to the bit on all CPUs (see `kernels.lowrank`), and on GPUs of one kind.
 """
@@ -50,8 +49,7 @@ class PowerSGD(Reducer):
 
     A matrix is summed exactly if (m + n) * rank >= m * n, as are tensors of fewer than two dimensions.
     Payload: 4 * (m + n) * rank bytes per matrix, in two all-reduces, and 4 per element of the rest. State: Q,
-    float32 (rank, n) per matrix, equal on all ranks. Error: |x - sent| <= |x|, at best the tail of the
-    singular values.
+    float32 (rank, n) per matrix, equal on all ranks. Error: |x - sent| <= |x|.
 
     >>> from laconic.core.layout import Layout
     >>> PowerSGD(rank=2).nbytes(Layout.of([("weight", (100, 10, 5)), ("bias", (100,))]))
@@ -118,8 +116,6 @@ class LowRank(Sent):
 
 @dataclass(frozen=True)
 class Factored:
-    """Tensors of a bucket: those sent as factors, and the rest."""
-
     matrices: kernels.Matrices
     right: Layout  # of consecutive factors Q, each (rank, n)
     columns: Segments  # of each factor
@@ -207,7 +203,6 @@ class _PowerSGD(BoundReducer):
         return True
 
     def _sum(self, x: Tensor | None, n: int, out: Tensor) -> Tensor | None:
-        """Return the sum over ranks; None if skipped, which on a GPU `_found_finite` finds later."""
         return (sum_or_skip if out.is_cpu else sum_unchecked)(self._comm, x, n, out.device)
 
     def _largest(self, rest: Tensor, right: Tensor | None) -> list[Tensor]:
@@ -218,7 +213,7 @@ class _PowerSGD(BoundReducer):
     ) -> bool:
         """Return whether the mean on a GPU is finite: the host's only wait.
 
-        `right`: columns of length 1, counted by the squared norm, or 0 if they must be redrawn.
+        `right`: columns of length 1, or 0 if they must be redrawn.
         """
         found = [*largest]
         if right is not None:

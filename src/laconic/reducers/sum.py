@@ -33,7 +33,7 @@ class Sum(Reducer):
 
     Payload: 4 or 2 bytes per element, and 4 bytes more for 'fp16'. In 'fp16' all ranks scale x by a power of
     two such that N times M, the largest |x| of all ranks, just fits: each addition loses at most 2^-11 of an
-    entry, or 2^-40 N M if that is more (M > 1e-24). In 'bf16' each rank divides by N before it rounds, and
+    entry, or 2^-40 N M if that is more (M > 1e-24). In 'bf16' each rank divides by N before rounding, and
     saturates where the sum could overflow. In 'fp32' an overflowing sum skips the step.
 
     >>> Sum(dtype="fp16")
@@ -63,8 +63,8 @@ class Sum(Reducer):
 class DenseShare(Sent):
     """Dense share: `kept` (n,), times `gain`, on the segments.
 
-    Without `kept`, x was `out`, and the mean has overwritten it. Otherwise a copy is needed, because the
-    memory changes before the step is known to be valid.
+    Without `kept`, x was `out`, and the mean has overwritten it. Otherwise it is a copy, because memory
+    changes before the step is known to be valid.
     """
 
     segments: Segments
@@ -87,7 +87,7 @@ class DenseShare(Sent):
 class BoundSum(BoundReducer):
     """Working reduction, without state between steps.
 
-    `late`: on a GPU, `deferred.check` raises `NonFiniteSum`, for a caller that reduces inside `deferred()`.
+    `late`: on a GPU, `deferred.check` raises `NonFiniteSum`, for a caller inside `deferred()`.
     """
 
     dtype: torch.dtype
@@ -96,7 +96,7 @@ class BoundSum(BoundReducer):
 
     @property
     def detects_non_finite(self) -> bool:
-        """True in float32 (checks the mean) and float16 (checks the maximum); bfloat16 would saturate Inf."""
+        """True in float32 (checks the mean) and float16 (the maximum); bfloat16 would saturate Inf."""
         return self.dtype != torch.bfloat16
 
     @property
@@ -166,7 +166,6 @@ class BoundSum(BoundReducer):
         return True
 
     def _range(self, x: Tensor | None, runs: Segments, device: torch.device) -> tuple[float, float] | None:
-        """Return the factor of x before rounding, and the largest sent value; None if skipped."""
         size, limit = self.comm.size, _limit(self.dtype, self.comm.size)
         if self.dtype == torch.float32:
             return 1.0, math.inf
@@ -201,7 +200,6 @@ def _nothing() -> None:
 
 
 def _largest(x: Tensor, runs: Segments) -> Tensor:
-    """Return the largest |x| on the runs, float32 (1,); 0 if empty, NaN if there is one."""
     views = [view for view in (runs.views(x) if x.is_cpu else [runs.gathered(x)]) if len(view)]
     ends = [torch.stack(torch.aminmax(view)).abs().amax() for view in views]
     return torch.stack([x.new_zeros(()), *ends]).amax().reshape(1)

@@ -1,6 +1,6 @@
 """Two levels: one reduction inside each machine, another between one leader per machine.
 
-For N ranks on G machines, machine g with n_g ranks, where links between machines are slow:
+For N ranks on G machines, machine g with n_g ranks:
 
     1. m_g = mean of x over the ranks of machine g, by `inner`
     2. y_g = G n_g / N * m_g    mean = 1/G * sum of y_g, by `outer`, between the leaders
@@ -8,7 +8,7 @@ For N ranks on G machines, machine g with n_g ranks, where links between machine
 
 Rank i's share is that of `inner`, on the leader less N/G * (y_g - share_g), the loss of `outer`: the average
 of the shares is the mean. Groups as in hierarchical all-reduce (Jia et al. 2018, arXiv:1807.11205);
-compressing only step 2, and the accounting of its error, are ours.
+compressing only step 2 is ours.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ BETWEEN = 0x2E7E1  # separates the leaders' keys
 class TwoLevel(Reducer):
     """mean by `inner` inside machines and by `outer` between their leaders, the first rank of each.
 
-    `ranks_per_node`: consecutive ranks per machine; 0 uses LOCAL_RANK and LOCAL_WORLD_SIZE of `torchrun`, as
-    machines of different sizes require. `inner` is stateless: `sum()`, or `gather` of a codec. `outer` is any
-    reducer, or, for `compress`, a method, whose reductions are then between machines; tensors that it sums
-    are summed over all ranks. With `dgc()` each machine is one node, as in the paper. `tells`: the leader
-    sends its machine a mask of its sent entries, one bit per entry; set if a method's feedback clears these.
-    Payload of a leader: that of both, and 4 bytes per element inside.
+    `ranks_per_node`: consecutive ranks per machine; 0 uses LOCAL_RANK and LOCAL_WORLD_SIZE of `torchrun`,
+    needed for machines of different sizes. `inner` is stateless: `sum()`, or `gather` of a codec. `outer` is
+    any reducer, or, for `compress`, a method, whose reductions are then between machines; tensors that it
+    sums are summed over all ranks. `tells`: the leader sends its machine a mask of its sent entries, one bit
+    per entry; set if a method's feedback clears these. Payload of a leader: that of both, and 4 bytes per
+    element inside.
 
     >>> from laconic.core.spec import parse
     >>> parse("two_level(sum(), gather(sparse(topk(density=0.01))), ranks_per_node=8)")
@@ -166,14 +166,14 @@ class MaskedShare(Sent):
 
 
 class _TwoLevel(BoundReducer):
-    """Working reduction. A broadcast ends in NaN if some rank's gradient is not finite."""
+    """Working reduction. A broadcast ends in NaN if a rank's gradient is not finite."""
 
     def __init__(self, spec: TwoLevel, layout: Layout, comm: Comm) -> None:
         homes = machines(comm, spec.ranks_per_node)
         home = homes[comm.rank]
         self._inside = comm.split(home)
         self._leads = self._inside.rank == 0
-        # collective: the other ranks get a group in which they reduce nothing
+        # collective: the other ranks reduce nothing in their group
         self._leaders = comm.split(int(not self._leads))
         self._weight = homes.count(home) * len(set(homes)) / comm.size
         self._ranks = comm.size / len(set(homes))
@@ -194,7 +194,7 @@ class _TwoLevel(BoundReducer):
         apart = x is not out
         y = torch.empty_like(out) if apart else out
         sent = inner = self._inner.reduce(x, layout, turn, y)
-        mean = out.new_zeros(runs.numel + 1)  # the last element marks whether it is finite
+        mean = out.new_zeros(runs.numel + 1)  # the last element marks a finite mean
         parts = list(zip(runs.views(out), torch.split(mean[:-1], list(runs.sizes)), strict=True))
         if self._leads:
             sent = self._between(sent, layout, turn, y, out, alpha)
@@ -212,7 +212,6 @@ class _TwoLevel(BoundReducer):
         return MaskedShare(sent, inner, runs, self._crossed(sent, runs, out))
 
     def _crossed(self, sent: Sent, runs: Segments, out: Tensor) -> Tensor:
-        """Return the entries that this machine's leader has sent, bool (runs.numel,)."""
         bits = torch.zeros(-(-runs.numel // 8), dtype=torch.uint8, device=out.device)
         places = torch.arange(8, dtype=torch.uint8, device=out.device)
         if isinstance(sent, Relayed):

@@ -75,7 +75,7 @@ class Averaging(GradientController):
 
 
 def averaging(seat: RankContext, optimizer: Optimizer, compressor: Any, name: str, seed: int) -> Averaging:
-    """Bind averaging to this replica, with the first replica's parameters. Called by all replicas in sync."""
+    """Bind averaging to this replica, with the first replica's parameters; all in sync call it."""
     comm = Metered(seat.side)
 
     def build() -> Handle:

@@ -34,12 +34,12 @@ class Collectives(ABC):
         return self._collective_group.comm.size
 
     def all_sum(self, tree: Pytree) -> Pytree:
-        """Return the sum over replicas of each leaf. One message per dtype; differentiable."""
+        """Return the sum over replicas of each leaf; one message per dtype. Differentiable."""
         tensors, structure = flatten(tree)
         return structure.rebuilt(self._collective_group.sums(tensors, "all_sum({})", structure))
 
     def all_mean(self, tree: Pytree) -> Pytree:
-        """Return the mean over replicas of each leaf. One message per dtype; differentiable."""
+        """Return the mean over replicas of each leaf, like `all_sum`."""
         tensors, structure = flatten(tree)
         sums = self._collective_group.sums(tensors, "all_mean({})", structure)
         return structure.rebuilt(each / self.replicas for each in sums)

@@ -19,10 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Options of a launch.
-
-    `timeout_s`: of a collective; `checkpoints`: folder of the servers; `every`: updates between checkpoints.
-    """
+    """Options of a launch. `checkpoints`: folder of the servers; `every`: updates between checkpoints."""
 
     timeout_s: float = 1800.0
     checkpoints: Path | None = None
@@ -34,14 +31,13 @@ class RankContext:
     """One replica's place in a deployment.
 
     Attributes:
-        comm: The replicas in sync.
-        group, groups: Number of this group of replicas in sync, and the number of groups.
+        comm: The replicas in sync, group number `group` of `groups`.
         alone: Whether no other replica or server exists.
         one_process: Whether the replicas of `comm` are threads.
         served: Whether servers have the parameters.
         servers: A Comm with each server (rank 0) and this replica (rank 1), on a group's first replica.
         staleness: Maximum staleness of a gradient that servers apply.
-        place: Number of this replica on its machine, which determines its devices.
+        place: Number of this replica on its machine.
         waiting: Context in which other replicas of the process may run.
         side: A Comm like `comm` for another thread.
     """

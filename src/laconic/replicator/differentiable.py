@@ -6,7 +6,7 @@ Each replica has its own loss L_r, and gradients are those of sum_r L_r:
     y = [x_0, x_1, ...]  on every replica     dL/dx_r = sum_s (dL_s/dy_s)[r]     a reduce-scatter
     y = x_root           on every replica     dL/dx_root = sum_s dL_s/dy_s       a sum, used by the root
 
-Backward passes communicate too: all replicas must run them in the same order.
+All replicas must run their backward passes, which communicate, in the same order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class Group:
         self.comm, self.order = comm, order
 
     def sums(self, tensors: Sequence[Tensor], what: str, *parts: object) -> list[Tensor]:
-        """Return each tensor's sum (bools as int64), with one message per dtype."""
         tensors = [each.long() if each.dtype is torch.bool else each for each in tensors]
         note = self.order.note(what, *parts)
         return list(_AllSum.apply(self, note, *tensors)) if tensors else []  # type: ignore[no-untyped-call]

@@ -22,7 +22,7 @@ from laconic.strategies.strategy import Strategy
 
 
 class FixedMembership(Membership):
-    def __init__(self, seat: RankContext) -> None:  # the deployment has the groups
+    def __init__(self, seat: RankContext) -> None:
         self.comm, side = Metered(seat.comm), seat.comm.split(0)
         self.start_comm = self.side_comm = side
         self.heartbeats = self.joint_calls = None
@@ -37,7 +37,7 @@ class FixedMembership(Membership):
 def gossiping(
     seat: RankContext, optimizer: Optimizer, topology: Any, compressor: Any, name: str, seed: int
 ) -> ParameterController:
-    """Bind `sgp`, or with a compressor `choco`, to this replica. Called by all replicas in sync."""
+    """Bind `sgp`, or with a compressor `choco`, to this replica; all in sync call it."""
     strategy, membership = strategy_of(topology, compressor), FixedMembership(seat)
 
     def describe() -> Fingerprint:

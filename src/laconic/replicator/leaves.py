@@ -1,7 +1,4 @@
-"""Leaves of pytrees: tensors and numbers in dicts, lists and tuples.
-
-Keys of a dict are sorted, so that collectives meet the same tensors on every replica.
-"""
+"""Leaves of pytrees: tensors and numbers in dicts, whose keys are sorted, lists and tuples."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-Pytree = Any  # nested dicts, lists and tuples of tensors, numbers and None
+Pytree = Any
 NUMBERS: dict[str, tuple[torch.dtype, Callable[[Tensor], Any]]] = {
     "float": (torch.float64, lambda x: float(x.detach())),
     "int": (torch.int64, int),
@@ -26,8 +23,7 @@ NUMBERS: dict[str, tuple[torch.dtype, Callable[[Tensor], Any]]] = {
 class Structure:
     """A pytree without its tensors; leaves are sorted by path.
 
-    `places`: position of each leaf in `spec`. `kinds`: "none", "tensor", or a key of `NUMBERS`. `text`: equal
-    on all replicas.
+    `places`: position of each leaf in `spec`. `kinds`: "none", "tensor", or a key of `NUMBERS`.
     """
 
     spec: pytree.TreeSpec
@@ -66,7 +62,7 @@ class Structure:
 def flatten(tree: Pytree, *, exact: bool = False) -> tuple[list[Tensor], Structure]:
     """Return the tensors of a pytree in sorted order, and its structure.
 
-    `exact`: keep integers and bools, which otherwise become floats, as for a mean.
+    `exact`: keep integers and bools, which otherwise become floats.
 
     >>> tensors, structure = flatten({"b": 2.0, "a": [torch.ones(3), None]})
     >>> [each.tolist() for each in tensors], str(structure)

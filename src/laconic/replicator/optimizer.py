@@ -16,7 +16,7 @@ from laconic.strategies.distributed_optimizer import DistributedOptimizer
 
 
 class ReplicatedOptimizer(DistributedOptimizer):
-    """Optimiser with the parameter groups of the wrapped one, so that learning rate schedules work.
+    """Optimiser with the parameter groups of the wrapped one, for learning rate schedules.
 
     Hooks of `register_step_pre_hook` see the exchanged gradients: clip there. In `async` and `groups` servers
     step, and no hook is called.
@@ -64,5 +64,5 @@ class ReplicatedOptimizer(DistributedOptimizer):
         return loss
 
     def stats(self) -> ReplicatorStats:
-        """Return bytes, seconds, updates and staleness of this replica since the start."""
+        """Return bytes, seconds, updates and staleness of this replica."""
         return ReplicatorStats.over(self.controller.stats())

@@ -1,7 +1,7 @@
-"""Order: check that all replicas make the same collective.
+"""Order: check that all replicas make the same collective, else they deadlock or mix tensors silently.
 
-Otherwise they deadlock or mix tensors silently. With `debug=True` they compare 8 bytes before each one, a
-hash of all kinds, shapes, dtypes and calling lines; at the first difference every replica raises `PeerError`.
+With `debug=True` they compare 8 bytes before each one, a hash of all kinds, shapes, dtypes and calling lines;
+at the first difference every replica raises `PeerError`.
 """
 
 from __future__ import annotations

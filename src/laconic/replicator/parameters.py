@@ -14,7 +14,6 @@ from laconic.core.errors import AttachError
 
 
 def named(optimizer: Optimizer) -> dict[Tensor, str]:
-    """Return the trained parameters, with their names in the optimiser, or else numbers."""
     held = [
         (each, name)
         for group in optimizer.param_groups

@@ -1,7 +1,7 @@
 """Replicator: run a script written for one device in a deployment named by a string.
 
-The programming model of TF-Replicator (Buchlovsky et al. 2019, arXiv:1902.00465): a reconstruction from the
-abstract and TensorFlow's RFC 20181016, as its code is not public.
+Buchlovsky et al. 2019, arXiv:1902.00465 (TF-Replicator): a reconstruction from the abstract and TensorFlow's
+RFC 20181016, as its code is not public.
 """
 
 from __future__ import annotations
@@ -46,14 +46,13 @@ class Replicator(Collectives):
     [4.0, 8.0]
 
     Args:
-        spec: "single", "sync", "async", "groups(size=4)" or "local(replicas=4)"; default: "single". All
-            except "single" and "local" need torchrun, or a joined process group.
+        spec: "single" (default), "sync", "async", "groups(size=4)" or "local(replicas=4)". All except
+            "single" and "local" need torchrun, or a joined process group.
         debug: Compare each collective across replicas, and raise `PeerError` at the first difference instead
             of a deadlock; costs 8 bytes and a round trip. Default: False.
         timeout_s: Seconds that a replica waits in one collective; default: 1800.
         devices: Devices per replica, for a model that spans several; default: 1.
-        checkpoints: Folder of the servers' checkpoints, in "async" and "groups", loaded on a restart;
-            default: none.
+        checkpoints: Folder of the servers' checkpoints, loaded on a restart; default: none.
         checkpoint_every: Updates between checkpoints of a server; default: 100.
 
     Raises:
@@ -93,7 +92,7 @@ class Replicator(Collectives):
             main: The script of one replica, which builds its model, optimisers and input.
 
         Returns:
-            The results of this process's replicas: one, as many as "local" has, or none on a server.
+            The results of this process's replicas; none on a server.
 
         Raises:
             PeerError: Another replica or a server has failed, or replicas differ (`debug`).
@@ -175,9 +174,6 @@ class Replicator(Collectives):
             steps: Number of steps; default: until the input of one replica in sync ends, checked with 4 bytes
                 per step.
 
-        Returns:
-            The results of `step_fn` on this replica.
-
         Raises:
             DataError: The input ended before `steps`.
         """
@@ -234,11 +230,11 @@ class Replicator(Collectives):
         name: str = "optimizer",
         seed: int = 0,
     ) -> ReplicatedOptimizer:
-        """Return an optimiser that steps with the deployment; all start with the first replica's parameters.
+        """Return an optimiser that steps with the deployment, from the first replica's parameters.
 
         In "single" it steps alone. In "sync" and "local" it uses the mean gradient or, with `topology`, its
         own, and averages parameters with neighbours. In "async" and "groups" it pushes gradients to servers.
-        Where gradients are exchanged, missing ones count as zeros.
+        Missing gradients count as zeros where gradients are exchanged.
 
         Args:
             optimizer: Optimiser of this replica's parameters, built from `model.named_parameters()` for
@@ -246,7 +242,7 @@ class Replicator(Collectives):
             compressor: Any method of `laconic.compress`, such as "dgc(density=0.01)"; with servers or
                 `topology`, a codec or selector, such as "topk(density=0.01)". Default: none.
             topology: Neighbours to average with, such as "ring()"; only in "sync" and "local". Default: all.
-            name: Name among several optimisers, such as those of a GAN; default: "optimizer".
+            name: Name among several optimisers; default: "optimizer".
             seed: Seed of sampling and stochastic rounding; default: 0.
 
         Returns:
@@ -269,7 +265,7 @@ class Replicator(Collectives):
         """Return a device of this replica: a GPU if available, else the CPU.
 
         Args:
-            number: Number of its device, 0 to `devices` - 1; default: 0.
+            number: Number of its device, below `devices`; default: 0.
 
         Raises:
             SpecError: This replica has no such device, or this machine too few GPUs.

@@ -14,9 +14,9 @@ class ReplicatorStats(Stats):
 
     Attributes:
         updates: Updates of the parameters, by all groups together; without servers, steps.
-        staleness: Number of this replica's gradients by staleness: updates of others between pull and
+        staleness: Number of this replica's gradients by staleness: others' updates between pull and
             application.
-        refused: Gradients rejected by servers as too stale.
+        refused: Gradients rejected as too stale.
     """
 
     updates: int = 0

@@ -1,7 +1,6 @@
 """Lock that lets one replica of a process run at a time, and swaps the random state with it.
 
-Threads that draw from the process's generators, of torch, Python and NumPy, would not be reproducible. A
-waiting replica releases the lock.
+Threads that draw from the process's generators, of torch, Python and NumPy, would not be reproducible.
 """
 
 from __future__ import annotations
@@ -63,7 +62,6 @@ def restore(state: RandomState) -> None:
 
 
 def states(count: int) -> list[RandomState]:
-    """Return a random state per replica: the process's, and others seeded from it."""
     seed, found = torch.initial_seed(), [random_state()]
     for replica in range(1, count):
         draws = random.Random(f"{seed} {replica}")

@@ -38,7 +38,7 @@ def check_name(optimizer: Optimizer, name: str, taken: Collection[str]) -> None:
 def make_controller(
     seat: RankContext, optimizer: Optimizer, compressor: Any, topology: Any, name: str, seed: int, number: int
 ) -> Controller:
-    """Return the controller. Checks both specs in every deployment, so that errors show on one device."""
+    """Return the controller. Checks both specs in every deployment: errors show on one device."""
     refuse_lbfgs(optimizer, "an exchange of gradients")
     if topology is not None:
         require_single_weights(optimizer, f"topology={topology!r}")

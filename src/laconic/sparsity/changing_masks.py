@@ -1,4 +1,4 @@
-"""Base of masks that periodically drop some entries and grow as many."""
+"""Base of masks that drop some entries and grow as many."""
 
 from __future__ import annotations
 

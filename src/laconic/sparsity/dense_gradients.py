@@ -1,7 +1,7 @@
 """Dense gradients of masked weights, the score of new entries: summed over passes, turns and ranks.
 
-DistributedDataParallel averages only masked gradients. Norms remove the changing factor of a GradScaler if
-several turns count:
+DistributedDataParallel averages only masked gradients. If several turns count, norms remove GradScaler's
+factor:
 
     norm = sqrt(sum over ranks and weights of |g|^2),  score = sum over turns and ranks of g / norm
 """
@@ -26,16 +26,16 @@ class PendingGradient(NamedTuple):
 
 
 class DenseGradients:
-    """Float32 sums by weight; `turns`: over unskipped steps since the last update."""
+    """Float32 sums by weight; `turns`: since the last update."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self._weights = weights
         self.turns: dict[str, Tensor] = {}
-        self._passes: dict[str, Tensor] = {}  # since the last step
+        self._passes: dict[str, Tensor] = {}
         self._pending: dict[str, PendingGradient] = {}
 
     def record(self, name: str, grad: Tensor) -> None:
-        """Record a gradient, which counts only once added to the weight's: not for `autograd.grad`."""
+        """Record a gradient, which counts only if added to the weight's: not for `autograd.grad`."""
         held, earlier = self._weights[name].grad, self._pending.get(name)
         first = held is None or not bool(held.any())
         dense = grad.detach().to(torch.float32, copy=True)
@@ -58,7 +58,7 @@ class DenseGradients:
         self._pending.clear()
 
     def finish_step(self, counts: bool, comm: Comm | None) -> None:
-        """Add or discard the step's gradients. Called by all ranks."""
+        """Add or discard the step's gradients, on all ranks."""
         self._collect_assigned()
         if counts:
             self._normalise(comm)

@@ -2,7 +2,7 @@
 
 Uniform: the same in every layer. ERK: density_l = eps * (sum of the weight's dimensions) / (their product),
 with eps chosen for the total density; layers with density_l > 1 are dense. Evci et al. 2020,
-arXiv:1911.11134, as in the authors' code. 2:4: half of every layer, two of every four consecutive weights.
+arXiv:1911.11134, as in the authors' code. 2:4: half of every layer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def densities(shapes: Shapes, density: float, layout: DensityLayout = "uniform")
     """Return the density of each weight, in (0, 1].
 
     Args:
-        shapes: Shapes of the weights by name, with all dimensions of a kernel.
+        shapes: Shapes of the weights by name, with all kernel dimensions.
         density: Fraction of all entries to keep, in (0, 1].
         layout: "uniform", "erk" or "2:4", which needs density 0.5.
 

@@ -1,4 +1,4 @@
-"""Drop and grow: one update of a mask with a constant number of entries.
+"""Drop and grow: one update of a mask.
 
 Evci et al. 2020, arXiv:1911.11134: the smallest entries drop; then the unused entries with the highest score
 grow, perhaps just dropped ones, which keep their value. Ours: "2:4" replaces entries within their group of
@@ -21,7 +21,7 @@ def drop_and_grow(
     """Return the next mask: `count` entries drop and `count` grow.
 
     All tensors are (n,): |w|, the mask, finite scores. `key` decides between equal values. With "2:4", both
-    masks have two of every four consecutive entries.
+    masks are 2:4.
 
     >>> w, mask = torch.tensor([3.0, 1.0, 0.0, 0.0]), torch.tensor([True, True, False, False])
     >>> drop_and_grow(w.abs(), mask, torch.tensor([0.0, 1.0, 2.0, 5.0]), 1, key=0)
@@ -34,8 +34,8 @@ def drop_and_grow(
 
 
 def largest(x: Tensor, count: int, key: int) -> Tensor:
-    """Return a mask of the `count` largest entries of x (n,); `key` decides between equal ones, as the order
-    of a sort may differ between ranks.
+    """Return a mask of the `count` largest entries of x (n,). `key` decides between equal ones, whose order
+    in a sort may differ between ranks.
     """
     if count <= 0:
         return torch.zeros_like(x, dtype=torch.bool)

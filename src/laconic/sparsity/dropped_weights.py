@@ -8,7 +8,7 @@ from torch import Tensor
 
 from laconic.core.warning import warn
 
-MAX_CHECKS = 16  # wrappers with slow weights use them every 5 or 6 steps
+MAX_CHECKS = 16  # wrappers use slow weights every 5 or 6 steps
 
 
 class DroppedWeightsCheck:

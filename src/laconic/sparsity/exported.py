@@ -1,6 +1,6 @@
-"""`export`: store, save and multiply sparse weights in a sparse format (`sparse_weight`).
+"""`export`: sparse layers with weights in a sparse format (`sparse_weight`).
 
-A convolution is a product of its weight, (outputs, inputs * kernel), with the image's patches (im2col).
+A convolution multiplies its weight, (outputs, inputs * kernel), by the image's patches (im2col).
 """
 
 from __future__ import annotations
@@ -74,19 +74,19 @@ def export(model: nn.Module, form: Form = "auto") -> nn.Module:
     """Return an inference copy of the model with sparse layers in a sparse format.
 
     Linear and Conv2d layers (one group, zero padding) with at most half nonzero weights become `SparseLinear`
-    and `SparseConv2d`, which compute in their weight's dtype, also under autocast. Layers with hooks and
-    subclasses do not change. Outputs are equal up to the order of additions. The `state_dict()` loads, under
-    `torch.load(weights_only=True)`, into an export of the same architecture.
+    and `SparseConv2d`, which compute in their weight's dtype. Layers with hooks and subclasses do not change.
+    Outputs are equal up to the order of additions. The `state_dict()` loads into an export of the same
+    architecture.
 
     Args:
         model: Not changed.
-        form: "csr"; "2:4", for weights with at most two nonzeros in every four consecutive ones of a row;
-            "auto": the smaller possible form for each weight.
+        form: "csr"; "2:4", at most two nonzeros in every four weights of a row; "auto": the smaller possible
+            form for each weight.
 
     Raises:
         SpecError: `form` is invalid.
-        AttachError: No layer is sparse; a hook computes a weight; a sparse weight does not fit "2:4", or is
-            16-bit CSR, which torch cannot multiply.
+        AttachError: No layer is sparse; a hook computes a weight; a weight does not fit "2:4", or is 16-bit
+            CSR, which torch cannot multiply.
 
     >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
     >>> _ = net[0].weight.data.masked_fill_(torch.rand(64, 64) > 0.1, 0)

@@ -3,9 +3,9 @@
     forward  = 2 * sum over weights of (entries in use) * (times that each entry is used)
     training = 3 * forward + (dense forward - forward) * (share of steps with dense gradients of the weights)
 
-An entry is used once per row of a dense layer's input, output position of a convolution, time step, or token
-of attention's projections. Nothing else is counted. Evci et al. 2020, arXiv:1911.11134, appendix H, with the
-share 1 / (every + 1); ours is exact.
+An entry is used once per input row, output position of a convolution, time step, or token of attention's
+projections. Nothing else is counted. Evci et al. 2020, arXiv:1911.11134, appendix H, with the share 1 /
+(every + 1); ours is exact.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Uses = list[tuple[Tensor, int]]  # entries in use, bool, and how often each is u
 
 @dataclass(frozen=True)
 class Flops:
-    """Floating-point operations of products with weights, for one batch.
+    """Operations of products with weights, for one batch.
 
     Attributes:
-        forward: A forward pass at the present densities.
-        dense_forward: A forward pass without masks.
-        training: A mean training step.
-        dense_training: A training step without masks.
+        forward: Forward pass at the present densities.
+        dense_forward: Forward pass without masks.
+        training: Mean training step.
+        dense_training: Training step without masks.
     """
 
     forward: int
@@ -48,7 +48,7 @@ class Flops:
 
 @torch.no_grad()
 def forward_flops(model: nn.Module, *inputs: Any) -> tuple[int, int]:
-    """Return the operations of a forward pass in evaluation, at the present densities and dense.
+    """Return the operations of a forward pass, at the present densities and dense.
 
     >>> forward_flops(nn.Linear(3, 5), torch.zeros(2, 3))
     (60, 60)

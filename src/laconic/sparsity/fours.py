@@ -19,7 +19,7 @@ def divisible(weight: Tensor) -> bool:
 def complete_fours(kept: Tensor, score: Tensor, key: int) -> Tensor:
     """Return a 2:4 mask of the `kept` entries, bool (n,), completed by those with the highest finite score.
 
-    `key` decides between equal scores.
+    `key` breaks ties.
 
     >>> complete_fours(torch.tensor([False, True, False, False]), torch.tensor([1.0, 0.0, 3.0, 2.0]), key=0)
     tensor([False,  True,  True, False])

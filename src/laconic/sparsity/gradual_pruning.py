@@ -1,7 +1,7 @@
 """Gradual pruning: a dense model becomes sparse by magnitude.
 
-Zhu and Gupta 2017, arXiv:1710.01878 [recalled]. From `begin` to `until` of the training, every `every` turns,
-after the optimiser's step, each layer keeps its largest |w| at
+Zhu and Gupta 2017, arXiv:1710.01878 [recalled]. From `begin` to `until`, every `every` turns, after the
+optimiser's step, each layer keeps its largest |w| at
 
     density = share + (1 - share) * (1 - progress)^3
 

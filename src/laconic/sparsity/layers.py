@@ -1,4 +1,4 @@
-"""Convolutions and dense layers of SWAT: sparse weights in forward, sparse inputs saved for backward.
+"""Layers of SWAT: sparse weights in forward, sparse inputs saved for backward.
 
     y = conv(x, w_s) + b;  dx = conv^T(dy, w_s);  dw from dy and x_s;  db = sum of dy
 
@@ -38,10 +38,9 @@ class _Swat(TransformedLayer):
 
 
 class SwatConv2d(_Swat, nn.Conv2d):
-    """Convolution of x (n, c, h, w) or (c, h, w), zero-padded, with sparse weights and saved inputs.
+    """Zero-padded convolution of x (n, c, h, w) or (c, h, w).
 
-    Saves n / 8 bytes and the density * n largest of n input entries: in float32 with density 0.1, 13 % of a
-    dense layer.
+    Saves n / 8 bytes and the density * n largest of n input entries.
     """
 
     @classmethod
@@ -68,7 +67,7 @@ class SwatConv2d(_Swat, nn.Conv2d):
 
 
 class SwatLinear(_Swat, nn.Linear):
-    """Dense layer of x (..., c) with sparse weights and saved inputs."""
+    """Dense layer of x (..., c)."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(self.weight.dtype)

@@ -24,7 +24,7 @@ class Moment:
 
 
 class MaskRule(Spec):
-    """Base of the sparsifiers. `replaces_step`: an update replaces the optimiser's step."""
+    """Base of the sparsifiers. `replaces_step`: updates replace the optimiser's step."""
 
     density: float
     layout: DensityLayout
@@ -36,7 +36,7 @@ class MaskRule(Spec):
         return share
 
     def first_mask(self, n: int, share: float, key: int) -> Tensor:
-        """Return the first mask of a weight, bool (n,), on the host."""
+        """Return a first mask, bool (n,), on the host."""
         share = self.first_density(share)
         if self.layout == "2:4" and share < 1:
             return fours.random_mask(n, key)
@@ -47,7 +47,7 @@ class MaskRule(Spec):
         """Return whether this turn updates the masks."""
 
     def counts(self, turn: int, steps: int) -> bool:
-        """Return whether this turn's gradient counts in the next score."""
+        """Return whether this turn's gradient counts in the score."""
         return False
 
     @abstractmethod
@@ -57,7 +57,7 @@ class MaskRule(Spec):
         Args:
             weight: float (n,), zero where not in use.
             used: Its mask, bool (n,).
-            score: Sum over ranks and turns of its dense gradient, (n,), finite; None if none counts.
+            score: Sum of its dense gradients, (n,), finite; None if none counts.
             share: Final density.
-            at: The turn, and the key of random choices.
+            at: The turn and key.
         """

@@ -1,6 +1,6 @@
-"""Running average (EMA, SWA) of a sparse model with its sparsity.
+"""Running average (EMA, SWA) of a sparse model.
 
-In a plain average dropped weights stay nonzero: for RigL with density 0.1 its density is 0.15.
+In a plain average dropped weights stay nonzero.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from laconic.sparsity.sparse_training import SparseTraining
 
 
 class MaskedAverage(AveragedModel):
-    """torch's `AveragedModel` under the masks of a sparse training: masked entries are zero.
+    """torch's `AveragedModel` under the masks of a sparse training.
 
     A weight that grows again starts from zero in the average. Call `update_parameters(model)` after each
-    step; `torch.optim.swa_utils.update_bn` and `state_dict()` work as for any `AveragedModel`.
+    step.
 
     Args:
-        model: The model in training, plain or under DistributedDataParallel.
+        model: Plain or under DistributedDataParallel.
         sparse: Its handle of `laconic.sparsity.sparsify` or `rigl`.
-        decay: Decay of an exponential average, in [0, 1); None: mean of all steps (SWA).
-        options: Options of `AveragedModel`, such as `use_buffers=True`.
+        decay: Decay of the average, in [0, 1); None: mean of all steps (SWA).
+        options: Options of `AveragedModel`.
 
     Raises:
         AttachError: The training is of another model.
@@ -56,7 +56,6 @@ class MaskedAverage(AveragedModel):
         self._sparse = (sparse,)  # a tuple hides it from the submodules
 
     def update_parameters(self, model: nn.Module) -> None:
-        """Add the model's parameters to the average, and zero masked entries."""
         super().update_parameters(_unwrap(model))
         averages = _named(self.module)
         with torch.no_grad():

@@ -1,8 +1,8 @@
-"""Products with the large weights that save only the large inputs for backward.
+"""Products with the large weights, which save the large inputs for backward.
 
     y = w_s x + b;  dx = w_s^T dy;  dw = dy x_s^T, for every entry of w;  db = sum of dy
 
-w_s and x_s are w and x with zeros below a threshold (SWAT, arXiv:2001.01969). x_s is packed (`bitmask`).
+w_s and x_s have zeros below a threshold (SWAT, arXiv:2001.01969). x_s is packed (`bitmask`).
 """
 
 from __future__ import annotations

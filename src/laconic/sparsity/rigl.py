@@ -1,15 +1,15 @@
 """RigL: the smallest weights drop, and those with the largest dense gradient grow.
 
-Evci et al. 2020, arXiv:1911.11134. Every `every` turns, for each weight with z entries in use:
+Evci et al. 2020, arXiv:1911.11134. Every `every` turns, for a weight with z entries in use:
 
     count = floor(f * z),  f = drop / 2 * (1 + cos(pi * turn / (until * steps)))
     drop the count smallest |w|;  grow the count largest |sum over ranks of the dense gradient|
     new entries: w = 0 and optimiser slots = 0;  entries dropped and grown at once keep their value
 
 This replaces the optimiser's step. Checked against the authors' code (google-research/rigl), with its sum
-over ranks before the magnitude and first update at turn 0. Ours: a key decides between equal values (theirs:
-noise of 1e-5 on |w|); slots are cleared at the drop (theirs: at the growth). `accumulate` is from the port
-nollied/rigl-torch, with normalised gradients.
+over ranks and first update at turn 0. Ours: a key decides between equal values (theirs: noise of 1e-5 on
+|w|); slots are cleared at the drop (theirs: at the growth). `accumulate` is from nollied/rigl-torch, with
+normalised gradients.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Rigl(ChangingMasks):
     Args:
         density: Fraction of weights in use, in (0, 1].
         every: Turns between updates.
-        drop: Fraction of a weight's entries that drop in the first update, in (0, 1].
+        drop: Fraction of entries that drop in the first update, in (0, 1].
         until: Fraction of the training after which masks are fixed, in (0, 1].
-        layout: "erk": narrow layers are denser; "uniform": equal densities, the first layer dense; "2:4": two
-            of every four consecutive weights, with density=0.5.
+        layout: "erk": narrow layers are denser; "uniform": equal densities, the first layer dense; "2:4"
+            needs density=0.5.
         accumulate: Turns, up to the update, with gradients in the score. With several, each turn has norm 1,
-            and `every` should be larger (four times in the port).
+            and `every` should be larger.
 
     >>> Rigl(density=0.2, every=50)
     rigl(density=0.2, every=50)
@@ -85,7 +85,7 @@ def rigl(
     seed: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> SparseTraining:
-    """Call `sparsify` with RigL (Evci et al. 2020); arguments as for `Rigl` and `sparsify`.
+    """Call `sparsify` with RigL; arguments as for `Rigl` and `sparsify`.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))

@@ -1,4 +1,4 @@
-"""Selection of the weights that masks sparsify: all matrices of these layers, without biases.
+"""Selection of the weights to mask: all matrices of these layers.
 
 Linear, Conv1d, Conv2d, Conv3d, Embedding     weight
 RNN, LSTM, GRU and their cells                weight_ih, weight_hh and weight_hr of each layer and direction
@@ -27,11 +27,11 @@ PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weigh
 
 
 def masked_weights(model: nn.Module, keep: Collection[str], layout: DensityLayout) -> dict[str, nn.Parameter]:
-    """Return the weights to mask, by parameter name, in the model's order.
+    """Return the weights to mask, by name, in the model's order.
 
     `layout`: "uniform" leaves the first layer dense, "2:4" weights whose row length is no multiple of four.
-    Raises `AttachError` if no weight is left, one is transformed already, shared or sharded, or an embedding
-    has sparse gradients.
+    Raises `AttachError` if no weight is left, one is transformed, shared or sharded, or an embedding has
+    sparse gradients.
     """
     modules = {name.replace("_orig_mod.", ""): module for name, module in named_modules(model).items()}
     layers = Layers.of(modules, LAYERS, keep)

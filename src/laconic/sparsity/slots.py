@@ -1,4 +1,4 @@
-"""Slots of an optimiser: its state tensors shaped like a parameter, such as momentum."""
+"""Slots of an optimiser: state tensors shaped like a parameter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_DEPTH = 5
 
 
 def slots(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
-    """Return the optimiser's slots of a parameter: SGD's momentum, Adam's moments.
+    """Return the optimiser's slots of a parameter.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> adam = torch.optim.Adam([weight])

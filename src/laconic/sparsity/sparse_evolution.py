@@ -1,8 +1,8 @@
 """Sparse evolution (SET): the smallest weights drop, and random ones grow.
 
 Mocanu et al. 2018, doi:10.1038/s41467-018-04316-3, as in the RigL authors' baseline (google-research/rigl):
-smallest |w| of the whole weight (SET: smallest positive and largest negative ones), a fraction that falls as
-a cosine, updates after the optimiser's step.
+smallest |w| (SET: smallest positive and largest negative w), a fraction that falls as a cosine, updates after
+the optimiser's step.
 """
 
 from __future__ import annotations

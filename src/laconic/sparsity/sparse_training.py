@@ -1,4 +1,4 @@
-"""Sparse training: masks on a model's weights, applied by hooks on gradients and optimiser.
+"""Sparse training: masks on a model's weights, applied by hooks.
 
 backward      mask each weight's gradient; record the dense gradient if it counts
 before step   choose new masks from the dense gradients summed over ranks, instead of the step, or
@@ -41,7 +41,7 @@ FORMAT = 2  # 1 has no "nonzero"
 
 @outside_inference_mode("stats", "remove", "state_dict", "load_state_dict")
 class SparseTraining(TransformHandle):
-    """Handle of `laconic.sparsity.sparsify`. `weights`: masked weights by parameter name; `masks`: bool."""
+    """Handle of `laconic.sparsity.sparsify`. `weights`, `masks` (bool): by parameter name."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class SparseTraining(TransformHandle):
 
     @property
     def densities(self) -> dict[str, float]:
-        """Fraction of entries in use of each masked weight."""
+        """Fraction in use of each masked weight."""
         return {name: float(mask.sum()) / mask.numel() for name, mask in self.masks.items()}
 
     def stats(self) -> SparsityStats:
@@ -97,7 +97,7 @@ class SparseTraining(TransformHandle):
         return SparsityStats(self.turn, self.updates, density, in_model, self._changed, sent)
 
     def flops(self, *inputs: Any) -> Flops:
-        """Return the operations for a batch; `model(*inputs)` runs once, in evaluation."""
+        """Return the operations for a batch; runs `model(*inputs)` once, in evaluation."""
         counted = sum(self.sparsifier.counts(turn, self.steps) for turn in range(self.steps))
         return Flops.of(*forward_flops(self.model, *inputs), counted / self.steps)
 
@@ -123,7 +123,7 @@ class SparseTraining(TransformHandle):
             )
 
     def remove(self) -> None:
-        """Remove the masks, so that all weights train. Call it on every rank. A second call does nothing."""
+        """Remove the masks, on every rank. A second call does nothing."""
         for hook in self._hooks:
             hook.remove()
         for weight in self.weights.values() if self._hooks else ():
@@ -133,10 +133,9 @@ class SparseTraining(TransformHandle):
             self._comm.comm.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the masks by parameter name, one bit per entry, and the turn; equal on all ranks.
+        """Return the masks, one bit per entry, and the turn; equal on all ranks.
 
-        Loads under `torch.load(weights_only=True)`. Save it between steps. With `accumulate` above 1 it has
-        float32 `scores` that differ between ranks.
+        Save it between steps. With `accumulate` above 1 it has float32 `scores` that differ between ranks.
         """
         bits = {name: kernels.pack_bits(mask.flatten().int().cpu(), 1) for name, mask in self.masks.items()}
         return {
@@ -240,7 +239,7 @@ class SparseTraining(TransformHandle):
         return self.sparsifier.counts(turn, self.steps) and not self.sparsifier.due(turn, self.steps)
 
     def _update(self) -> bool:
-        """Choose new masks. Return False, with nothing changed, if a score is not finite."""
+        """Choose new masks. Return False, unchanged, if a score is not finite."""
         counts = self.sparsifier.counts(self.turn, self.steps)
         several = self._counts_later(self.turn - 1)
         scores = self._dense_gradients.total(self._comm, several) if counts else {}

@@ -1,4 +1,4 @@
-"""Sparse matrix in one of two formats.
+"""Sparse matrix.
 
     CSR    values as float32, columns as int32, and the start of each row: 8 bytes per entry
     2:4    two of every four consecutive entries of a row, with 2-bit positions: 17 bytes instead of 32
@@ -101,7 +101,7 @@ def is_two_of_four(weight: Tensor) -> bool:
 
 
 def smaller_form(weight: Tensor) -> str:
-    csr = 8 * int((weight != 0).sum()) + 4 * (len(weight) + 1)  # bytes
+    csr = 8 * int((weight != 0).sum()) + 4 * (len(weight) + 1)
     return "2:4" if is_two_of_four(weight) and 17 * weight.numel() < 8 * csr else "csr"
 
 

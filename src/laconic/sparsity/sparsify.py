@@ -1,4 +1,4 @@
-"""`sparsify`: train a model with few of its weights from the first step to the last."""
+"""`sparsify`: train a model with few of its weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from laconic.transforms.transform import DEFAULT_RUN, Option, Run, Transform
 
 
 class Sparsifier(MaskRule, Transform):
-    """Configuration of masks on a model's weights: a frozen dataclass."""
+    """Configuration of masks on a model's weights."""
 
     option: ClassVar[Option] = "sparsity"
     replicas_equal: ClassVar[bool] = True
@@ -47,35 +47,32 @@ def sparsify(
     seed: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> SparseTraining:
-    """Train a model with few of the weights of its layers.
+    """Train a model with few of its weights.
 
-    Masks the weights of Linear, convolution, recurrent, attention and Embedding layers. Parameters remain the
-    same objects, with zeros where masked, also in gradients and optimiser state.
+    Masks Linear, convolution, recurrent, attention and Embedding layers. Parameters remain the same objects;
+    masked entries are zero, also in gradients and optimiser state.
 
     Under DistributedDataParallel and `laconic.compress` all ranks have the same masks; call this on every
-    rank, before or after either. Updates sum dense gradients over ranks in float32. With `compress(model,
-    optimizer, "masked(...)")` gradients are sent without positions.
+    rank, before or after either. With `compress(model, optimizer, "masked(...)")` gradients are sent without
+    positions.
 
     Args:
-        model: A plain module, a `DistributedDataParallel` or a module that contains one. Changed in place.
-        optimizer: Optimiser of the weights. Unwrapped from Accelerate, Fabric, Lightning and torchft;
-            wrappers with their own step are rejected.
-        spec: Such as "rigl(density=0.1)", "sparse_evolution(density=0.1)", "static_masks(density=0.1)" or
-            "gradual_pruning(density=0.1)"; equal on all ranks.
+        model: May be or contain a `DistributedDataParallel`. Changed in place.
+        optimizer: Unwrapped from Accelerate, Fabric, Lightning and torchft; wrappers with their own step are
+            rejected.
+        spec: Such as "rigl(density=0.1)", or sparse_evolution, static_masks, gradual_pruning; equal on all
+            ranks.
         steps: Steps of the whole training.
-        keep: Names of modules that stay dense, with children.
-        seed: Seed of masks and random choices; equal on all ranks.
+        keep: Modules that stay dense, with children.
+        seed: Seed of random choices; equal on all ranks.
         group: The ranks that train together. None: those of the DistributedDataParallel; for a plain model
-            all ranks if torch.distributed is initialised, else only this process.
-
-    Returns:
-        The handle: masks, statistics, state, and `remove()`.
+            all ranks, or this process without torch.distributed.
 
     Raises:
         SpecError: The spec or an argument is wrong.
-        AttachError: On every rank, with nothing changed: the model has no such layers, or has masks; two
-            modules share a weight; an embedding has sparse gradients; `keep` names no module; the optimiser
-            lacks a weight, wraps another optimiser, or has momentum outside its `state`; ranks disagree.
+        AttachError: On every rank, with nothing changed: the model has masks, a shared weight, an embedding
+            with sparse gradients, or no such layers; `keep` names no module; the optimiser lacks a
+            weight, wraps another, or has momentum outside its `state`; ranks disagree.
     """
     wrapped = next((each for each in model.modules() if isinstance(each, DistributedDataParallel)), None)
     plain = model if wrapped is None else wrapped.module

@@ -22,12 +22,12 @@ def read_state(
     limits: Mapping[str, tuple[int, int]],
     layout: DensityLayout,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return masks (bool) and scores (float32), shaped and placed like the weights.
+    """Return masks (bool) and scores (float32), shaped like the weights.
 
-    Raises `StateError` for a state that is damaged or of another training than `own`. `limits`: least and
+    Raises `StateError` if the state is damaged or of another training than `own`. `limits`: least and
     most entries in use.
     """
-    if isinstance(state, Mapping) and state.get("format") == 1:  # of an earlier version
+    if isinstance(state, Mapping) and state.get("format") == 1:
         state, own = {**state, "nonzero": {}, "format": own["format"]}, {**own, "nonzero": {}}
     if not isinstance(state, Mapping) or state.keys() != own.keys():
         held = ", ".join(sorted(map(str, state))[:3]) if isinstance(state, Mapping) else repr(state)
@@ -68,8 +68,9 @@ def check_not_zeroed(
     saved: Mapping[str, Tensor],
     nonzero: Mapping[str, int],
 ) -> None:
-    """Raise `StateError` if `sparsify` zeroed saved weights because the model was loaded before it: all
-    entries only in the saved masks are zero, and fewer weights are nonzero than when saved.
+    """Raise `StateError` if `sparsify` zeroed saved weights because the model was loaded before it.
+
+    Then all entries only in the saved masks are zero, and fewer weights are nonzero than when saved.
     """
     held = {name: weights[name].detach() for name in saved}
     now = sum(int(held[name][used].count_nonzero()) for name, used in saved.items())

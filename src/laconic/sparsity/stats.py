@@ -11,11 +11,11 @@ class SparsityStats:
 
     Attributes:
         turn: Steps so far.
-        updates: Updates of the masks so far.
-        density: Fraction of weights in use in the sparse layers.
-        model_density: Fraction of all parameters in use.
+        updates: Mask updates so far.
+        density: Fraction in use in the sparse layers.
+        model_density: The same for all parameters.
         changed: Fraction of entries in use that the last update added.
-        score_bytes: Payload of the dense gradients sent by this rank.
+        score_bytes: Payload of dense gradients sent by this rank.
     """
 
     turn: int

@@ -73,31 +73,28 @@ def swat(
     layout: DensityLayout = "uniform",
     keep: Collection[str] = (),
 ) -> Swat:
-    """Train a model's Conv2d and Linear layers with sparse weights and sparse saved inputs.
+    """Train Conv2d and Linear layers with sparse weights and sparse saved inputs.
 
-    Changes the model in place. Its parameters remain the same dense objects, so optimisers,
+    Changes the model in place. Parameters remain the same dense objects, so optimisers,
     DistributedDataParallel, `laconic.compress` and `state_dict` work as before. Evaluate with the sparse
-    layers: dense layers give other outputs.
+    layers.
 
-    Computes with dense tensors with zeros: it saves no time, and memory only where no other layer saves the
-    same input, not after a ReLU or before a BatchNorm. Each call of a layer in training counts as a batch: do
-    not combine it with activation checkpointing.
+    Products are dense: it saves no time, and memory only where no other layer saves the same input, not after
+    a ReLU or before a BatchNorm. Each call of a layer in training counts as a batch: do not combine it with
+    activation checkpointing.
 
     Args:
-        model: Its Conv2d and Linear layers are replaced.
+        model: Its layers are replaced.
         sparsity: Fraction of weights and saved inputs to drop, in (0, 1).
         refresh: Training batches between new thresholds.
         first: "dense" leaves the first of these layers unchanged.
-        layout: "uniform" or "erk": narrow layers are denser, and some stay unchanged.
-        keep: Names of modules that stay dense, with children.
-
-    Returns:
-        The handle, which counts bytes, saves the thresholds, and can undo the change.
+        layout: "uniform" or "erk": narrow layers are denser, some unchanged.
+        keep: Modules that stay dense, with children.
 
     Raises:
         SpecError: An argument is out of range.
-        AttachError: The model is unchanged. It has no such layers, or one with hooks, a shared weight or
-            padding that is not a number of zeros; it has SWAT layers; `keep` names no module.
+        AttachError: The model is unchanged. It has SWAT layers, no layers to replace, or one with hooks, a
+            shared weight or padding that is not a number of zeros; `keep` names no module.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 10))
     >>> handle = swat(net, sparsity=0.9)
@@ -120,12 +117,11 @@ class Swat(TransformHandle):
 
     @property
     def densities(self) -> dict[str, float]:
-        """Fraction of weights used at a refresh, by layer name."""
+        """Fraction of weights used at a refresh, by layer."""
         return {name: layer.thresholds.density for name, layer in self.layers.items()}
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Names of the sparse layers' weights."""
         return tuple(f"{name}.weight" for name in self.layers)
 
     def stats(self) -> StoredInputs:
@@ -135,7 +131,7 @@ class Swat(TransformHandle):
         return asdict(self.stats())
 
     def kept_bytes(self) -> int:
-        """Return the bytes of inputs stored in the last batch with a backward pass."""
+        """Return the bytes of inputs saved by the last batch with a backward pass."""
         return sum(layer.thresholds.kept_bytes for layer in self.layers.values())
 
     def dense_bytes(self) -> int:
@@ -143,7 +139,7 @@ class Swat(TransformHandle):
         return sum(layer.thresholds.dense_bytes for layer in self.layers.values())
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Return this rank's thresholds and batch counts, by layer name."""
+        """Return this rank's thresholds and batch counts, by layer."""
         return {name: layer.thresholds.state_dict() for name, layer in self.layers.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -159,7 +155,7 @@ class Swat(TransformHandle):
             layer.thresholds.load_state_dict(state[name])
 
     def remove(self) -> None:
-        """Make the layers dense again, with their current parameters. A second call does nothing."""
+        """Make the layers dense again. A second call does nothing."""
         self._fast_path.remove()
         replace_layers(self.model, self._dense)
         self.layers = {}

@@ -13,10 +13,10 @@ from laconic.sparsity.bitmask import nbytes, pack, threshold
 
 
 class Thresholds:
-    """Thresholds of one layer, and the bytes saved by its last batch.
+    """Thresholds of one layer.
 
-    Every `refresh` batches they keep the ceil(density * n) largest of n entries, and ties; in between the
-    density drifts.
+    Every `refresh` batches they keep the ceil(density * n) largest of n entries, and ties; then the density
+    drifts.
     """
 
     def __init__(self, density: float, refresh: int) -> None:

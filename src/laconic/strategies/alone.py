@@ -25,10 +25,7 @@ class BoundAlone(BoundStrategy):
 
 
 def or_alone(strategy: Strategy, size: int, optimizers: Iterable[Optimizer], fall_back: bool) -> Strategy:
-    """Return the strategy of a new group of `size` ranks.
-
-    It is `Alone` for one rank, and with `fall_back` also if `strategy` does not support the number.
-    """
+    """Return `strategy`, or `Alone` for one rank; with `fall_back` also if it does not support `size`."""
     if size == 1:
         return Alone()
     try:

@@ -39,7 +39,7 @@ class Controller(ABC):
 
     @abstractmethod
     def averaged(self) -> AbstractContextManager[float]:
-        """Load the group's model within a context; yields the ranks' distance from it. Called by all."""
+        """Load the group's model within a context; yields the ranks' distance to it. Called by all."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -73,7 +73,6 @@ class Controller(ABC):
 
 @contextmanager
 def averaged(parameters: Sequence[Tensor], comm: Comm) -> Iterator[float]:
-    """Load the mean over ranks within a context, and yield the distance to it, relative to its norm."""
     with torch.no_grad():
         own = [each.detach().clone() for each in parameters]
         means = [comm.all_reduce(each.float().contiguous() / comm.size) for each in own]

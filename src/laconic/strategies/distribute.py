@@ -56,23 +56,21 @@ def distribute(
     Args:
         model: A plain module, already on its device.
         optimizer: An optimiser over the model's parameters, or several with disjoint parameters, which the
-            returned one steps in order; one without gradients does nothing. A strategy also exchanges
-            parameters that only the optimiser holds, such as a loss's.
-        spec: A strategy, whose ranks exchange parameters, such as "sgp(topology=exponential())" or
-            "diloco(every=100)", or a method of `laconic.compress`, whose ranks exchange gradients under
-            DistributedDataParallel. The same on all ranks.
+            returned one steps in order. A strategy also exchanges parameters that only the optimiser holds.
+        spec: A strategy, whose ranks exchange parameters, such as "sgp(topology=exponential())", or a method
+            of `laconic.compress`, whose ranks exchange gradients under DistributedDataParallel. The same on
+            all ranks.
         group: The process group; default: all ranks.
         seed: Seed of sampling and rounding; default: 0. A random topology has its own, random_matching(seed).
         statistics: "average" (default): the group's model has the mean of BatchNorm's running statistics;
             "keep": each rank keeps its own. To re-estimate them, call `optimizer.finish()`, then
             `torch.optim.swa_utils.update_bn`.
         patience_s: Seconds until a silent rank counts as lost. The others then continue from their average; a
-            new process in its place loads it when it calls this, and a late rank rejoins at its next step.
-            Until all ranks have called this, the group's timeout applies. Only for strategies. Default: a
-            lost rank ends the training.
-        quorum: Minimum number of ranks to continue after a loss; with fewer, each raises `PeerError`. Above
-            half of all ranks, the smaller part of a split group never trains alone. Needs `patience_s`;
-            default: 1.
+            new process in its place loads it, and a late rank rejoins at its next step. Until all ranks have
+            called this, the group's timeout applies. Only for strategies. Default: a lost rank ends the
+            training.
+        quorum: Minimum number of ranks to continue after a loss, else each raises `PeerError`. Above half of
+            all ranks, two parts of a split group never both train. Needs `patience_s`; default: 1.
         scaler: The GradScaler in use. A method stores its memory unscaled. With a strategy, an overflow on
             one rank makes all skip that update; costs 4 bytes per step. Default: none; each rank of a
             strategy then skips by its own scaler.
@@ -234,7 +232,6 @@ def bind(
 
 
 def _abandon(controller: ParameterController) -> None:
-    """Stop the threads of a dropped model, without waiting for other ranks."""
     if not controller.removed:
         controller.bound.abandon()
         if controller.shared_scaler is not None:

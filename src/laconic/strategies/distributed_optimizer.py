@@ -98,9 +98,9 @@ class DistributedOptimizer(Optimizer, Joinable):
 
         Raises:
             NonFiniteError: A gradient is not finite, and no GradScaler skips the step: continue with the next
-                batch. With a strategy, this rank's update was skipped, but it took part in the round; under
-                `by_machine`, the other ranks of its machine skip theirs as well, without this error. With a
-                method, every rank raises it, and nothing has changed.
+                batch. With a strategy, this rank skipped its update, but took part in the round; under
+                `by_machine`, the other ranks of its machine skip theirs without this error. With a method,
+                every rank raises it, and nothing has changed.
         """
         self._share()
         loss = evaluate(closure)
@@ -130,7 +130,7 @@ class DistributedOptimizer(Optimizer, Joinable):
         return loss
 
     def note_loss(self, loss: Tensor | float) -> None:
-        """Record this step's loss, which elects the leaders of `lsgd`; `step(closure)` does so too."""
+        """Record this step's loss for `lsgd`'s elections, as `step(closure)` does."""
         self._loss = loss.item() if isinstance(loss, Tensor) else float(loss)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -151,8 +151,7 @@ class DistributedOptimizer(Optimizer, Joinable):
     def finish(self) -> None:
         """Load the group's exact average on every rank. Call it on all ranks, before you save the model.
 
-        Until the next step each parameter has its own memory, so that `torch.save` of a part writes only that
-        part.
+        Until the next step each parameter has its own memory: `torch.save` of a part writes only that part.
         """
         with self._as_flat():
             self.controller.finish()
@@ -201,7 +200,7 @@ class DistributedOptimizer(Optimizer, Joinable):
             state_dict: The state of the same rank, group size, model, seed and spec; or the gathered one.
 
         Raises:
-            StateError: With nothing changed: the rank, group, model, seed or spec differs.
+            StateError: One of these differs; nothing has changed.
         """
         if KEY not in state_dict:
             raise StateError(

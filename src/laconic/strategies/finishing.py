@@ -1,13 +1,9 @@
 """Finish: all ranks load the group's model, once no rank has steps left.
 
-With heartbeats, a rank that has finished waits without delaying the others:
-
-1. It writes its number of steps to the store.
-2. If every rank of its group waits after the same number, they load this group's model.
-3. If another rank starts a further step, this rank leaves the group, and the others form a new one.
-4. When the last rank finishes, all form a group, load their average, and continue with step 2.
-
-A rank whose heartbeats end, or that begins no step within the process group's timeout, is left out.
+With heartbeats, a rank that has finished writes its number of steps to the store. If every rank of its group
+waits after the same number, they load this group's model. If another rank starts a further step, this rank
+leaves the group, and the others form a new one; when the last rank finishes, all form a group and load their
+average. A rank whose heartbeats end, or that begins no step within the group's timeout, is left out.
 
 Without heartbeats, all ranks wait for each other. If one waits in a step for a rank in `finish()`, all raise
 `PeerError` (`laconic.comm.joint_calls`); where ranks go at their own pace, they wait for its remaining steps.

@@ -17,7 +17,7 @@ def gradients(optimizer: Optimizer) -> list[Tensor]:
 
 
 def step_unscaled(optimizer: Optimizer, scale: Tensor | None) -> None:
-    """Step with gradients divided by `scale`, if any. Master weights divide in float32."""
+    """Step with gradients divided by `scale`, if any: by master weights in float32."""
     for each in each_of(optimizer):
         if scale is not None and masters_of(each) is not None:
             each.grad_scale = scale  # type: ignore[attr-defined]  # as a GradScaler sets it

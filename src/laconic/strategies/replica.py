@@ -1,8 +1,7 @@
 """Replica: one rank's model as one flat tensor, with the parameters as views.
 
-The parameters stay the same objects, so the optimiser stays valid. A half-precision parameter cannot be a
-view: its part of the tensor holds averages in float32 and collects its updates; with `master_weights` that
-part is the master.
+The parameters stay the same objects. A half-precision parameter cannot be a view: its part of the tensor
+holds averages in float32 and collects its updates; with `master_weights` that part is the master.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class Replica:
     """Trained parameters of one model: `flat` float32 (n,), laid out by `layout`.
 
     `statistics`: floating-point buffers; `constants`: other buffers, and expanded tensors; `frozen`:
-    untrained parameters. Trained parameters that only the optimiser holds, such as a loss's, are
-    "outside.<i>". Raises `AttachError` for unsupported parameters.
+    untrained parameters. Trained parameters that only the optimiser holds are "outside.<i>". Raises
+    `AttachError` for unsupported parameters.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -112,7 +111,6 @@ class Replica:
         return () if model is None else tuple(model.buffers())
 
     def flatten(self) -> None:
-        """Copy all parameters into one tensor, and make those in float32 views of it."""
         device = next(iter(self.parameters.values())).device
         self.flat = torch.empty(self.layout.numel, device=device, dtype=torch.float32)
         for name, view in self.views(self.flat).items():
@@ -244,9 +242,8 @@ class Replica:
     ) -> None:
         """Replace every statistic by its mean over ranks, or over `among` of them. Called by all ranks.
 
-        `counts`: whether this rank is one of them. Buffers equal on all ranks are unchanged: the mean of a
-        constant, such as a mask of the lowest float32, may differ or not be finite. Nothing changes if a
-        collective fails.
+        `counts`: whether this rank is one of them. Buffers equal on all ranks are unchanged: their mean may
+        differ or not be finite. Nothing changes if a collective fails.
         """
         for each in self.statistics:
             own = each.detach().contiguous()

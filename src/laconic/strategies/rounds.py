@@ -15,7 +15,7 @@ def nothing() -> None:
 
 
 class Rounds(JoinHook):
-    """Rounds of a rank without inputs; its loss is infinite, so it never leads."""
+    """Join hook whose rounds have an infinite loss: this rank never leads."""
 
     def __init__(self, take: Callable[[Update, float | None], None], update: Callable[[], Update]) -> None:
         self._take = take

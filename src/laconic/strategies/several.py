@@ -1,4 +1,4 @@
-"""Several optimisers as one, such as Muon for matrices and AdamW for the rest, or the two of a GAN."""
+"""Several optimisers as one, such as Muon for matrices and AdamW for the rest."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""GradScaler with a shared overflow check: if one rank's gradients overflow, all skip that update.
-
-Without it the scales of ranks, which step with their own gradients, would diverge.
-"""
+"""GradScaler with a shared overflow check, without which the scales of the ranks would diverge."""
 
 from __future__ import annotations
 

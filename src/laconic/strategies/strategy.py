@@ -1,7 +1,4 @@
-"""Strategy: which ranks exchange parameters, and when, between the optimiser's steps.
-
-A `Strategy` is configuration; `bind` returns the working object of one rank, which owns all state.
-"""
+"""Strategy: configuration of which ranks exchange parameters, and when; `bind` makes it work on a rank."""
 
 from __future__ import annotations
 
@@ -83,11 +80,11 @@ class Strategy(Spec):
 
     @abstractmethod
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundStrategy:
-        """Return the working object for this rank's model. Called by all ranks."""
+        """Return this rank's working object. Called by all ranks."""
 
 
 class BoundStrategy(ABC):
-    """Strategy on one rank. Every rank makes the same calls, though not at the same time.
+    """Strategy on one rank. Every rank makes the same calls.
 
     `dense_bytes`: bytes that all-reduces of float32 gradients would have sent so far.
     """

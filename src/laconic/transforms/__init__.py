@@ -1,1 +1,1 @@
-"""Transforms of a model's training: their protocol, and the selection of layers."""
+"""Transforms of a model's training."""

@@ -1,7 +1,4 @@
-"""Weights that torch.nn.utils computes: weight_norm, spectral_norm and pruning.
-
-They are computed by hooks before each call, or by parametrizations, which change the class of their layer.
-"""
+"""Weights that torch.nn.utils computes by hooks, or by parametrizations, which change a layer's class."""
 
 from __future__ import annotations
 
@@ -35,7 +32,6 @@ def refuse_parametrised(name: str, layer: nn.Module) -> None:
 
 
 def refuse_computed(name: str, layer: nn.Module) -> None:
-    """Raise `AttachError` if a hook computes this layer's weights or biases."""
     for key, part in vars(layer).items():
         if isinstance(part, Tensor) and key.startswith(("weight", "bias")):
             raise AttachError(

@@ -19,8 +19,8 @@ from laconic.core.errors import AttachError
 class FastPathOff:
     """Switch that makes encoders call these layers of a model, until `remove`.
 
-    A hook on an encoder layer turns its fast path off, also in copies. Results are equal up to the order of
-    sums, except at padded positions, which nested tensors set to zero.
+    A hook on an encoder layer turns its fast path off. Results are equal up to the order of sums, except at
+    padded positions, which nested tensors set to zero.
     """
 
     def __init__(self, model: nn.Module, layers: Collection[nn.Module]) -> None:
@@ -52,7 +52,6 @@ def uncalled(modules: Mapping[str, nn.Module]) -> set[nn.Module]:
 
 
 def refuse_uncalled(modules: Mapping[str, nn.Module], selected: Collection[str]) -> None:
-    """Raise `AttachError` if a selected layer is never called."""
     never = uncalled(modules)
     for name in selected:
         if modules[name] in never:

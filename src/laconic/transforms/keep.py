@@ -1,4 +1,4 @@
-"""Argument `keep=`: names of modules that a transform leaves unchanged, with everything inside."""
+"""Argument `keep=`: names of modules that a transform leaves unchanged, with their children."""
 
 from __future__ import annotations
 

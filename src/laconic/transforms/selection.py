@@ -28,7 +28,7 @@ class Layers:
 
     Attributes:
         modules: All modules by name; a shared one under each name.
-        found: The layers of these kinds, in the model's order, also inside `keep`.
+        found: The layers of these kinds, also inside `keep`.
         keep: Names of modules that do not change.
     """
 
@@ -88,7 +88,6 @@ class Layers:
 
 
 def named_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return all modules; a shared one under each of its names."""
     return dict(model.named_modules(remove_duplicate=False))
 
 
@@ -98,7 +97,6 @@ def refuse_hooks(name: str, layer: nn.Module, form: str, then: str = "afterwards
 
 
 def replace_layers(model: nn.Module, layers: Mapping[str, Any]) -> None:
-    """Put these layers in the places of their names, in the mode of those there."""
     for name, layer in layers.items():
         parent, _, key = name.rpartition(".")
         layer.train(model.get_submodule(name).training)

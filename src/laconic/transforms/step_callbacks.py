@@ -25,7 +25,7 @@ class StepCallbacks:
     """Hooks that call `before` and `after` around each step, without gradients.
 
     A closure is evaluated first, so `before` sees the gradients; `first`: ahead of earlier hooks. A step that
-    a GradScaler skips calls only `skipped`. Many backward passes without a step raise a warning.
+    a GradScaler skips calls only `skipped`. Many backward passes without a step give a Python warning.
     """
 
     def __init__(

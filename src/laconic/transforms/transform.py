@@ -84,7 +84,7 @@ class TransformHandle(ABC):
         return self.model
 
     def save_packed(self, path: Path) -> Mapping[str, Tensor] | None:
-        """Write the model in its small form; return its tensors, or None."""
+        """Write the model in its small form; return its tensors."""
         return None
 
     def training(self) -> AbstractContextManager[Any]:
@@ -103,7 +103,7 @@ class TransformHandle(ABC):
         return nullcontext()
 
     def figures(self) -> dict[str, Any]:
-        """Return the numbers to log with an evaluation. Called once after each, on every rank."""
+        """Return the numbers to log with an evaluation. Called once after each, by every rank."""
         return {}
 
 

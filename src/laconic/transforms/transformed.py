@@ -1,7 +1,4 @@
-"""Check that layers are transformed once: masked, quantised to a table or with few bits.
-
-A second transform would undo the first: signs and tables may have no zeros for a mask.
-"""
+"""Check that layers are transformed once: a second transform would undo the first."""
 
 from __future__ import annotations
 

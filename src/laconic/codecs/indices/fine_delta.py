@@ -1,7 +1,7 @@
 """Fine delta: the gaps between positions, in a few bit widths that suit the tensor best.
 
-Yang et al. 2021, arXiv:2112.04291 ("FastSGD", adaptive fine-grained delta encoding). Reconstruction: only the
-abstract is public; here the widths are found by dynamic programming.
+Yang et al. 2021, arXiv:2112.04291 ("FastSGD"). Reconstruction from the abstract: the widths are found by
+dynamic programming.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from laconic.core.spec import Status
 class FineDelta(IndexCoding):
     """Wire per tensor, low bits first: log2 m in 2 bits, m = 1, 2, 4 or 8; m ascending widths in 5 bits each.
 
-    Then log2 m bits per gap that choose its width; the gaps less one in these widths; padding to a byte. The
-    widths have the fewest bits in total. Random positions take 0.6 to 0.9 bits more than with `golomb`;
-    clustered ones fewer: 6.6 instead of 8.3 for the largest 1 % of a gradient (benchmarks/entropy).
+    Then log2 m bits per gap that choose its width; the gaps less one in these widths; padding to a byte.
+    Random positions take 0.6 to 0.9 bits more than with `golomb`; clustered ones fewer (benchmarks/entropy).
 
     >>> import torch
     >>> indices = torch.tensor([3, 256], dtype=torch.int32)

@@ -24,7 +24,7 @@ class Golomb(IndexCoding):
     """Wire: low bits of the gaps less one, tensor by tensor, then all their high parts in unary.
 
     The number of low bits follows from (k, n). Size: about k (log2(n / k) + 1.5) bits, within 1 % of log2
-    C(n, k) for random positions (kernels/entropy/README.md).
+    C(n, k) for random positions.
 
     >>> import torch
     >>> indices = torch.tensor([3, 256], dtype=torch.int32)
@@ -51,4 +51,4 @@ class Golomb(IndexCoding):
         return kernels.rice_bound(k, n)
 
 
-GOLOMB = Golomb()  # default index coding of most methods
+GOLOMB = Golomb()

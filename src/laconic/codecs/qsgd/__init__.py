@@ -27,14 +27,13 @@ class QSGD(Quantiser):
         z = norm(block);   a = s |x| / z;   level = floor(a) + (U < a - floor(a));   value = sign z level / s
 
     Levels 0, 1/s, ..., 1 of the `norm` of each `block` of B elements: 'max', as in the authors' experiments,
-    or 'l2', as in their theory. s = `levels` is 1 to 32767: 1 gives 2 bits per element, 7 give 4, 127 give 8.
+    or 'l2', as in their theory. s = `levels` is 1 to 32767; 7 levels take 4 bits.
 
     Wire: scales float32 (ceil(n / B),), then codes [sign | level] of 1 + bit_length(s) bits, padded to a
     byte; B = 0 makes the whole tensor one block. With `coding` 'rice' or 'elias' (the paper's), the scales of
-    all tensors, then all levels (see `level_codings`): fewer bytes if most levels are zero. Error, with m the
-    longest block: omega = (sqrt(1 + (m - 1) / s^2) - 1) / 2 for 'max'; for 'l2' sqrt(m) / s - 1 where that is
-    at least 1, else m / (4 s^2). Unbiased. A high omega (a long block, few levels) makes error feedback
-    diverge.
+    all tensors, then all levels (see `level_codings`). Error, with m the longest block: omega = (sqrt(1 + (m
+    - 1) / s^2) - 1) / 2 for 'max'; for 'l2' sqrt(m) / s - 1 where that is at least 1, else m / (4 s^2).
+    Unbiased. A high omega (a long block, few levels) makes error feedback diverge.
 
     >>> import torch
     >>> codec = QSGD(levels=4, block=0)
@@ -106,5 +105,5 @@ class QSGD(Quantiser):
         return 4 * self.form.blocks_in(n) + CODINGS[self.coding].nbytes(n, self.levels)
 
     def message_nbytes(self, segments: Segments) -> int:
-        """Return the size without lengths between the tensors, but with the 4 bytes of an empty message."""
+        """Return the size; an empty message has 4 bytes."""
         return super().message_nbytes(segments) + (0 if self.fixed_size else 4)

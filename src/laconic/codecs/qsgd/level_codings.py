@@ -1,4 +1,4 @@
-"""Level codings: signed levels of a quantiser, most of them zero, in fewer bytes than with a fixed width.
+"""Level codings: signed levels of a quantiser, most of them zero, in fewer bytes.
 
 A message of s tensors with K nonzero levels, k_i in tensor i, consists of
 
@@ -24,7 +24,7 @@ class LevelCoding(ABC):
 
     @abstractmethod
     def encode(self, levels: Tensor, segments: Segments, most: int) -> Tensor:
-        """Encode levels int32 (N,), segment by segment, as a wire uint8 (m,)."""
+        """Encode levels int32 (N,) as a wire uint8 (m,)."""
 
     @abstractmethod
     def decode(self, wire: Tensor, segments: Segments, most: int) -> Tensor:
@@ -43,8 +43,8 @@ class Rice(LevelCoding):
         sums         uint32, of the magnitudes in each tensor with k_i > 0
         magnitudes   Golomb-Rice code of their running sums less one: k_i ascending positions below the sum
 
-    One level has neither sums nor magnitudes, and is within 3 % of the entropy. If k_i magnitudes could sum
-    to 2^31, they are cut into pieces, with a sum each.
+    One level has neither sums nor magnitudes. If k_i magnitudes could sum to 2^31, they are cut into pieces,
+    with a sum each.
     """
 
     def encode(self, levels: Tensor, segments: Segments, most: int) -> Tensor:
@@ -78,7 +78,7 @@ class Rice(LevelCoding):
         return kernels.join_levels(indices, counts, magnitudes, signs, segments, most)
 
     def nbytes(self, n: int, most: int) -> int:
-        """Bound a magnitude by r + 1 + 320/154 bits: r low ones, and (N - k) / 2^r in unary."""
+        """Bound a magnitude by r + 1 + 320/154 bits."""
         flat = 8 + kernels.rice_bound(n, n) + (n + 7) // 8
         if most == 1:
             return flat
@@ -119,7 +119,7 @@ CODINGS: dict[str, LevelCoding] = {"rice": Rice(), "elias": Elias()}
 
 
 def _pieces(counts: Tensor, most: int) -> Tensor:
-    """Return the number of magnitudes of each sum, int64 (p,), none of them 0."""
+    """Return the number of magnitudes of each sum, never 0."""
     longest = kernels.FURTHEST // most
     if not counts.numel() or int(counts.max()) <= longest:
         return counts[counts > 0]

@@ -25,7 +25,7 @@ class Quantiser(Codec):
         codes    [sign 1 | level] in b = 1 + bit_length(s) bits each, low bits first, padded to a byte
 
     4 ceil(n / B) + ceil(n b / 8) bytes. An element is rounded at random, without bias, to a level next to |x|
-    / scale. If the scale is the largest |x|, that element is exact. NaN and Inf raise `NonFiniteError`.
+    / scale. NaN and Inf raise `NonFiniteError`.
     """
 
     @property

@@ -13,8 +13,8 @@ one block (each |u| <= 1), with s levels:
                 a uniform grid of 1 / t levels.
   powers, max   So the larger of 1/8 and (sqrt(1 + (n - 1) t^2) - 1) / 2.
   powers, l2    With a price b >= 1/8 on u^2, an element loses at most t^2 / (4 (1 + b)) beyond its price:
-                omega <= b + n t^2 / (4 (1 + b)), least at t sqrt(n) - 1 for t sqrt(n) >= 9/4, else at
-                b = 1/8: 1/8 + 2/9 n t^2. (Of the order that Horvath et al. 2019 give [recalled].)
+                omega <= b + n t^2 / (4 (1 + b)), least at t sqrt(n) - 1 for t sqrt(n) >= 9/4, else at b =
+                1/8: 1/8 + 2/9 n t^2.
 
 Each bound grows with n: that of the longest block holds for all.
 """
@@ -27,7 +27,7 @@ ROUNDING = 1 + 1e-6  # float32 rounding
 
 
 def uniform(n: int, levels: int, norm: str) -> float:
-    """Return omega for levels 0, 1/s, ..., 1 of the norm ('max' or 'l2') of n elements."""
+    """Return omega for levels 0, 1/s, ..., 1 of the norm of n elements."""
     if n <= 1:
         return 0.0
     if norm == "max":
@@ -37,7 +37,7 @@ def uniform(n: int, levels: int, norm: str) -> float:
 
 
 def powers(n: int, levels: int, norm: str) -> float:
-    """Return omega for levels 0, 2^(1 - s), ..., 1/2, 1 of the norm ('max' or 'l2') of n elements."""
+    """Return omega for levels 0, 2^(1 - s), ..., 1/2, 1 of the norm of n elements."""
     if n <= 1 or levels == 1:
         return uniform(n, 1, norm)
     least = 2.0 ** (1 - levels)

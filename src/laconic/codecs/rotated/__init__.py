@@ -69,9 +69,9 @@ class Rotated(TileCodec):
 
 
 def by_blocks(x: Tensor, block: int, sizes: Sequence[int] | None = None, *, back: bool = False) -> Tensor:
-    """Rotate each block of flat x (n,), or of tensors of these sizes in it; `back` reverses it."""
+    """Rotate each block of flat x (n,), or of tensors of these sizes; `back` reverses it."""
 
-    def rotated(side: int, squares: Tensor) -> Tensor:  # (h (x) h) of the flat block
+    def rotated(side: int, squares: Tensor) -> Tensor:
         h, s = _constants(side, x.device)
         exact = on_grid(squares)
         made = h @ exact @ h * s if back else h @ (exact * s) @ h

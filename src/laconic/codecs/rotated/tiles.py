@@ -14,14 +14,11 @@ from laconic.core.codec import Codec
 from laconic.core.layout import Layout, Segments
 from laconic.core.turn import Turn
 
-ROUNDING = 2.0**-22  # of |x|, by float32 in both directions
+ROUNDING = 2.0**-22  # of |x|
 
 
 class TileCodec(Codec):
-    """`codec` of y, where y is an orthonormal transform of each tile of x.
-
-    Error: omega of `codec`, up to rounding.
-    """
+    """`codec` of y, where y is an orthonormal transform of each tile of x."""
 
     codec: Codec
 

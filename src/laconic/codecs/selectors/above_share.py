@@ -1,7 +1,6 @@
 """Above share: the entries that are large relative to the largest of their tensor.
 
-The threshold filter of Yang et al. 2021, arXiv:2112.04291 ("FastSGD"). Reconstruction: only the abstract is
-public.
+The threshold filter of Yang et al. 2021, arXiv:2112.04291 ("FastSGD"). Reconstruction from the abstract.
 """
 
 from __future__ import annotations

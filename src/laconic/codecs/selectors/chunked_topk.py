@@ -66,7 +66,7 @@ class ChunkedTopK(DensitySelector):
 
 @lru_cache(maxsize=256)
 def cut(segments: Segments, chunk: int) -> tuple[Segments, Tensor, Tensor]:
-    """Return all chunks, and int64 (c,) each: a chunk's segment, and its offset from the segment's start.
+    """Return chunks, and int64 (c,) each: a chunk's segment, and its offset there.
 
     >>> cut(Segments((0, 10), (5, 2)), 4)[0]
     Segments(starts=(0, 4, 10), sizes=(4, 1, 2))

@@ -18,8 +18,8 @@ from laconic.core.spec import Status
 class RandomK(DensitySelector):
     """k = ceil(density * n) distinct positions, uniformly distributed and independent of x.
 
-    They follow from (key, n), so a wire has 8 bytes instead of them. Values are unscaled: biased, for error
-    feedback (Stich et al. 2018, arXiv:1809.07599). Error: E|x - x_S|^2 = (1 - k/n) |x|^2.
+    They follow from (key, n); a wire has the 8-byte key. Values are unscaled: biased, for error feedback
+    (Stich et al. 2018, arXiv:1809.07599). Error: E|x - x_S|^2 = (1 - k/n) |x|^2.
 
     >>> import torch
     >>> RandomK(density=0.5).select(torch.zeros(6), key=7).numel()

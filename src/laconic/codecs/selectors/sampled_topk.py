@@ -18,12 +18,12 @@ from laconic.core.layout import Segments
 from laconic.core.selector import DensitySelector, Padded, counts_per_segment
 from laconic.core.spec import Status
 
-LOWER = 0.8  # a threshold that fewer than LOWER * k entries pass is lowered
+LOWER = 0.8
 
 
 @dataclass(frozen=True, repr=False)
 class SampledTopK(DensitySelector):
-    """The largest 0.8 k to k entries, k = ceil(density * n): faster than sorting, never a choice by position.
+    """The largest 0.8 k to k entries, k = ceil(density * n): faster than sorting.
 
     A strided sample of about `sample_ratio` * n entries, whose start the key draws, gives a threshold, which
     is lowered if too few pass; of more than k, the k largest are chosen. Up to ceil(2 / density) entries are

@@ -22,8 +22,7 @@ from laconic.core.spec import Status
 class Threshold(Selector):
     """Every |x_i| >= value. Strom 2015 ("Scalable distributed DNN training").
 
-    `value` is rounded to float32 and must stay above zero. Error: |x - x_S|^2 <= n value^2; no part of |x|^2
-    is guaranteed, so omega = 1.
+    `value` is rounded to float32 and must stay above zero. Error: |x - x_S|^2 <= n value^2; omega = 1.
 
     >>> Threshold(value=1.0).select(torch.tensor([0.1, -3.0, 1.0])).tolist()
     [1, 2]

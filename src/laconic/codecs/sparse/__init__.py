@@ -28,7 +28,7 @@ from laconic.kernels import dispatch
 
 VALUES = 0x9E3779B97F4A7C15  # separates keys of values from the selector's
 DENSE, RAW32 = Dense(), Raw32()
-DAMAGED = (  # by the number of the flag
+DAMAGED = (  # by flag
     "the positions are not what the counts announce: bits are missing or left over, or lead out of a tensor",
     "a value is NaN or Inf; only finite numbers are sent",
 )
@@ -50,8 +50,7 @@ class Sparse(Codec):
         keys         uint64 (s,)
         values       as above
 
-    All ranks then share the keys of the positions, but not those of the values: independent rounding errors
-    average out.
+    All ranks then share the keys of the positions, but not of the values: rounding errors average out.
 
     A wire is a message of one tensor: 8 + m + 4 k bytes with dense values. `select` chooses in each tensor.
     Error: with d the selector's omega and w that of the values, omega = d + w (1 - d) for w <= 1, else max(w,
@@ -119,7 +118,7 @@ class Sparse(Codec):
     def _message(
         self, x: Tensor, segments: Segments, keys: Sequence[int], drawn: Sequence[int], *, decode: bool = True
     ) -> tuple[Tensor, Carried]:
-        """Encode positions by `keys`, which may be sent, and values by `drawn`, never sent."""
+        """Encode positions by `keys` and values by `drawn`, never sent."""
         if self._fused and (padded := self.select.padded(x, segments, keys)) is not None:
             whole = kernels.padded_encode(x, segments, *padded)
             if whole is not None:
@@ -169,7 +168,7 @@ class Sparse(Codec):
         return known and not self.select.replayable
 
     def _batched(self, *tensors: Tensor) -> bool:
-        """Whether one set of operations decodes all messages, without native code."""
+        """Whether to decode all messages together."""
         return not self.select.replayable and dispatch.native(*tensors) is None
 
     def _add_all_(self, wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor:
@@ -184,7 +183,7 @@ class Sparse(Codec):
     def _damage(
         self, numbers: Sequence[int], wires: Sequence[Tensor], segments: Segments, out: Tensor
     ) -> WireError:
-        """Return the error of the first message that cannot be decoded alone."""
+        """Return the first damaged message's error."""
         for number in numbers:
             try:
                 with deferred.deferred():
@@ -230,7 +229,7 @@ class Sparse(Codec):
         return kernels.scatter_scale_(memory, waited, segments, indices, counts, factor)
 
     def _entries(self, wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Tensor]:
-        """Return indices int32 (K,), counts int64 (s,) and the bytes of the values. The wire is untrusted."""
+        """Return indices, counts and bytes of the values of an untrusted wire."""
         if self.select.replayable:
             keys, rest = framing.read_keys(wire, segments)
             indices, counts = self.select.select_segments(wire, segments, keys)
@@ -270,7 +269,7 @@ class Sparse(Codec):
 def read_values(
     codec: Codec, rest: Sequence[Tensor], counts: NDArray[np.int64], totals: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Return the values float32 (K,) of all messages, and whether one is not finite, bool ()."""
+    """Return the values of all messages, and whether one is not finite."""
     device = rest[0].device
     if isinstance(codec, Dense):
         for number, (wire, total) in enumerate(zip(rest, totals, strict=True)):
@@ -278,7 +277,7 @@ def read_values(
                 text = f"{codec!r}: {total} values fill {4 * total} bytes, got {wire.numel()}"
                 raise framing.numbered(text, number, rest)
         values = framing.as_numbers(rest[0] if len(rest) == 1 else torch.cat(list(rest)), torch.float32)
-        return values, (values - values).any()  # NaN of NaN and of Inf, which counts as true
+        return values, (values - values).any()  # NaN counts as true
     values = torch.zeros(sum(totals), dtype=torch.float32, device=device)
     at = 0
     for number, (wire, row, total) in enumerate(zip(rest, counts, totals, strict=True)):

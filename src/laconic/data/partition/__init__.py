@@ -1,7 +1,4 @@
-"""Partition: assignment of a data set's examples to clients, a pure function of (seed, client).
-
-Every process computes the whole assignment; nothing is sent or stored.
-"""
+"""Partition: assignment of a data set's examples to clients, a pure function of (seed, client)."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ class Partition(Spec):
         return self.over(kinds, clients, seed).shares
 
     def over(self, kinds: Kinds, clients: int | None = None, seed: int = 0) -> Deal:
-        """Return a `Deal`, which assigns examples at its first use. Raises like `deal`, immediately."""
+        """Return a `Deal`, computed at its first use. Raises like `deal`, immediately."""
         arguments.whole("seed", seed)
         checked = integers(kinds)
         found = self.number(checked, clients)

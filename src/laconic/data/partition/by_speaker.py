@@ -29,8 +29,8 @@ class BySpeaker(Partition):
 
     Args:
         least: Minimum number of a client's examples, 1 or more.
-        few: Treatment of speakers with fewer. 'leave': their examples are not assigned. 'join': consecutive
-            ones form clients of at least `least` examples, after the others; a rest joins the last.
+        few: Treatment of speakers with fewer. 'leave': not assigned. 'join': consecutive ones form clients
+            of at least `least` examples, after the others; a rest joins the last.
 
     >>> from laconic.core.spec import parse
     >>> speakers = [0, 0, 0, 1, 2, 2, 3]

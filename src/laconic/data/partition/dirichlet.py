@@ -2,8 +2,7 @@
 
     p_c ~ Dirichlet(alpha, ..., alpha)      the share of kind c that each client gets, drawn per kind
 
-Yurochkin et al. 2019, arXiv:1905.12022. With alpha 0.1 one or two clients have most of a kind; with 100 it is
-nearly even. `lda` draws per client instead, with equal sizes.
+Yurochkin et al. 2019, arXiv:1905.12022. `lda` draws per client instead, with equal sizes.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ HINT = "0.1 is strongly skewed, 100 nearly even"
 class Dirichlet(Partition):
     """Each kind is cut into shares drawn from Dirichlet(alpha); all examples are assigned.
 
-    A client gets consecutive examples of each kind. One with fewer than `least` gets the missing ones from
-    the client with the most.
+    A client gets consecutive examples of each kind. The client with the most fills those with fewer than
+    `least`.
 
     Args:
         alpha: Concentration, above 0. A smaller value gives fewer kinds per client.

@@ -27,8 +27,8 @@ HINT = "0.1 is strongly skewed, 1000 nearly even"
 class LDA(Partition):
     """Clients draw kinds from their mixes in order, without replacement; sizes differ by at most one.
 
-    An exhausted kind leaves the mix, which is rescaled; once a whole mix is exhausted, the remaining kinds
-    are drawn evenly. (Flower's code, otherwise the same, adds 1e-5 to each kind.)
+    An exhausted kind leaves the mix, which is rescaled; once a whole mix is exhausted, the other
+    kinds are drawn evenly. (Flower's code also adds 1e-5 to each kind.)
 
     Args:
         alpha: Concentration, above 0. A smaller value gives fewer kinds per client.
@@ -68,10 +68,7 @@ class LDA(Partition):
 def _drawn(
     rng: np.random.Generator, mixture: NDArray[np.float64], left: NDArray[np.int64], size: int
 ) -> NDArray[np.int64]:
-    """Return the counts per kind of `size` draws from the mixture, at most `left` (k,).
-
-    Draws of an exhausted kind are repeated, which equals drawing one by one.
-    """
+    """Return the counts per kind of `size` draws; those of an exhausted kind are repeated."""
     taken = np.zeros_like(left)
     while missing := size - int(taken.sum()):
         open_kinds = taken < left

@@ -11,7 +11,7 @@ from flwr.app import MetricRecord, RecordDict
 
 from laconic.federated.message import Refused
 
-MOST = 2**53  # float64 represents all integers up to here, and sums of such weights are finite
+MOST = 2**53  # float64 represents all integers up to here
 Signature = tuple[tuple[str, int], ...]  # names of metrics and numbers of values; -1 for a scalar
 
 
@@ -20,8 +20,8 @@ def metrics_of(
 ) -> tuple[str, MetricRecord]:
     """Return the name of a reply's only MetricRecord, and the record.
 
-    Raises `Refused` unless there is one record, its values are finite, the weight is above 0, the loss (for
-    q-FedAvg) is at least 0, and both are at most `MOST`.
+    Raises `Refused` unless its values are finite, the weight is above 0, the loss at least 0, and both at
+    most `MOST`.
     """
     records = list(content.metric_records.items())
     if len(records) != 1:

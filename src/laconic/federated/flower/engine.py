@@ -25,7 +25,7 @@ from laconic.federated.schemes import Scheme
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 CLIENT, ROUND, EXAMPLES = "client", "server-round", "num-examples"
-START_S, POLL_S = 120.0, 0.1  # limit and interval of waiting for all nodes
+START_S, POLL_S = 120.0, 0.1
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
@@ -126,9 +126,9 @@ def simulate(
 ) -> None:
     """Train for `rounds` rounds in Flower's engine, like `federated.rounds.simulate`.
 
-    Clients get the first model by message, not by seed. `train` must be picklable; `tell` is called after
-    each round, in a thread of the engine; `folder` stores residuals; `cores`: Ray's resources per client,
-    such as {"num_cpus": 1}. Raises `EngineError`.
+    Clients get the first model by message. `train` must be picklable; the engine's thread calls `tell` after
+    each round; `folder` stores residuals; `cores`: Ray's resources per client, as {"num_cpus": 1}. Raises
+    `EngineError`.
     """
     os.environ.update(QUIET)
     from flwr.simulation import run_simulation  # a slow import (Ray)

@@ -1,4 +1,4 @@
-"""Compatibility of Flower's strategies with compressed updates, checked before any node is contacted."""
+"""Compatibility of Flower's strategies with compressed updates."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.federated.coding import LATE, Coding
 
-SHAPE = (256, 256)  # of the test tensor
-MOST_ZEROS = 0.5  # of an update's entries, above which a median over clients may stay at zero
+SHAPE = (256, 256)
+MOST_ZEROS = 0.5  # above this share a median over clients may stay at zero
 
 
 def check_fits(strategy: Strategy, up: Any, max_norm: float | None) -> None:

@@ -1,7 +1,4 @@
-"""Server side: a grid that encodes a strategy's messages and decodes the replies.
-
-Replies that could make the strategy fail become error replies.
-"""
+"""Server side: a grid that encodes messages and decodes replies, or replaces bad ones by error replies."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ ACTIONS = ("train", "evaluate")
 
 
 class CompressingGrid(Grid):
-    """Grid that exchanges compressed messages with clients of `laconic.federated.mod`.
+    """Grid that exchanges compressed messages.
 
     Args:
         serve: Creates the server from the first model.
@@ -78,7 +75,7 @@ class CompressingGrid(Grid):
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the connected nodes, once there are enough.
+        """Return the nodes' ids, once there are enough.
 
         FedAvg samples from them before it waits for `min_available_nodes`, so it would miss late nodes.
         """
@@ -99,10 +96,10 @@ class CompressingGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send encoded messages, and return the decoded replies in the order of their nodes' ids.
+        """Send messages, and return the decoded replies in the order of node ids.
 
-        Raises `SpecError` if nodes get different models, a message has several ArrayRecords, or the model's
-        form changes; `WireError` if the model holds NaN or Inf.
+        Raises `SpecError` if nodes get different models, a message has several ArrayRecords, or the form
+        changes; `WireError` for NaN or Inf.
         """
         until = None if timeout is None else time.monotonic() + timeout
         asked: dict[int, Asked] = {}

@@ -4,7 +4,7 @@
     reply     the app's model -> the wire of its update    (train)
               a report that this version is held           (evaluate)
 
-The state is stored in a file per run and node: Flower's `Context.state` ends with its process.
+The state is in a file per run and node: Flower's `Context.state` ends with its process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def default_folder() -> Path:
 class Mod:
     """Client mod. See `laconic.federated.mod`.
 
-    It holds no state between messages, as different processes may handle them.
+    It holds no state, as different processes may handle messages.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Conversion between Flower's arrays, tensors and wires.
 
 A wire is one array of an `ArrayRecord`: `Array("uint8", (n,), "laconic.v1", bytes)`. A client without a model
-also gets the form as text, in a `ConfigRecord`.
+also gets the form, in a `ConfigRecord`.
 """
 
 from __future__ import annotations

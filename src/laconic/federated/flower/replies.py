@@ -1,7 +1,4 @@
-"""Client replies, which are not trusted: decoded for the strategy, or replaced by an error reply.
-
-Flower's strategies end the run at one inconsistent reply.
-"""
+"""Untrusted client replies: Flower's strategies end the run at one inconsistent reply."""
 
 from __future__ import annotations
 
@@ -57,8 +54,7 @@ def checked(
 ) -> list[Message]:
     """Return the replies in a form safe for the strategy, in the order of node ids.
 
-    `asked`: sent messages by node. `others`: whether plain messages were sent too, whose replies pass
-    through.
+    `others`: whether plain messages were sent too, whose replies pass through.
     """
     result: list[Message] = []
     agreeing: list[tuple[Message, tuple[str, agreement.Signature]]] = []

@@ -25,7 +25,7 @@ FURTHER = ("min_available_nodes", "weighted_by_key")
 
 
 class Compressed(Strategy):
-    """Wrapper of `laconic.federated.compressed`. Other attributes are those of the wrapped strategy."""
+    """Wrapper of `laconic.federated.compressed`, with the wrapped strategy's attributes."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from laconic.federated.meta.trained import Trained, Work
 
 @dataclass(frozen=True)
 class Averaging:
-    """Rounds of local training, each with a step towards the mean of the local models.
+    """Rounds of local training and a step towards the mean.
 
     Wire: per round and agent, one message of `up` (with error feedback if biased) and one of `down`.
     """
@@ -39,7 +39,7 @@ class Averaging:
         arguments.number("step", self.step, above=0, most=1)
 
     def train(self, learner: Learner, tasks: Tasks, first: Tensor, seed: int = 0) -> Trained:
-        """Train the meta-model from common initial weights, float32 (n,)."""
+        """Train from common weights, float32 (n,)."""
         work = Work()
         exchange = Exchange(learner.network.layout, first, tasks.count, self.up, self.down, seed)
         model = first

@@ -1,4 +1,4 @@
-"""Descent along the mean of meta-gradients, by Adam on the server."""
+"""Descent along mean meta-gradients, by the server's Adam."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ class Descent(ABC):
 
     Args:
         rounds: Steps of the server's Adam.
-        inner_lr, inner_steps: Of the agents' descent; 0 steps: joint training.
+        inner_lr, inner_steps: Of the agents; 0 steps: joint training.
         outer_lr: Learning rate of Adam.
-        shots, queries: Examples per task, or per class if tasks have classes, of the inner and the outer
-            gradient.
+        shots, queries: Examples per task or class, of the inner and the outer gradient.
         up, down: Specs or codecs. Lossy ones encode the difference to the other side's copy.
 
     Raises:
-        SpecError: A number is outside its range.
+        SpecError: A number is out of range.
     """
 
     rounds: int = 1000
@@ -56,7 +55,7 @@ class Descent(ABC):
         """Return meta-gradients (a, n). `start` (a, n): the common weights in each row."""
 
     def train(self, learner: Learner, tasks: Tasks, first: Tensor, seed: int = 0) -> Trained:
-        """Train the meta-model from common initial weights, float32 (n,)."""
+        """Train from common weights, float32 (n,)."""
         work = Work()
         exchange = Exchange(learner.network.layout, first, tasks.count, self.up, self.down, seed)
         model = first.clone()

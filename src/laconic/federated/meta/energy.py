@@ -3,7 +3,7 @@
     E = flops * cycles/flop * J/cycle + 8 * (up + down bytes) * J/bit
 
 The form follows P-SGA's abstract and the literature on wireless learning, recalled. The constants are
-assumptions for a small device; the ranking of methods depends on them.
+assumptions; the ranking of methods depends on them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from laconic.federated.meta.trained import Trained
 
 @dataclass(frozen=True)
 class Energy:
-    """Energy prices. All defaults are assumptions, not measurements.
+    """Energy prices. All defaults are assumptions.
 
     cycles_per_flop: 1, a scalar core.
     joules_per_cycle: kappa f^2, with capacitance kappa = 1e-28 (Tran et al. 2019, INFOCOM; recalled) at f = 1

@@ -39,7 +39,7 @@ def few_step(
 
     Args:
         weights: The meta-model, float32 (n,).
-        shots, queries: Examples per task, or per class if tasks have classes.
+        shots, queries: Examples per task or class.
     """
     arguments.number("lr", lr, above=0)
     if not steps or min(steps) < 0:

@@ -1,4 +1,4 @@
-"""Messages of meta-training, between a server and all agents in each round.
+"""Messages between a server and all agents in each round.
 
         state      H_i += C(v_i - H_i)               H_i: the server's copy of agent i; the loss of C stays
                                                      in the difference (EF21, arXiv:2106.05203)
@@ -22,9 +22,7 @@ from laconic.federated.coding import Coding
 
 
 class Exchange:
-    """Messages between a server and its agents, with the state of both sides.
-
-    up_nbytes, down_nbytes: bytes of all messages so far; an answer counts once per agent.
+    """State of both sides, and bytes so far; an answer counts once per agent.
 
     Args:
         first: The first model, float32 (n,).
@@ -32,7 +30,7 @@ class Exchange:
     """
 
     def __init__(self, layout: Layout, first: Tensor, agents: int, up: Any, down: Any, seed: int = 0) -> None:
-        self._states = Coding.down(up, layout)  # damped: it codes a difference to a copy
+        self._states = Coding.down(up, layout)
         self._updates = Coding.up(up, layout)
         self._down = Coding.down(down, layout)
         self._seed = seed
@@ -42,7 +40,7 @@ class Exchange:
         self.up_nbytes = self.down_nbytes = 0
 
     def states(self, values: Tensor, step: int) -> Tensor:
-        """Send one message per agent and return the server's copies of the models, (a, n)."""
+        """Send one message per agent and return the server's copies, (a, n)."""
         for rank, value in enumerate(values):
             self.copies[rank], nbytes = _sent(self._states, value, self.copies[rank], self._turn(step, rank))
             self.up_nbytes += nbytes
@@ -63,11 +61,7 @@ class Exchange:
         return read
 
     def answer(self, centre: Tensor, step: int, number: float | None = None) -> float:
-        """Send the centre (n,), which becomes `public`, and optionally a float32 number.
-
-        Returns:
-            The number as decoded.
-        """
+        """Send the centre (n,), which becomes `public`, and optionally a number, returned as decoded."""
         turn = self._turn(step, len(self.copies))
         self.public, nbytes = _sent(self._down, centre, self.public, turn)
         head = as_bytes(torch.tensor([] if number is None else [number], dtype=torch.float32, device="cpu"))

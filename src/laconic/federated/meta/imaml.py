@@ -4,12 +4,11 @@
                   (I + H_i / lambda) g_i = grad f_i(w_i; query)        by `cg_steps` of conjugate gradients
                   P = Adam(P, mean of C(g_i))                          the server
 
-H_i is the Hessian of f_i(.; support) at w_i. By the implicit function theorem, dw_i/dP is the inverse of I +
-H_i / lambda. Memory does not grow with the inner steps.
+H_i is the Hessian of f_i(.; support) at w_i. Memory does not grow with the inner steps.
 
 Verified against the authors' code (aravindr93/imaml_dev), which differs: it applies the proximal term in one
-last inner step, and solves (2 I + H_i / (lambda + 10)) g_i. Ours as well: an agent's search ends where the
-curvature of its loss is below -lambda / 2, since steps are unbounded near -lambda.
+last inner step, and solves (2 I + H_i / (lambda + 10)) g_i. Ours: an agent's search ends at a curvature below
+-lambda / 2, since steps are unbounded near -lambda.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from laconic.federated.meta.descent import Descent
 from laconic.federated.meta.learner import Learner
 from laconic.federated.meta.tasks import Batch
 
-LEAST = 0.5  # curvature of I + H / lambda; a convex loss has at least 1
+LEAST = 0.5  # curvature of I + H / lambda
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,4 @@
-"""Small network for all agents at once: row i of the weights is agent i's.
-
-The gradient of the summed losses has each agent's gradient in its row.
-"""
+"""Small network for all agents at once: row i of weights and gradients is agent i's."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ class Mlp:
         return Layout.of(tensors)
 
     def first(self, seed: int = 0) -> Tensor:
-        """Draw initial weights, float32 (n,), uniform within 1 / sqrt(in), as `torch.nn.Linear` does."""
+        """Draw initial weights, float32 (n,), as `torch.nn.Linear` does."""
         rng = torch.Generator("cpu").manual_seed(seed)
         bounds = [1 / math.sqrt(inside) for inside, _ in pairwise(self.widths) for _ in range(2)]
         parts = [

@@ -16,7 +16,7 @@ from laconic.federated.meta.trained import Work
 class Local:
     """Steps of SGD with momentum, m = momentum m + clip(g), w -= lr m, from m = 0.
 
-    batch: examples per step. clip: largest norm of a gradient; None: no clipping.
+    batch: examples per step. clip: largest norm of a gradient.
     """
 
     steps: int = 1000

@@ -3,7 +3,7 @@
     every round:  g_i = d f_i(P - lr grad f_i(P; support); query) / dP    agent i, through `steps` inner steps
                   P = Adam(P, mean of C(g_i))                             the server
 
-First order takes the query's gradient after the inner steps. Without inner steps it is joint training.
+First order takes the query's gradient after the inner steps.
 """
 
 from __future__ import annotations

@@ -37,14 +37,14 @@ class PSGA:
         rounds: K.
         eta: Step of the ascent.
         radius: r, in units of the largest distance of an agent from the first centre.
-        power: Exponent of the radius; 1 decreases it linearly.
-        clip: Largest norm of an ascent's gradient, as the loss has no maximum.
+        power: Exponent of the radius; 1: linear.
+        clip: Largest norm of a gradient, as the loss has no maximum.
         batch: Examples per step of ascent.
         up, down: Specs or codecs. Lossy ones encode the difference to the other side's copy.
         local: Local training before the ascent.
 
     Raises:
-        SpecError: A number is outside its range.
+        SpecError: A number is out of range.
     """
 
     rounds: int = 50
@@ -66,7 +66,7 @@ class PSGA:
         arguments.whole("batch", self.batch, 1)
 
     def train(self, learner: Learner, tasks: Tasks, first: Tensor, seed: int = 0) -> Trained:
-        """Train the meta-model from common initial weights, float32 (n,)."""
+        """Train from common weights, float32 (n,)."""
         work = Work()
         own = self.local.train(learner, tasks, first.repeat(tasks.count, 1), work)
         return self.climb(learner, tasks, first, own, work, seed)
@@ -74,7 +74,7 @@ class PSGA:
     def climb(
         self, learner: Learner, tasks: Tasks, first: Tensor, own: Tensor, work: Work, seed: int = 0
     ) -> Trained:
-        """Train from agents' models, float32 (a, n), whose cost is `work`."""
+        """Train from agents' models, float32 (a, n), which cost `work`."""
         exchange = Exchange(learner.network.layout, first, tasks.count, self.up, self.down, seed)
         agents, unit = own, 0.0
         for k in range(self.rounds):
@@ -92,7 +92,6 @@ class PSGA:
         )
 
     def share(self, k: int) -> float:
-        """Return r_k in units of the first distance."""
         return float(self.radius * (1 - (k + 1) / self.rounds) ** self.power)
 
 

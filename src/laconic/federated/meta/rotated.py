@@ -1,7 +1,6 @@
 """Few-shot classes: rotations of scikit-learn's digits.
 
-Ten digits in four quarter turns are 40 classes of at least 174 images each. Some tasks cannot be solved: a
-rotated 0 or 8 looks like itself.
+Ten digits in four turns are 40 classes of at least 174 images. A rotated 0 or 8 looks like itself.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class RotatedDigits:
         arguments.whole("ways", self.ways, 2, most, hint=f"a digit makes {TURNS} classes")
 
     def classes(self) -> list[list[int]]:
-        """Return each agent's classes, 4 * digit + turn, in the order of labels."""
+        """Return each agent's classes, 4 * digit + turn."""
         all_of_them = [TURNS * digit + turn for digit in sorted(set(self.digits)) for turn in range(TURNS)]
         rng = np.random.default_rng([self.seed & 0xFFFFFFFF, 1])
         return [rng.permutation(all_of_them)[: self.ways].tolist() for _ in range(self.count)]
@@ -57,7 +56,6 @@ class RotatedDigits:
         return x[:, :size], y[:, :size]
 
     def episode(self, step: int, shots: int, queries: int) -> tuple[Batch, Batch]:
-        """Return `shots` and `queries` images of each class."""
         arguments.whole("shots", shots, 1)
         arguments.whole("queries", queries, 1)
         return self._drawn(step, shots, queries)
@@ -87,7 +85,7 @@ class RotatedDigits:
 @cache
 def _pool() -> dict[int, Tensor]:
     require("sklearn", "rotated digits")
-    from sklearn.datasets import load_digits  # a slow import
+    from sklearn.datasets import load_digits
 
     found, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(((found - 4.88) / 6.02).astype(np.float32)).view(-1, 8, 8)

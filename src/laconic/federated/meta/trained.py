@@ -29,7 +29,7 @@ class Trained:
 class Work:
     """Counter of floating-point operations in matrix products.
 
-    The first step of each kind is measured; later ones count the same, as their batches have one shape.
+    The first step of each kind is measured; later ones count the same.
     """
 
     flops: int = 0

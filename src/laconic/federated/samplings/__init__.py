@@ -10,7 +10,7 @@ from laconic.core.errors import SpecError
 from laconic.core.spec import Spec
 from laconic.core.turn import COMMON, mix
 
-LEAST = 2  # clients per round; a single update could be read from the next model
+LEAST = 2  # a single update could be read from the next model
 
 
 class Sampling(Spec):
@@ -18,14 +18,14 @@ class Sampling(Spec):
 
     @abstractmethod
     def fraction(self, number: int) -> float:
-        """Return the share, in (0, 1], of all clients in round `number`, from 1."""
+        """Return the share of clients, in (0, 1], in round `number`, from 1."""
 
     def count(self, number: int, clients: int) -> int:
-        """Return how many of `clients` round `number` selects: at least two if possible."""
+        """Return a round's number of clients: at least two if possible."""
         return min(clients, max(LEAST, round(self.fraction(number) * clients)))
 
     def chosen(self, number: int, clients: int, seed: int) -> list[int]:
-        """Return the clients of round `number`, ascending, without replacement."""
+        """Return a round's clients, ascending, without replacement."""
         if clients < 1:
             raise SpecError(f"a round needs at least 1 client, got {clients}")
         rng = torch.Generator("cpu").manual_seed(mix(seed, number, COMMON) >> 1)

@@ -13,10 +13,10 @@ from laconic.federated.samplings import Sampling
 
 @dataclass(frozen=True, repr=False)
 class Falling(Sampling):
-    """share * exp(-rate * (round - 1)): many clients in the first rounds, fewer later.
+    """share * exp(-rate * (round - 1)): a decaying share of the clients.
 
     Ji et al. 2020, arXiv:2003.09603, the source of DHQC's dynamic sampling (Jiang et al. 2022,
-    arXiv:2212.14760): a reconstruction from the abstracts. At least two clients are selected.
+    arXiv:2212.14760): a reconstruction from the abstracts.
 
     >>> [Falling(0.2, rate=0.1).count(number, 100) for number in (1, 11, 101)]
     [20, 7, 2]

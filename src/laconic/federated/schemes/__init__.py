@@ -30,7 +30,7 @@ class Scheme(Spec):
 
     @property
     def aggregate(self) -> Aggregate:
-        """Function that computes the next model from proposals."""
+        """Function that computes the next model."""
         return weighted_mean
 
     @property
@@ -76,7 +76,7 @@ class Scheme(Spec):
 def scheme_of(spec: Any) -> Scheme:
     """Return the scheme of a spec: a scheme, or a method, codec or selector for clients' updates.
 
-    `stc(down=0.01)` sets both directions. Raises `SpecError` for other specs.
+    Raises `SpecError` for other specs.
 
     >>> scheme_of("fedavg()"), scheme_of("topk(density=0.01)")
     (fedavg(), updates(topk(density=0.01)))

@@ -15,9 +15,9 @@ class SignSGD(Scheme):
     """w += median over clients of mean |update| * sign(sum over clients of sign(update)), tensor by tensor.
 
     Bernstein et al. 2018, arXiv:1802.04434 and 1810.05291, on updates instead of gradients, as in Sattler et
-    al. 2019 (arXiv:1903.02891). The paper uses a constant step; ours is the median of the clients'
-    magnitudes, which no single client can move far. Clients send one bit per entry and keep no residual; the
-    model is sent uncompressed.
+    al. 2019 (arXiv:1903.02891). The paper uses a constant step, ours the median of the clients' magnitudes,
+    which no single client can move far. Clients send one bit per entry and keep no residual; the model is
+    sent uncompressed.
     """
 
     name: ClassVar[str] = "signsgd"

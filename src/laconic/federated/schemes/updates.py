@@ -21,10 +21,9 @@ AGGREGATES: dict[str, Aggregate] = {"examples": weighted_mean, "clients": mean, 
 class Updates(Scheme):
     """Compressed updates, with one spec per direction.
 
-    `up`, `down`: specs for `compress` that need no other rank, such as stc(density=0.01) or qsgd(levels=7);
-    without `down` the model is sent uncompressed. `by`: a mean weighted by 'examples', an equal mean of
-    'clients', or the sign of the 'majority'. `sampling`: such as falling(0.2); default: the run's.
-    `max_norm`: largest norm of updates.
+    `up`, `down`: specs that need no other rank, such as stc(density=0.01); without `down` the model is sent
+    uncompressed. `by`: a mean weighted by 'examples', an equal mean of 'clients', or the 'majority'.
+    `sampling`: such as falling(0.2); default: the run's. `max_norm`: largest norm of updates.
 
     >>> from laconic.core.spec import parse
     >>> parse("updates(dhqc(density=0.01), dhqc(density=0.01), sampling=falling(0.2))").sampling.count(1, 100)

@@ -32,14 +32,13 @@ class ZeroFL(Scheme):
     Qiu et al. 2022, arXiv:2208.02507. Clients train, and the server evaluates, with the largest 1 - sparsity
     of each sparse layer's weights; the first layer is dense. A client sends rho = 1 - sparsity + mask_ratio
     of each sparse layer: the largest changes ("top_diff"), or the changes of the largest weights
-    ("diff_on_top_weights"). Other entries are lost. The model is sent uncompressed. The paper's third mask
-    sends weights: see `federated.zerofl.Uplink`.
+    ("diff_on_top_weights"). Other entries are lost. The model is sent uncompressed.
 
     Args:
         sparsity: Of local training, in (0, 1); default: 0.9.
         mask_ratio: Share of entries to send beyond 1 - sparsity, in [0, sparsity]; default: 0.1.
         mask: "top_diff" (default) or "diff_on_top_weights".
-        keep: Names of modules that stay dense, with their children; default: none.
+        keep: Modules that stay dense, with children.
 
     >>> ZeroFL(mask_ratio=0.2)
     zerofl(mask_ratio=0.2)

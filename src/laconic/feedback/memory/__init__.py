@@ -1,4 +1,4 @@
-"""Named float32 memory in flat blocks that follow DDP's buckets, velocities included.
+"""Named float32 memory in flat blocks that follow DDP's buckets.
 
 When DDP regroups its buckets, blocks are rebuilt and each tensor moves by its name.
 """
@@ -33,7 +33,7 @@ class Memory:
         self.kind = kind
         self._layout = layout
         self._blocks: dict[int, tuple[Layout, Tensor]] = {}  # by id of a bucket's layout
-        self._tensors: dict[str, Tensor] = {}  # flat views of blocks
+        self._tensors: dict[str, Tensor] = {}
 
     def flat(self, layout: Layout, device: torch.device) -> Tensor:
         """Return these tensors' block: float32 (layout.segments.end,)."""
@@ -84,7 +84,6 @@ class Memory:
         return block
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return "<kind>/<name>" to a copy in the tensor's shape."""
         return {f"{self.kind}/{entry.name}": self._copy(entry) for entry in self._layout}
 
     def _copy(self, entry: Entry) -> Tensor:
@@ -120,7 +119,7 @@ class Velocity(Memory):
         self._optimised = optimised
         self.started = False
         self._began = -1
-        self._replaced: dict[str, Tensor | None] = {}  # before the first step
+        self._replaced: dict[str, Tensor | None] = {}
 
     def start(self, step: int) -> None:
         """Continue the optimiser's momentum before the first step."""
@@ -141,7 +140,7 @@ class Velocity(Memory):
                 self.set(entry, flat(buffer.detach().to(torch.float32)) * factor)
 
     def put_back(self) -> None:
-        """Undo `start` if the skipped step was the first."""
+        """Undo `start`."""
         for name, old in self._replaced.items():
             held = self.tensor(name)
             assert held is not None
@@ -149,11 +148,7 @@ class Velocity(Memory):
             self.started = False
 
     def forms(self, layout: Layout) -> list[tuple[Layout, Tensor, bool, float]]:
-        """Group these tensors by the form of their momentum.
-
-        Each group has its tensors, their momentum float32 (s,), whether it is Nesterov's, and 1 -
-        dampening.
-        """
+        """Group tensors: each with momentum float32 (s,), whether it is Nesterov's, and 1 - dampening."""
         settings = {entry.name: self._optimised.settings(entry.name) for entry in layout}
         forms: dict[tuple[bool, float], list[str]] = {}
         for name, group in settings.items():
@@ -199,7 +194,7 @@ class Pending(Generic[T]):
         self._shares.clear()
 
     def finish_before(self, step: int) -> None:
-        """Finish shares of earlier steps, before a memory is used again or moved."""
+        """Finish shares of earlier steps."""
         if self._step != step:
             self.finish_all()
 

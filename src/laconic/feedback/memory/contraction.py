@@ -1,10 +1,9 @@
 """Codecs that are safe with error feedback.
 
 With E|C(x) - x|^2 <= omega |x|^2 the residual stays bounded if omega < 1 (Karimireddy et al. 2019,
-arXiv:1901.09847), or if the error has an absolute bound. Otherwise it can grow without limit: unbucketed
-7-level QSGD at n = 12,545 grew it to 32,700 times the gradient in 40 steps. For an unbiased C, C / (1 +
-omega) is a contraction, at the price of smaller steps. Omega holds in `Codec.normal`; larger elements
-saturate, and later steps send their rest.
+arXiv:1901.09847), or if the error has an absolute bound. Otherwise it can grow without limit, as it did for
+unbucketed QSGD. For an unbiased C, C / (1 + omega) is a contraction, at the price of smaller steps. Omega
+holds in `Codec.normal`; larger elements saturate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Residual of error feedback, also with local momentum: added to each gradient, less the sent share.
+"""Residual of error feedback, also with local momentum.
 
 Local momentum: Lin et al. 2018, arXiv:1712.01887 (DGC), section 3. Per tensor, with local gradient g and
 momentum mu:
@@ -59,10 +59,10 @@ class Residual(BoundFeedback):
         return residual
 
     def bleed(self, grad: Tensor, layout: Layout, turn: Turn, most: float) -> tuple[Tensor | None, bool]:
-        """Correct with a limited part of the residual: x = grad + part * residual, 0 <= part <= 1.
+        """Correct with x = grad + part * residual, 0 <= part <= 1.
 
-        The norm of the second term is at most `most` times that of the gradient. Also return whether part
-        is 1; x is then the memory itself.
+        The norm of the second term is at most `most` times that of the gradient. Also return whether part is
+        1; x is then the memory itself.
         """
         self.finish_before(turn.step)
         held, views = self._residual.flat(layout, grad.device), layout.segments.views(grad)
@@ -107,17 +107,13 @@ class Residual(BoundFeedback):
 
 
 class LocalResidual(Residual):
-    """Residual v of all tensors and velocity u of the `local` ones, and v before the present step.
-
-    Three float32 an element of a bucket with local tensors; a fourth during a step if the gradient's buffer
-    is not free, as on a GPU.
+    """Residual v of all tensors, and velocity u of the `local` ones.
 
     Args:
         local: Tensors whose momentum is applied here.
-        decay: Share of the old residual that is kept.
         velocity_factor: Factor of the velocity of entries sent after waiting; 0 clears it for all sent
             entries.
-        dense_steps: First steps that are exchanged whole, with the optimiser's momentum.
+        dense_steps: First steps, exchanged whole, with the optimiser's momentum.
     """
 
     def __init__(
@@ -224,7 +220,7 @@ class LocalResidual(Residual):
     def release_momentum(self, kept: float | None = None) -> None:
         """Leave momentum to SGD, which multiplies the effect of a residual e by 1 / (1 - m).
 
-        So e = (1 - m) e + m `kept` u applies the rest of velocity u through the residual, on this rank alone.
+        So e = (1 - m) e + m `kept` u applies the rest of velocity u through the residual.
         """
         self._pending.finish_all()
         if kept is not None and self._velocity is not None and self._velocity.started:

@@ -1,4 +1,4 @@
-"""Accumulation of gradients in residuals, and addition of sparse updates."""
+"""Accumulation of gradients in residuals."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def velocity_(
 def undo_(memory: Tensor, grad: Tensor, segments: Segments) -> None:
     """Restore the memory from the values that `accumulate_` or `velocity_` wrote to `grad`.
 
-    `grad` is infinite where the memory is unchanged, as the new value was not finite.
+    `grad` is infinite where the memory is unchanged.
 
     >>> r, g = torch.ones(2), torch.tensor([2.0, float("inf")])
     >>> accumulate_(r, g, Segments.whole(2), keep=True), r.tolist(), g.tolist()

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
-"""Residual and velocity updates in Triton: one pass over memory, one flag."""
+"""Residual and velocity updates in Triton."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from laconic.kernels.tiles import table, tiles
 
 TILE = 4096
 EXPONENT = tl.constexpr(0x7F800000)
-WARPS = {True: 8, False: 16}  # whole and last tiles; masks take registers
+WARPS = {True: 8, False: 16}  # whole or not; masks take registers
 
 
 @triton.jit
@@ -188,11 +188,7 @@ def velocity_(
 def launch(
     kernel: Any, segments: Segments, arguments: tuple[Any, ...], constants: tuple[Any, ...] = ()
 ) -> None:
-    """Launch a kernel for all whole tiles, then for the shorter last tiles.
-
-    Its parameters: `arguments`; starts, sizes, segments and first elements of tiles; `constants`; TILE,
-    ALIGNED and WHOLE.
-    """
+    """Launch a kernel for all whole tiles, then for the shorter last ones."""
     device = arguments[0].device
     with dispatch.device_of(arguments[0]):
         for grid, tables, fixed, warps in _launches(segments, device):

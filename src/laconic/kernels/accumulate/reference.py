@@ -1,4 +1,4 @@
-"""Residual and velocity updates in plain torch; native kernels equal it bit for bit."""
+"""Residual and velocity updates in plain torch."""
 
 from __future__ import annotations
 

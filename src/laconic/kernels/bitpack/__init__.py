@@ -36,7 +36,7 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 def unpack_bits(wire: Tensor, bits: int, n: int) -> Tensor:
     """Unpack `pack_bits` to int32 (n,); codes of 32 bits can be negative.
 
-    Raises `WireError` for a wrong length or nonzero padding.
+    Raises `WireError` for other lengths and nonzero padding.
 
     >>> unpack_bits(torch.tensor([33, 3], dtype=torch.uint8), bits=4, n=3).tolist()
     [1, 2, 3]

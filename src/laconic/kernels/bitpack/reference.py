@@ -47,13 +47,11 @@ def unpack_bits(wire: Tensor, bits: int, n: int) -> Tensor:
     return torch.where(codes >= 1 << 31, codes - (1 << 32), codes).to(torch.int32)
 
 
-# Codes lie one per lane. Neighbouring lanes are joined, two at a time, until the codes are adjacent. Codes
-# that fill one byte need no mask.
+# Codes lie one per lane; neighbouring lanes are joined, two at a time. Codes that fill one byte need no mask.
 LANES = {1: torch.int64, 2: torch.int32, 4: torch.int16}
 
 
 def _even(bits: int, lane: int, x: Tensor) -> int:
-    """Return the mask of the low `bits` of every second lane."""
     return sum(((1 << bits) - 1) << at for at in range(0, 8 * x.itemsize, 2 * lane))
 
 

@@ -1,6 +1,6 @@
 """Codes of few bits with a table of values: groups of equal count, or powers of a base.
 
-Wire per tensor: [values float32 | codes, packed as in `bitpack`], empty without elements. See README.md.
+Wire per tensor: [values float32 | codes, packed as in `bitpack`], empty without elements.
 """
 
 from __future__ import annotations

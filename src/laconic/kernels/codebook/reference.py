@@ -1,7 +1,4 @@
-"""Codebooks in plain torch; native kernels equal it byte for byte.
-
-Means are float64 sums, in any order, rounded to float32.
-"""
+"""Codebooks in plain torch. Means are float64 sums, in any order, rounded to float32."""
 
 from __future__ import annotations
 
@@ -81,7 +78,7 @@ def hierarchy_decode(wire: Tensor, n: int, levels: int) -> Tensor:
 
 
 def quantile_encode(x: Tensor, bins: int) -> Tensor:
-    """Encode bins, ascending; values below zero get their share of the bins, at least one."""
+    """Encode bins, ascending; negative values get their share, at least one."""
     n, below = x.numel(), x < 0
     entries, bits = quantile_shape(n, bins)
     negative = int(below.sum())
@@ -101,7 +98,7 @@ def quantile_decode(wire: Tensor, n: int, bins: int) -> Tensor:
 
 
 def powers_encode(x: Tensor, bounds: Tensor) -> Tensor:
-    """Encode levels; bounds * max |x| is at least the smallest float32 above zero."""
+    """Encode levels; thresholds are above zero."""
     n = x.numel()
     numbers, bits = powers_shape(n, bounds.numel())
     size = x.abs()

@@ -23,5 +23,4 @@ def quantile_shape(n: int, bins: int) -> tuple[int, int]:
 
 
 def powers_shape(n: int, levels: int) -> tuple[int, int]:
-    """Return one value, the largest magnitude, and the bits of sign and level."""
     return (1, 1 + levels.bit_length()) if n else (0, 0)

@@ -1,6 +1,6 @@
-"""Elias omega codes of positive integers: small values take few bits.
+"""Elias omega codes of positive integers.
 
-Elias 1975 ("Universal codeword sets and representations of the integers"). See README.md.
+Elias 1975, "Universal codeword sets and representations of the integers".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Elias omega codes in plain torch; native kernels equal it byte for byte."""
+"""Elias omega codes in plain torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def width_of(values: Tensor) -> Tensor:
 
 
 def codes_of(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return codes int64, first bit highest, and their lengths."""
+    """Return codes, first bit highest, and lengths."""
     bits, lengths = torch.zeros_like(values), torch.ones_like(values)
     for _ in range(GROUPS):
         more, width = values > 1, width_of(values)

@@ -1,7 +1,7 @@
 """Golomb-Rice and LEB128 codes of the gaps between ascending positions.
 
 Indices int32 (K,) ascend within their segment, from its start; counts int64 (s,) are per segment. Both sides
-know counts and sizes. See README.md.
+know counts and sizes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from laconic.kernels.entropy.bounds import rice_bound as rice_bound
 from laconic.kernels.entropy.bounds import rice_parameter as rice_parameter
 from laconic.kernels.entropy.tables import Numbers, uploaded
 
-MOST_ENTRIES = 1 << 17  # of a message with one GPU program per tensor
-MOST_NBYTES = 1 << 22  # of messages whose unary parts take one GPU program each
+MOST_ENTRIES = 1 << 17  # with one GPU program per tensor
+MOST_NBYTES = 1 << 22  # with one GPU program per unary part
 
 
 def ascending(indices: Tensor, counts: Tensor, segments: Segments) -> bool:
@@ -90,8 +90,8 @@ def rice_positions(wires: Sequence[Tensor], counts: Numbers, segments: Segments)
 
     wires: uint8 (m_i,) per message, not trusted. counts: int64 (N, s), from 0 to the segment's size. Returns
     positions in the flat buffer, int64 (K + N - 1,), with a meaningless number between messages; and whether
-    a message is damaged, bool (): positions may then be anything. Raises `WireError`, with the message's
-    number, for an impossible length.
+    one is damaged, bool (): positions may then be anything. Raises `WireError`, with the message's number,
+    for an impossible length.
     """
     starts = segments.starts_tensor.numpy()
     return reference.rice_places(wires, counts, segments.sizes_tensor.numpy(), starts - 1)
@@ -122,7 +122,7 @@ def sparse_encode(
 
 
 def padded_encode(x: Tensor, segments: Segments, chosen: Padded, ks: Tensor) -> tuple[Tensor, ...] | None:
-    """Encode entries that the host has not counted, at most ks int64 (s,), with one synchronisation.
+    """Encode at most ks int64 (s,) entries, not yet counted by the host, with one synchronisation.
 
     Returns message, indices int32 (K,), counts int64 (s,) on the CPU, and values and positions as in
     `sparse_encode`; None if the candidates exceed the room.
@@ -159,7 +159,7 @@ def sparse_add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha:
     """Add alpha * the entries of N messages to `out` float32, in order; nothing if one is damaged.
 
     `wires`: uint8 (m_i,), at least as long as their headers; not trusted. Returns int32 (N,) flags of damaged
-    messages; None, with `out` unchanged, without a kernel.
+    messages; None without a kernel.
     """
     if not len(segments) or not dispatch.gpu(out, *wires):
         return None

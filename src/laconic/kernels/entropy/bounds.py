@@ -1,4 +1,4 @@
-"""Maximum lengths of the codes, and the Rice parameter, in integers. See README.md."""
+"""Maximum lengths of the codes, and the Rice parameter, in integers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rice_bound(k: int, n: int) -> int:
     """
     most = 0
     for r in range(rice_parameter(k, n), 32):
-        last = n if r == 0 else (154 * n - 1) // (77 + (320 << (r - 1)))  # largest count with parameter >= r
+        last = n if r == 0 else (154 * n - 1) // (77 + (320 << (r - 1)))
         count = min(k, n, last)
         if count > 0:
             most = max(most, (count * r + 7) // 8 + (count + ((n - count) >> r) + 7) // 8)

@@ -1,12 +1,4 @@
-"""Sparse messages with Rice-coded positions on a GPU.
-
-Layout for s tensors with K entries, k_i in tensor i:
-
-    counts k_i   uint32 (s,)
-    m            uint32
-    positions    uint8 (m,)    as `rice_encode`
-    values       float32 (K,)
-"""
+"""Sparse messages with Rice-coded positions on a GPU. Layout: see `codecs.sparse`."""
 
 from __future__ import annotations
 
@@ -32,9 +24,9 @@ def encode(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Encode entries as a message of at most `most` bytes.
 
-    indices: int32, segment by segment, perhaps with unused ones at the end; counts: int64 (s,) on the device.
-    Returns the message uint8, values float32 and positions int64, each with unused room at the end; and facts
-    int64 (2,): bytes of the positions, and 1 if indices do not ascend: then the rest is invalid.
+    indices: perhaps with unused ones at the end; counts: on the device. Returns the message, values and
+    positions, each with unused room; and facts int64 (2,): bytes of the positions, and 1 if indices do not
+    ascend: then the rest is invalid.
     """
     device, num, total = x.device, len(segments), indices.numel()
     words = torch.zeros(most // 4 + 2, dtype=torch.int32, device=device)
@@ -53,9 +45,9 @@ def encode(
 
 
 def add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor:
-    """Add alpha * N messages in order, unless one is damaged; return int32 (N,) flags.
+    """Add alpha * N messages, in order, unless one is damaged; return int32 (N,) flags.
 
-    Each is at least as long as its header; together they have less than 2^28 bytes.
+    Together they have less than 2^28 bytes.
     """
     device, num, messages = out.device, len(segments), len(wires)
     base, head = wires[0], 4 * (len(segments) + 1)

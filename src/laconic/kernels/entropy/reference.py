@@ -1,4 +1,4 @@
-"""Gap codes in plain torch; native kernels equal it byte for byte.
+"""Gap codes in plain torch.
 
 A table has a column per segment: the number of operations does not depend on segments or messages.
 """
@@ -33,7 +33,7 @@ def numbers(counts: Tensor, segments: Segments) -> tuple[Numbers, Numbers]:
 
 
 def steps_of(indices: Tensor, firsts: Tensor) -> Tensor:
-    """Return each index's distance from the one before, or from -1 at `firsts`."""
+    """Return distances from the index before, or from -1 at `firsts`."""
     wide = indices.to(torch.int64)
     return wide - wide.roll(1).index_fill_(0, firsts, -1)
 
@@ -45,7 +45,7 @@ def gaps_of(indices: Tensor, counts: Tensor) -> Tensor:
 
 
 def indices_of(steps: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Return indices int32 (K,). Raises `WireError` for one outside its tensor."""
+    """Return indices. Raises `WireError` for one outside its tensor."""
     total = steps.numel()
     if not total:
         return steps.to(torch.int32)
@@ -86,9 +86,9 @@ def disorder(indices: Tensor, counts: Numbers, sizes: Numbers) -> Tensor:
 
 
 def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Encode the low bits of each segment's gaps, then all high parts q in unary: q zeros and a one.
+    """Encode low bits, then all high parts q in unary: q zeros and a one.
 
-    Bits are summed in words of 32, stored in 64 for the overflow.
+    Words of 32 bits are stored in 64 for the overflow.
     """
     total, device = indices.numel(), indices.device
     if not total:
@@ -131,10 +131,7 @@ def rice_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 def rice_places(
     wires: Sequence[Tensor], counts: Numbers, sizes: Numbers, bases: Numbers
 ) -> tuple[Tensor, Tensor]:
-    """Decode positions as `laconic.kernels.rice_positions`.
-
-    Those of a segment count from 1, plus its `bases`.
-    """
+    """Decode positions, which count from 1 plus their segment's `bases`."""
     device, messages = wires[0].device, len(wires)
     r = rice_parameters(counts, sizes)
     low = low_nbytes(counts, r)
@@ -188,9 +185,9 @@ def rice_places(
 
 
 def rice_tables(lengths: Numbers, counts: Numbers, sizes: Numbers, bases: Numbers) -> tuple[Numbers, Numbers]:
-    """Return a column per segment with positions, int64 (11, t), and each mark's index in the ends.
+    """Return int64 (11, t), one column per segment with positions, and each mark's index in the ends.
 
-    A mark between messages counts as a segment with one position.
+    A mark counts as a segment with one position.
     """
     r = rice_parameters(counts, sizes)
     low = low_nbytes(counts, r)

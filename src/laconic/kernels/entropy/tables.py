@@ -17,7 +17,7 @@ BITS = tuple(1 << bit for bit in range(8))
 
 
 def uploaded(values: Numbers, device: torch.device) -> Tensor:
-    """Copy integers to a device without waiting for its work."""
+    """Copy integers to a device without waiting."""
     return sent_to(torch.from_numpy(values), device)
 
 
@@ -33,7 +33,7 @@ def expanded(table: Tensor, repeats: Tensor, total: int) -> tuple[Tensor, ...]:
 
 
 def per_index(values: Tensor, counts: Tensor, device: torch.device) -> Tensor:
-    """Return host values (s,), each repeated counts[i] times, on a device, without waiting.
+    """Return host values (s,), each repeated counts[i] times, without waiting.
 
     >>> per_index(torch.tensor([5, 7]), torch.tensor([2, 1]), torch.device("cpu")).tolist()
     [5, 5, 7]

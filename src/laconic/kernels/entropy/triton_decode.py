@@ -8,14 +8,13 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped]
 
 from laconic.kernels.entropy.triton_rice import rice_parameter
 
-COLUMNS = tl.constexpr(4)  # of a message's tensor: count, first entry, Rice parameter, start of low bits
-FACTS = tl.constexpr(2)  # of a message: entries, bytes of positions
+COLUMNS = tl.constexpr(4)  # count, first entry, Rice parameter, start of low bits
+FACTS = tl.constexpr(2)  # entries, bytes of positions
 INFINITE = tl.constexpr(0x7F800000)
 
 
 @triton.jit
 def word(at, mask):
-    """Load four little-endian bytes as int32; 0 outside the mask."""
     value = tl.load(at, mask=mask, other=0).to(tl.int32)
     value |= tl.load(at + 1, mask=mask, other=0).to(tl.int32) << 8
     value |= tl.load(at + 2, mask=mask, other=0).to(tl.int32) << 16
@@ -37,7 +36,7 @@ def ones_kernel(
     SEGMENTS: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    """Read a message's header, and store where its unary part has ones."""
+    """Read a header, and store where the unary part has ones."""
     message = tl.program_id(0)
     wire = base + tl.load(where + message)
     length = tl.load(where + messages + message)
@@ -86,7 +85,7 @@ def ones_kernel(
 
 @triton.jit(do_not_specialize=["num", "messages", "rooms"], do_not_specialize_on_alignment=["base"])
 def places_kernel(base, where, sizes, num, messages, rooms, rows, facts, flags, ends, ENTRIES: tl.constexpr):
-    """Store the indices of a segment; set the message's flag if any is invalid."""
+    """Store a segment's indices; set a flag if any is invalid."""
     message, segment = tl.program_id(0), tl.program_id(1)
     wire = base + tl.load(where + message)
     room = tl.load(where + 2 * messages + message)

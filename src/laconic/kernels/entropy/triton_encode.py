@@ -11,7 +11,7 @@ from laconic.kernels.entropy.triton_rice import rice_parameter
 
 @triton.jit
 def set_bits(words, bit, value, mask):
-    """Or values of up to 32 bits into words int32 from this bit on."""
+    """Or values of up to 32 bits into words."""
     shifted = value << (bit & 31)
     upper = (shifted >> 32).to(tl.int32)
     at = words + (bit >> 5)
@@ -21,7 +21,7 @@ def set_bits(words, bit, value, mask):
 
 @triton.jit
 def gaps(indices, first, lane, k):
-    """Return indices and the gaps before them; 0 for lanes from k on."""
+    """Return indices and gaps; 0 for lanes from k on."""
     there = lane < k
     index = tl.load(indices + first + lane, mask=there, other=0).to(tl.int64)
     before = tl.load(indices + first + lane - 1, mask=there & (lane > 0), other=-1).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Block-wise floats within an absolute error bound; zeros stay zeros. See README.md."""
+"""Block-wise floats within an absolute error bound; zeros stay zeros."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from laconic.kernels.error_bound.form import LEAST as LEAST
 from laconic.kernels.error_bound.form import MOST as MOST
 from laconic.kernels.error_bound.form import error_bound_most as error_bound_most
 
-SCRATCH = 3 * 1024 + 64  # bytes per block before sections are joined; most stay untouched
+SCRATCH = 3 * 1024 + 64  # bytes per block before sections are joined
 
 
 def error_bound_encode(x: Tensor, eb: float, marks: str = "bins") -> Tensor:

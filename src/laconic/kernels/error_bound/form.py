@@ -1,4 +1,4 @@
-"""Wire layout of error-bounded floats, and the bin width of a bound."""
+"""Wire layout of error-bounded floats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEAD = 5  # bytes: bound and kind of marks
 ZERO, PLAIN, MARKED, TAGGED, RAW = range(5)  # kinds of blocks
 TOP = 32767  # largest bin number; larger values are raw floats
 LEAST, MOST = 2.0**-100, 2.0**100  # bounds whose bin centres are normal numbers
-NARROW = 1.9921875  # bin width over bound: below 2, as rounding must not break the bound
+NARROW = 1.9921875  # bin width over bound: below 2 because of rounding
 
 
 def bound32(eb: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Error-bounded floats in plain torch; native kernels equal it bit for bit."""
+"""Error-bounded floats in plain torch."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _packed(flags: Tensor) -> Tensor:
 
 
 def _places(each: Tensor, nbytes: Tensor, chosen: Tensor) -> Tensor:
-    """Return the first bit of each chosen symbol; blocks start on whole bytes."""
+    """Return each chosen symbol's first bit; blocks start on whole bytes."""
     starts = 8 * (torch.cumsum(nbytes, 0) - nbytes)
     rank = torch.cumsum(chosen, 1) - 1
     return (starts[:, None] + rank * each)[chosen]
@@ -178,7 +178,6 @@ def _low_bytes(symbols: Tensor, wide: Tensor, nbytes: Tensor, chosen: Tensor) ->
 
 
 def _low(low: Tensor, wide: Tensor, k: Tensor, c: Tensor, nbytes: Tensor, marks: Tensor) -> Tensor:
-    """Invert `_low_bytes`. Raises `WireError` for nonzero padding."""
     at = _places(k[:, None], nbytes, marks)
     data = pad(low.long(), (0, 2))
     ends = torch.cumsum(nbytes, 0)[k * c % 8 > 0] - 1
@@ -192,7 +191,6 @@ def _low(low: Tensor, wide: Tensor, k: Tensor, c: Tensor, nbytes: Tensor, marks:
 
 
 def _unary_bytes(high: Tensor) -> Tensor:
-    """Encode each number as that many zeros and a one."""
     ones = torch.cumsum(high + 1, 0) - 1
     out = torch.zeros(int(ones[-1]) // 8 + 1 if len(ones) else 0, dtype=torch.int64, device=high.device)
     return out.index_add_(0, ones >> 3, 1 << (ones & 7)).byte()

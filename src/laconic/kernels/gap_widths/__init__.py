@@ -1,4 +1,4 @@
-"""Gaps between ascending positions in a few bit widths, chosen per tensor. See README.md."""
+"""Gaps between ascending positions in a few bit widths, chosen per tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gaps of adaptive widths in plain torch; native kernels equal it byte for byte."""
+"""Gaps of adaptive widths in plain torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ def plan_of(lengths: Tensor) -> tuple[int, ...]:
 
 
 def bits_of(values: Tensor, widths: Tensor) -> Tensor:
-    """Return the bits of values, low first, each in its width."""
     starts = torch.cumsum(widths, 0) - widths
     owner = torch.repeat_interleave(
         torch.arange(values.numel(), device=values.device, dtype=torch.int64), widths

@@ -19,8 +19,7 @@ def header_bits(flag_bits: int) -> int:
 def best_widths(histogram: Sequence[int]) -> tuple[int, ...]:
     """Return 1, 2, 4 or 8 ascending widths from the number of gaps of each bit length, not all 0.
 
-    The least cost of j widths ending in w is the minimum over v < w of that of j - 1 widths ending in v, plus
-    w per gap of v + 1 to w bits. Ties go to fewer, then smaller widths.
+    Dynamic programming over the last width. Ties go to fewer, then smaller widths.
 
     >>> best_widths([50, 0, 40, 0, 0, 0, 0, 3]), best_widths([500, 0, 400, 0, 0, 0, 0, 30])
     ((2, 7), (0, 1, 2, 7))

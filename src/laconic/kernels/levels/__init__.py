@@ -1,4 +1,4 @@
-"""Split of sparse signed levels into positions, magnitudes and signs. See README.md."""
+"""Split of sparse signed levels into positions, magnitudes and signs."""
 
 from __future__ import annotations
 

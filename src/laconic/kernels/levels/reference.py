@@ -1,4 +1,4 @@
-"""Split of sparse levels in plain torch; native kernels equal it bit for bit."""
+"""Split of sparse levels in plain torch."""
 
 from __future__ import annotations
 

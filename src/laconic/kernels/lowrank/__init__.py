@@ -1,7 +1,7 @@
 """Products of matrices with thin factors, and orthonormalisation of their columns.
 
-CPU sums have a fixed order, whatever the buffer, the threads and the machine: ranks agree. For GPUs see
-`gpu`; for many columns and other devices `batched`.
+CPU sums have a fixed order, whatever buffer, threads and machine: ranks agree. GPUs use `gpu`; many columns
+and other devices `batched`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> Tensor:
     """Orthonormalise the `rank` columns of each factor, in place: Gram-Schmidt in order, in float64.
 
     `packed` float32: consecutive factors, each `rank` columns of its length. A column that keeps less than
-    2^-20 of its length becomes zero, as it depends on earlier ones.
+    2^-20 of its length becomes zero.
 
     >>> orthonormal_(torch.tensor([3.0, 4.0, 3.0, 4.0, 5.0, 0.0]), rank=3, lengths=(2,)).view(3, 2).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0], [0.800000011920929, -0.6000000238418579]]

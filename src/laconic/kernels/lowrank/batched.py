@@ -19,8 +19,8 @@ from torch import Tensor
 from laconic.kernels.lowrank.matrices import Matrices
 from laconic.kernels.lowrank.reference import SPENT
 
-LARGE = 1 << 22  # elements: above, a launch costs less than a copy into a batch
-PADDED = 1 << 20  # elements: below, factors of all lengths share a padded batch
+LARGE = 1 << 22  # elements: above, a copy into a batch does not pay
+PADDED = 1 << 20  # elements: below, all factors share a padded batch
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,7 @@ def product_add_(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor, alp
 
 
 def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> None:
-    """Apply Gram-Schmidt in float64, column by column; a dependent column becomes 0.
-
-    Padding with zeros changes no sum.
-    """
+    """Apply Gram-Schmidt; padding with zeros changes no sum."""
     for count, length, source, place in _padding(rank, lengths, packed.device):
         given = packed if source is None else packed.index_select(0, source)
         padded = torch.zeros(count * rank * length, dtype=torch.float64, device=packed.device)
@@ -86,7 +83,7 @@ def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> None:
 
 
 def _orthonormal_(columns: Tensor) -> None:
-    """Orthonormalise columns float64 (b, rank, length); a non-finite factor becomes NaN."""
+    """Orthonormalise float64 (b, rank, length); a non-finite factor becomes NaN."""
     norms = torch.linalg.vector_norm(columns, dim=-1, keepdim=True)
     least = norms * SPENT**0.5
     for k in range(columns.shape[1]):
@@ -102,10 +99,9 @@ def _orthonormal_(columns: Tensor) -> None:
 def _padding(
     rank: int, lengths: tuple[int, ...], device: torch.device
 ) -> tuple[tuple[int, int, Tensor | None, Tensor], ...]:
-    """Return batches of factors. Cached: do not change them.
+    """Return batches: number, padded length, elements in the packed buffer (None: all), places in the batch.
 
-    A batch has number, padded length, elements in the packed buffer (None: all) and places in the padded
-    batch.
+    Cached: do not modify.
     """
     numel = rank * sum(lengths)
     if len(lengths) * rank * max(lengths, default=0) <= max(PADDED, 4 * numel):
@@ -159,7 +155,7 @@ def _distance(starts: tuple[int, ...], numel: int) -> int | None:
 
 
 def _batches(x: Tensor, matrices: Matrices) -> Iterator[tuple[Run, Tensor]]:
-    """Yield each run and its matrices (b, rows, cols): a view or part of one copy."""
+    """Yield runs and their matrices (b, rows, cols)."""
     runs = runs_of(matrices)
     scattered = [view for run in runs if run.distance is None for view in _views(x, matrices, run)]
     copied, at = torch.cat(scattered) if scattered else x, 0
@@ -199,7 +195,7 @@ _setting = ""
 def ieee_products(device: torch.device) -> Iterator[None]:
     """Switch TF32 off for products in this block, on a GPU.
 
-    torch's switch is process-wide: other threads lose TF32 too. The last block to end restores it.
+    torch's switch is process-wide. The last block to end restores it.
     """
     global _inside, _setting
     if device.type != "cuda":

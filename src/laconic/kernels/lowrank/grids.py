@@ -12,7 +12,7 @@ from laconic.kernels.lowrank.matrices import Matrices
 
 ROWS, COLS = 8, 256  # tile of M Q and of M += P Q^T
 TALL, WIDE = 16, 128
-HEIGHT = 256  # rows of a program of M^T P; a second launch adds its sums
+HEIGHT = 256  # rows of a program of M^T P
 LENGTH = 1024  # elements of a column per step of Gram-Schmidt
 PART = 1024  # sums that one program adds
 
@@ -28,7 +28,6 @@ def rows(matrices: Matrices, device: torch.device) -> tuple[tuple[int], Tables]:
 
 @lru_cache(maxsize=512)
 def columns(matrices: Matrices, device: torch.device) -> tuple[tuple[int], Tables, int, tuple[int], Tables]:
-    """Return grids and tables of both launches of M^T P, and the first one's number of sums."""
     lefts, rights = _places(matrices)
     programs, places, counts, sizes, at = [], [], [], [], 0
     for i, (_, m, n) in enumerate(matrices):

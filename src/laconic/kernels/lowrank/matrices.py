@@ -1,4 +1,4 @@
-"""Positions of matrices in a flat buffer, and of their factors in two others."""
+"""Positions of matrices and their factors in flat buffers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NARROW = 4  # most columns with Triton kernels
 class Matrices:
     """Matrices M of `rows` x `cols`, row-major from `starts` of a flat buffer, with factors of `rank`.
 
-    One buffer has the left factors P, each as `rank` columns of `rows` elements; another the right factors Q,
-    as `rank` columns of `cols` elements.
+    Two buffers have the left factors P, each as `rank` columns of `rows` elements, and the right factors Q,
+    of `cols` elements.
 
     >>> two = Matrices((0, 12), (3, 2), (4, 5), rank=2)
     >>> two.left, two.right

@@ -112,7 +112,7 @@ def transposed_times_kernel(
 
 @triton.jit
 def total_kernel(sums, right, places, counts, sizes, rights, matrices, firsts, PART: tl.constexpr):
-    """Add `counts` x `sizes` sums of each matrix, from `places`."""
+    """Add each matrix's `counts` x `sizes` sums."""
     matrix = tl.load(matrices + tl.program_id(0))
     size = tl.load(sizes + matrix)
     lane = tl.load(firsts + tl.program_id(0)) + tl.arange(0, PART)
@@ -185,7 +185,7 @@ def orthonormal_kernel(
     FULL: tl.constexpr,
     LENGTH: tl.constexpr,
 ):
-    """Orthonormalise one factor in float64, in `work`. FULL: least power of two >= RANK."""
+    """Orthonormalise a factor in float64, in `work`. FULL: least power of two >= RANK."""
     place = tl.load(places + tl.program_id(0))
     length = tl.load(lengths + tl.program_id(0))
     column = tl.arange(0, FULL)

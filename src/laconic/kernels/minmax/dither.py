@@ -14,11 +14,11 @@ from laconic.kernels.minmax.rows import GROUP, Rows
 from laconic.kernels.philox.reference import LOW, LOWER_KEY, MULTIPLIERS, ROUNDS, WEYL
 from laconic.kernels.tiles import table
 
-UPPER, LOWER = GROUP // 2, GROUP  # elements whose upper 16 or lower 8 bits one counter gives
+UPPER, LOWER = GROUP // 2, GROUP  # elements per counter: upper 16 or lower 8 bits
 
 
 def rounded_up(y: Tensor, rows: Rows, keys: Sequence[int]) -> Tensor:
-    """Round a grid from 0 to 255 to levels uint8 at random, without bias."""
+    """Round a grid to levels uint8 at random, without bias."""
     levels = y.to(torch.uint8)
     threshold = (y - levels).mul_(2.0**24).to(torch.int32)
     upper = _cut(_words(rows, keys, UPPER, y.device), torch.int16).to(torch.int32).bitwise_and_(0xFFFF)
@@ -35,7 +35,7 @@ def rounded_up(y: Tensor, rows: Rows, keys: Sequence[int]) -> Tensor:
 
 
 def _words(rows: Rows, keys: Sequence[int], each: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Return four words per counter; each serves `each` elements, from 0 in each tensor."""
+    """Return four words per counter, each for `each` elements."""
     total = rows.numel // each
     place = torch.arange(total, dtype=torch.int64, device=device)
     if len(keys) == 1:

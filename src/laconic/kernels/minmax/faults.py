@@ -1,4 +1,4 @@
-"""Checks of messages. On a GPU faults are flags, which the host does not wait for."""
+"""Checks of messages: on a GPU flags, for which the host does not wait."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Faults:
 
     @classmethod
     def of(cls, heads: Tensor, codes: Tensor, rows: Rows, width: int, numbers: tuple[int, ...]) -> Faults:
-        """Check a grid: heads, as float32 bits, and levels of the tensors `numbers`."""
+        """Check heads, as float32 bits, and levels of the tensors `numbers`."""
         unit, low = heads.unbind(dim=1)
         wrong = (unit < 0) | (unit >= INFINITE) | (low & MAGNITUDE >= INFINITE)
         unit, low = heads.view(torch.float32).unbind(dim=1)

@@ -13,7 +13,7 @@ from laconic.kernels.bitpack import packed_nbytes
 WIDEST = 8  # bits of a level
 LONGEST = 1 << 31  # elements of a block
 GPU_WIDTHS = (2, 4, 8)  # bits with Triton kernels
-GPU_BLOCKS = (32, 4096)  # bounds of elements per block, a power of 2, with Triton kernels
+GPU_BLOCKS = (32, 4096)  # bounds of block sizes, powers of 2, with Triton kernels
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Min-max on a GPU: one launch for whole tiles of all messages, one for the rest."""
+"""Min-max on a GPU."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ def encode(x: Tensor, segments: Segments, keys: Tensor | None, form: MinMaxForm)
 class Plan:
     """Launches that add some messages.
 
-    `stride`: bytes of each of `copies` messages of equal segments. `rounds`: tables, first byte of the first
-    message, number of messages.
+    `stride`: bytes of each of `copies` messages. `rounds`: tables, first byte, number of messages.
     """
 
     heads: Tables

@@ -21,7 +21,7 @@ def validate_kernel(  # type: ignore[no-untyped-def]
     CHUNK: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Check some heads and a tensor's last byte; set its message's flags, and one for any."""
+    """Check heads and a tensor's last byte; set its message's flags."""
     part = table_ptr + tl.program_id(0) * 6
     start, count, last = tl.load(part), tl.load(part + 1), tl.load(part + 2)
     used, message = tl.load(part + 3).to(tl.int32), tl.load(part + 4) + tl.program_id(1)

@@ -33,7 +33,7 @@ def encode_kernel(  # type: ignore[no-untyped-def]
     ALIGNED: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Store heads and levels of a tile, and its tensor's flag if a value is not finite."""
+    """Store a tile's heads and levels, and a flag if a value is not finite."""
     tile = table_ptr + tl.program_id(0) * 6
     start, head, body = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     first, count, number = tl.load(tile + 3), tl.load(tile + 4).to(tl.int32), tl.load(tile + 5)

@@ -25,7 +25,7 @@ class Tables:
     rest: Tensor
     heads: Tensor
     aligned: bool  # to 4 elements
-    words: bool  # all heads and levels start at multiples of 4 bytes
+    words: bool  # heads and levels start at multiples of 4 bytes
 
     @cached_property
     def tiles(self) -> tuple[tuple[Tensor, tuple[int], bool], ...]:
@@ -43,7 +43,7 @@ def tables_of(
     by_tensor: bool,
     stride: int = 0,
 ) -> Tables:
-    """Return tables for these messages; a tile's number is that of its tensor or message."""
+    """Return tables; a tile's number is that of its tensor or message."""
     whole, rest, heads = [], [], []
     for message, (segments, begin) in enumerate(zip(messages, begins, strict=True)):
         at = begin

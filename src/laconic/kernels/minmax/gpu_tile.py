@@ -1,4 +1,4 @@
-"""Tile of the Triton kernels: rows of each thread, their blocks, and words at any byte.
+"""Tile of the Triton kernels.
 
 A tile has 4,096 elements in 1,024 rows of four. Row rep * 256 + warp * 32 + lane of Triton's layout is row
 warp * 128 + rep * 32 + lane of the tile: one warp finds a block's extremes without shared memory.

@@ -1,4 +1,4 @@
-"""Min-max quantisation in plain torch; native kernels equal it bit for bit.
+"""Min-max quantisation in plain torch.
 
 Tensors of one width share a grid (see `rows`). On a GPU a damaged message sets a flag and adds nothing.
 """
@@ -21,7 +21,7 @@ from laconic.kernels.minmax.form import MinMaxForm, minmax_nbytes
 from laconic.kernels.minmax.rows import Rows, alike, apart, filled, pieces, rows_of
 from laconic.kernels.tiles import table
 
-FARTHEST = 2.0**126  # extremes are clipped here: neither range nor values overflow
+FARTHEST = 2.0**126  # extremes are clipped here: nothing overflows
 
 
 def not_finite(number: int, segments: Segments) -> NonFiniteError:
@@ -60,7 +60,7 @@ def _joined(x: Tensor, segments: Segments, rows: Rows) -> Tensor | None:
 def _encode_grid(
     flat: Tensor, rows: Rows, width: int, keys: Sequence[int] | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return heads and packed levels of a grid, and which rows are not finite."""
+    """Return heads, packed levels, and which rows are not finite."""
     grid, most = flat.view(-1, rows.length), float((1 << width) - 1)
     partial = rows.partial(flat.device)
     if partial is not None:  # the last element adds no extreme
@@ -110,9 +110,9 @@ def add_messages_(
     alpha: float,
     numbered: bool = True,
 ) -> Tensor:
-    """Add several messages in order, after all were found valid.
+    """Add several messages after all were found valid.
 
-    Forms differ only in their widths. If `numbered`, errors have the invalid message's number.
+    If `numbered`, errors have the invalid message's number.
     """
     if not messages:
         return out

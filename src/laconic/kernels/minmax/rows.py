@@ -1,4 +1,4 @@
-"""Grid of a message's tensors, one row per block, for one operation on all.
+"""Grid of a message's tensors, one row per block.
 
 A tensor takes whole rows, for a multiple of `GROUP` elements: its levels start at a byte, its random bits at
 a Philox counter.
@@ -40,7 +40,6 @@ class Rows:
 
     @cached_property
     def gaps(self) -> tuple[int, ...]:
-        """Unused elements after each tensor."""
         return tuple(self.length * rows - n for rows, n in zip(self.rows, self.sizes, strict=True))
 
     def gap_nbytes(self, width: int) -> tuple[int, ...]:
@@ -48,7 +47,6 @@ class Rows:
 
     @cached_property
     def idle_nbytes(self) -> tuple[int, ...]:
-        """Bytes of heads of each tensor's padding rows."""
         return tuple(8 * (rows - blocks) for rows, blocks in zip(self.rows, self.blocks, strict=True))
 
     @cached_property
@@ -69,7 +67,7 @@ class Rows:
         return tuple((first + b - 1, n % self.length) for first, b, n in ends if n % self.length)
 
     def partial(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return partly used rows, their last used place, and the mask of used places, or None."""
+        """Return partly used rows, their last used place, and the mask of used places."""
         if not self._partial:
             return None
         rows, counts = (table(column, device) for column in zip(*self._partial, strict=True))
@@ -103,7 +101,7 @@ def rows_of(sizes: tuple[int, ...], block: int) -> Rows:
 
 @lru_cache(maxsize=512)
 def alike(sizes: tuple[int, ...], widths: tuple[int, ...], block: int) -> tuple[tuple[int, ...], ...]:
-    """Return groups of tensors that share a grid: one width, and similar length in long blocks."""
+    """Return groups of tensors that share a grid."""
     found: dict[tuple[int, int], list[int]] = {}
     for number, (n, width) in enumerate(zip(sizes, widths, strict=True)):
         if n:

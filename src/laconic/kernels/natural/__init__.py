@@ -28,8 +28,8 @@ def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int
         9 bits   [sign bits, padded to bytes | exponent uint8 (n,), 0..254]
         8 bits   [sign 1 | code 7] (n,); code 0 is zero, code c the exponent c + 18
 
-    The exponent e of x = +-2^(e - 127) (1 + m / 2^23) becomes e + 1 iff `dither24` of its element is below
-    2 m: with probability m / 2^23. Raises `NonFiniteError` for NaN or Inf.
+    The exponent e of x = +-2^(e - 127) (1 + m / 2^23) becomes e + 1 iff `dither24` of its element is below 2
+    m. Raises `NonFiniteError` for NaN or Inf.
 
     >>> natural_encode(torch.tensor([1.0, -0.25]), Segments.whole(2), (0,)).tolist()
     [2, 127, 125]
@@ -71,7 +71,7 @@ def natural_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1
 def natural_messages_add_(
     wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float = 1.0, bits: int = 9
 ) -> Tensor:
-    """Add each message as `natural_add_`, in order; one launch on a GPU.
+    """Add each message as `natural_add_`, in order.
 
     Raises `WireError` with the damaged message's number.
     """

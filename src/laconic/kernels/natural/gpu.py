@@ -1,4 +1,4 @@
-"""Natural compression on a GPU: one launch encodes a message, one decodes all ranks'.
+"""Natural compression on a GPU.
 
 Only tiles where the dither's upper 16 bits do not decide draw the lower 8.
 """
@@ -90,7 +90,7 @@ def encode_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def validate_kernel(wires_ptr, flags_ptr, table_ptr, tiles, messages):  # type: ignore[no-untyped-def]
-    """Set flags of a message: an exponent of 255, nonzero padding; and one if any is set."""
+    """Set flags for an exponent of 255 and nonzero padding."""
     tile, message = tl.program_id(0), tl.program_id(1)
     wire = tl.load(wires_ptr + message).to(tl.pointer_type(tl.uint8))
     bytes_at = tl.load(table_ptr + tiles + tile)
@@ -164,8 +164,7 @@ def add_kernel(  # type: ignore[no-untyped-def]
 class Plan:
     """Tables int64 (6, tiles) of a message.
 
-    Rows: first element in the buffer, byte of its exponent and of its sign, tensor, first element in it,
-    elements.
+    Rows: element in the buffer, bytes of exponent and sign, tensor, element in it, elements.
     """
 
     full: Tensor

@@ -1,4 +1,4 @@
-"""Natural compression in torch integers; native kernels equal it bit for bit."""
+"""Natural compression in torch integers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rounded(pattern: Tensor, dither: Tensor) -> Tensor:
 
 
 def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int) -> tuple[Tensor, Tensor]:
-    """Return the message, and whether a value is not finite, int32 (1,)."""
+    """Return the message, and whether a value is not finite."""
     sizes = segments.sizes
     if not segments.numel:
         nothing = torch.empty(0, dtype=torch.uint8, device=x.device)

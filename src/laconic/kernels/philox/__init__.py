@@ -49,8 +49,7 @@ def uniform(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Te
 def dither24(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
     """Return uniform integers int32 (n,) in [0, 2^24): elements [offset, offset + n) of a key's dither.
 
-    A fraction f is rounded up where its element is below trunc(f * 2^24). Kernels draw 16 bits, and the other
-    8 only where these do not decide, once in 65,536: half the cost of `uniform`.
+    A fraction f is rounded up where its element is below trunc(f * 2^24).
 
     >>> dither24(0, 2).tolist()
     [15259035, 6694877]

@@ -1,4 +1,4 @@
-"""Random bits on a GPU: `uniform` and the dither of many tensors, in one launch each."""
+"""Random bits on a GPU, in one launch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def block(key, counter):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def upper16(key, row, column):  # type: ignore[no-untyped-def]
-    """Return the dither's upper 16 bits int32 (r, 4) of rows int64 (r,) of four; column is (1, 4)."""
+    """Return the dither's upper 16 bits int32 (r, 4) of rows int64 (r,) of four."""
     w0, w1, w2, w3 = block(key, row >> 1)
     odd = (row & 1) > 0
     first, second = tl.where(odd, w2, w0)[:, None], tl.where(odd, w3, w1)[:, None]
@@ -46,7 +46,7 @@ def lower8(key, row, column):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def upper16_joined(key, row):  # type: ignore[no-untyped-def]
-    """Return `upper16`, with one counter per row, for tiles that are not aligned."""
+    """Return `upper16` for tiles that are not aligned."""
     w0, w1, w2, w3 = block(key, row >> 1)
     odd = (row & 1) > 0
     first, second = tl.where(odd, w2, w0), tl.where(odd, w3, w1)
@@ -74,7 +74,7 @@ def dither_kernel(out_ptr, keys_ptr, table_ptr, tiles):  # type: ignore[no-untyp
     row = (first >> 2) + local
     value = (upper16_joined(key, row) << 8) | lower8_joined(key, row)
     place = local[:, None] * 4 + column
-    # `first` is a multiple of 4; elements before the tensor's offset are not stored
+    # `first` is a multiple of 4
     lead = (tl.load(table_ptr + 4 * tiles + tile)).to(tl.int32)
     tl.store(out_ptr + start + place - lead, value, mask=(place < count) & (place >= lead))
 
@@ -93,7 +93,7 @@ def uniform_kernel(out_ptr, key, first, lead, n):  # type: ignore[no-untyped-def
 
 @lru_cache(maxsize=128)
 def _table(sizes: tuple[int, ...], offset: int, device: torch.device) -> Tensor:
-    """Return int64 (5, tiles): place in the output, stream element, elements, tensor, skipped elements."""
+    """Return rows: place in the output, stream element, elements, tensor, skipped elements."""
     lead = offset % 4
     n = np.array(sizes, np.int64)
     padded = n + lead

@@ -18,24 +18,20 @@ ROUNDS = 10
 LOWER_KEY = 0xD1B54A32D192ED03  # stream that breaks ties
 CHUNK = 1 << 15  # counters that fit in a CPU's cache
 DEVICE_CHUNK = 1 << 22  # counters at a time elsewhere: 300 MB
-SMALL = 1 << 12  # counters of a stream that is joined to others
+SMALL = 1 << 12  # counters of a joined stream
 
 Key = tuple[int, int] | tuple[Tensor, Tensor]  # low and high word
 Run = tuple[int, int, int]  # key, first counter, number of counters
 
 
 def block(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: Key) -> tuple[Tensor, ...]:
-    """Return four words (int64 below 2^32) for each counter of four words."""
     return tuple(word & LOW for word in _rounds(*counter, *key))
 
 
 def _rounds(
     c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, k0: int | Tensor, k1: int | Tensor
 ) -> tuple[Tensor, ...]:
-    """Return the words in the low halves of int64.
-
-    High halves of c1 and c3 hold other bits; one mask after the xor is enough.
-    """
+    """Return the words in the low halves of int64; one mask after the xor is enough."""
     for _ in range(ROUNDS):
         p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]  # the sign wraps, the 64 bits are right
         c0 = (p1 >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(LOW)
@@ -103,7 +99,7 @@ def _tables(counts: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tens
 
 
 def without_padding(x: Tensor, sizes: Sequence[int], multiple: int) -> Tensor:
-    """Remove the padding of runs, each padded to a multiple."""
+    """Remove the padding of runs to a multiple."""
     if len(sizes) == 1:
         return x[: sizes[0]]
     if not any(size % multiple for size in sizes):
@@ -127,7 +123,7 @@ def uniform(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Te
 
 
 def dither24(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
-    """Join half a word of the key's stream and a byte of a second one per element."""
+    """Join half a word of one stream and a byte of another per element."""
     halves, quarters = offset // 8, offset // 16
     first, second = (offset + n + 7) // 8 - halves, (offset + n + 15) // 16 - quarters
     drawn = streams([(key, halves, first), (key ^ LOWER_KEY, quarters, second)], device)

@@ -1,4 +1,4 @@
-"""Quantisers: each element becomes one of few levels of its block's scale, rounded at random."""
+"""Quantisers: each element becomes a level of its block's scale, at random."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def norms(x: Tensor, segments: Segments, measure: Measure = LARGEST, block: int 
 def quantise(
     x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure = LARGEST
 ) -> Tensor:
-    """Encode these ranges of x float32 (n,) to one message uint8 (m,); reads x once if blocks fit in cache.
+    """Encode these ranges of x float32 (n,) to one message uint8 (m,).
 
     Wire per tensor: scales float32 (ceil(n / block),), then codes, padded to a byte. A code is [sign 1 |
     level] of 1 + bit_length(levels) bits; `packing='base3'` (levels=1) packs five per byte. Of s levels,

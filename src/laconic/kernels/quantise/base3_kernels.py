@@ -1,4 +1,4 @@
-"""Triton kernels of ternary codes: five base-3 digits per byte."""
+"""Triton kernels of ternary codes."""
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 from __future__ import annotations
@@ -15,7 +15,6 @@ FIVES = 1024  # bytes of a tile of digits
 def pack_base3_kernel(
     levels_ptr, wire_ptr, segment_ptr, first_ptr, sizes_ptr, body_ptr, first_element_ptr, SIZE: tl.constexpr
 ):
-    """Pack signed levels int32 in SIZE bytes: digits 0, 1, and 2 for -1."""
     segment, first = tl.load(segment_ptr + tl.program_id(0)), tl.load(first_ptr + tl.program_id(0))
     left = remaining(tl.load(sizes_ptr + segment), first)
     levels_ptr += tl.load(first_element_ptr + segment) + first
@@ -34,7 +33,7 @@ def pack_base3_kernel(
 def check_base3_kernel(
     wire_ptr, stride, flags_ptr, segment_ptr, first_ptr, body_ptr, end_ptr, SIZE: tl.constexpr
 ):
-    """Set flag 1 of message program_id(1) if a byte exceeds five digits."""
+    """Set flag 1 if a byte exceeds five digits."""
     message = tl.program_id(1).to(tl.int64)  # stride times it exceeds an i32
     segment, first = tl.load(segment_ptr + tl.program_id(0)), tl.load(first_ptr + tl.program_id(0))
     body = tl.load(body_ptr + segment) + first // 5
@@ -48,7 +47,7 @@ def check_base3_kernel(
 
 @triton.jit
 def ternary(wire_ptr, first, at, left, MASKED: tl.constexpr):
-    """Return float32 -1, 0, 1 of elements first + at; the tensor's bytes begin at wire_ptr."""
+    """Return float32 -1, 0, 1 of elements first + at."""
     place = (first % 5).to(tl.int32) + at
     byte, digit = place // 5, place % 5
     wire_ptr += first // 5

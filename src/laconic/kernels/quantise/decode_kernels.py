@@ -1,4 +1,4 @@
-"""Triton kernels of the decoder: check all messages, then add their values."""
+"""Triton kernels of the decoder."""
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 from __future__ import annotations
@@ -25,7 +25,7 @@ def get_scales_kernel(
     flags_ptr,
     SIZE: tl.constexpr,
 ):
-    """Read and check the scales and the padding of message program_id(1).
+    """Read and check scales and padding.
 
     A message has three flags: 0 scale, 1 code, 2 padding. One more is set if any is.
     """
@@ -68,10 +68,7 @@ def check_levels_kernel(
 
 @triton.jit
 def load_fours(wire_ptr, end, BITS: tl.constexpr, MASKED: tl.constexpr, fours: tl.constexpr):
-    """Load four codes per word, the first in the lowest bits: uint32 (fours,), uint64 above 8 bits.
-
-    Bytes from `end` on are zero.
-    """
+    """Load four codes per word: uint32, or uint64 above 8 bits. Bytes from `end` on are zero."""
     SPAN: tl.constexpr = (BITS + 1) // 2
     bit = tl.arange(0, fours) * (4 * BITS)
     byte = bit >> 3
@@ -127,10 +124,7 @@ def quotient(size, LEVELS: tl.constexpr, HIGH: tl.constexpr, LOW: tl.constexpr):
 
 @triton.jit
 def block_of(first, left, BLOCK: tl.constexpr):
-    """Return the block of each four elements: (FOURS or 1, 1).
-
-    The tensor has `left` elements from `first` on.
-    """
+    """Return the block of each four elements: (FOURS or 1, 1)."""
     if BLOCK == 0:
         return tl.zeros([1, 1], tl.int64)
     else:  # noqa: RET505 - Triton wants one type

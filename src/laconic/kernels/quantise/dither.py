@@ -1,4 +1,4 @@
-"""Dither of many tensors in plain torch: `dither24` of each key."""
+"""Dither of many tensors in plain torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOWER_WORDS = (LOWER_KEY & LOW, LOWER_KEY >> 32)
 
 
 def dither(group: Tensor, keys: Tensor) -> Tensor:
-    """Return elements [16 g, 16 g + 16) of a key's dither, int32 (..., 16), for groups g int64 (...).
+    """Return elements [16 g, 16 g + 16) of a key's dither for groups g.
 
     keys int64 (2, ...): low and high words, broadcast with `group`.
     """

@@ -1,4 +1,4 @@
-"""Triton kernels of the encoder: scale, dither, round and pack a tile."""
+"""Triton kernels of the encoder."""
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 from __future__ import annotations

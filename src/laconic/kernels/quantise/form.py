@@ -16,12 +16,12 @@ from laconic.kernels.bitpack import packed_nbytes, ternary_nbytes
 
 NORMS = ("max", "l2", "mean")
 LONGEST = 1 << 31
-MOST = {"uniform": 32767, "powers": 127}  # levels: a code has 16 bits; 2^-126 is the least normal float
+MOST = {"uniform": 32767, "powers": 127}  # a code has 16 bits; 2^-126 is the least normal float
 
 
 @dataclass(frozen=True)
 class Form:
-    """Options of encoder and decoder. Raises `ValueError` for impossible ones."""
+    """Options of a message. Raises `ValueError` for impossible ones."""
 
     levels: int
     block: int = 0
@@ -45,7 +45,6 @@ class Form:
 
     @property
     def bits(self) -> int:
-        """Bits of a code: sign and level."""
         return 1 + self.levels.bit_length()
 
     def blocks_in(self, n: int) -> int:
@@ -75,8 +74,7 @@ def _message_nbytes(form: Form, segments: Segments) -> int:
 class Measure:
     """Scale of each block, and the floor below which an element becomes 0.
 
-    A scale is given, or a norm, limited by `clip` as in `norms`. `unsigned`: scales and floors are known to
-    be nonnegative.
+    `unsigned`: scales and floors are known to be nonnegative.
     """
 
     norm: str = "max"

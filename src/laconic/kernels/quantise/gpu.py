@@ -1,4 +1,4 @@
-"""Quantisers in Triton: one launch for whole tiles, one for last tiles."""
+"""Quantisers in Triton."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def encode(
     x: Tensor, segments: Segments, keys: Sequence[int], form: Form,
     wire: Tensor | None, levels: Tensor | None, scales: Tensor | None, inside: bool,
 ) -> None:  # fmt: skip
-    """Write codes to the wire, or levels; and scales if measured `inside` the kernel."""
+    """Write codes or levels, and scales if measured `inside` the kernel."""
     for_all = plan(segments, form, x.device)
     at, wide = for_all.at, aligned(for_all, x)
     flags = torch.zeros(len(segments), dtype=torch.int32, device=x.device)

@@ -1,4 +1,4 @@
-"""Triton kernels of the norms of parts, then of tensors."""
+"""Triton kernels of norms."""
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 from __future__ import annotations
@@ -9,7 +9,7 @@ import triton.language as tl
 from laconic.kernels.quantise.tile import ROWS, load_tile, remaining
 
 LARGEST, SQUARES, SIZES, MOMENTS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-WHAT = {"max": (0, 0), "l2": (1, 1), "mean": (2, 1)}  # WHAT, and float64 numbers per part
+WHAT = {"max": (0, 0), "l2": (1, 1), "mean": (2, 1)}  # and float64 numbers per part
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def tensors_kernel(
     parts_ptr, largest_parts_ptr, sums_ptr, scales_ptr, first_part_ptr, counts_ptr,
     x_ptr, starts_ptr, sizes_ptr, clip, WHAT: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Store the sum or the largest of a tensor's parts; for moments, `norms.limited_by`."""
+    """Reduce a tensor's parts; for moments, as `norms.limited_by`."""
     segment = tl.program_id(0)
     count, first = tl.load(counts_ptr + segment), tl.load(first_part_ptr + segment)
     number = tl.arange(0, SIZE)

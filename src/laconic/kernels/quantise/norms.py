@@ -1,4 +1,4 @@
-"""Norms of all blocks in plain torch: rows of elements are reduced, then of results."""
+"""Norms of all blocks in plain torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ def finished(value: Tensor) -> Tensor:
 
 
 def limited(blocks: Runs, largest: Tensor, clip: float) -> Tensor:
-    """Return each block's largest, limited by `clip` unless 0."""
     if not clip:
         return largest
     first = blocks.values[blocks.starts]
@@ -53,7 +52,7 @@ def limited_by(
 ) -> Tensor:
     """Limit the largest to `clip` population standard deviations, or the root mean square if more.
 
-    total, square: float64 sums of x - first and of its square, 0 where all are equal.
+    total, square: float64 sums of x - first and of its square.
     """
     variance = ((square - total.square() / sizes) / sizes).clamp(min=0)
     mean = first.double() + total / sizes
@@ -71,7 +70,7 @@ def sum_of(rows: Tensor) -> Tensor:
 
 
 def sum_and_square(rows: Tensor) -> Tensor:
-    """Return the sum and the sum of squares as one complex number."""
+    """Return both sums as one complex number."""
     return torch.complex(rows.sum(dim=1), rows.square().sum(dim=1))
 
 
@@ -79,8 +78,8 @@ def sum_and_square(rows: Tensor) -> Tensor:
 class Runs:
     """Runs of values (n,), with `starts` and `sizes` int64 (B,).
 
-    lengths: number of runs of each length, on the host. dense: start of the first, if runs are adjacent and
-    only the last is shorter. shift (B,): subtracted from a run's values, in float64.
+    lengths: number of runs of each length. dense: start of the first, if runs are adjacent and only the last
+    is shorter. shift (B,): subtracted from a run's values, in float64.
     """
 
     values: Tensor
@@ -113,7 +112,7 @@ def blocks_of(x: Tensor, segments: Segments, form: Form) -> Runs:
 
 
 def reduced(runs: Runs, first: Fold, then: Fold) -> Tensor:
-    """Fold rows of each run's values with `first`, then the results with `then`, to one: (B,)."""
+    """Fold rows of values with `first`, then the results with `then`: (B,)."""
     longest = max(runs.lengths)
     width = longest if longest <= LONGEST_ROW else ROW
     parts = [first(rows) for rows in rows_of(runs, width)]
@@ -132,7 +131,7 @@ def rows_in(sizes: Tensor, width: int) -> Tensor:
 
 
 def rows_of(runs: Runs, width: int) -> Iterator[Tensor]:
-    """Yield rows (r, width) of all runs in chunks; a run's last row is zero-padded."""
+    """Yield rows (r, width) in chunks; a run's last row is zero-padded."""
     values, device = runs.values, runs.values.device
     longest, total = max(runs.lengths), sum(times * -(-n // width) for n, times in runs.lengths.items())
     counts = rows_in(runs.sizes, width)

@@ -75,10 +75,10 @@ def levels_kernel(
     LEVELS: tl.constexpr, BITS: tl.constexpr, POWERS: tl.constexpr, HIGH: tl.constexpr, LOW: tl.constexpr,
     BLOCK: tl.constexpr, FRESH: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Add alpha * values of levels to out.
+    """Add alpha * values of levels.
 
-    Levels are int32 if BITS is 0, else packed codes level + zero in 0..2 zero; only `used` bits of the last
-    byte may be set. FRESH: overwrite out.
+    Levels are int32 if BITS is 0, else packed codes level + zero; only `used` bits of the last byte may be
+    set. FRESH: overwrite out.
     """
     tile = tl.program_id(0)
     segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
@@ -141,7 +141,7 @@ def pack_levels(signed: Tensor, zero: int, bits: int) -> Tensor:
 
 
 def packed_sum(wires: Tensor, n: int, most: int, bits: int, sum_bits: int) -> tuple[Tensor, Tensor]:
-    """Return packed sums of wires uint8 (ranks, m), and a flag per rank."""
+    """Return packed sums, and a flag per rank."""
     ranks, nbytes = wires.shape
     sums = torch.empty((n * sum_bits + 7) // 8, dtype=torch.uint8, device=wires.device)
     flags = torch.zeros(ranks, dtype=torch.int32, device=wires.device)
@@ -158,10 +158,7 @@ def add_levels_(
     signed: Tensor, bits: int, zero: int, scales: Tensor, flags: Tensor | None,
     segments: Segments, out: Tensor, form: Form, alpha: float, fresh: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Add alpha * values of levels int32 (K,), or of packed codes level + zero of `bits` bits.
-
-    fresh: overwrite out.
-    """
+    """Add values of levels by `levels_kernel`."""
     for_all = plan(segments, form, out.device)
     at, wide = for_all.at, aligned(for_all, out)
     used = segments.numel * bits % 8 or 8

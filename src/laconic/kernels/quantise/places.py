@@ -16,17 +16,17 @@ from laconic.kernels import checks
 from laconic.kernels.quantise.form import Form
 from laconic.kernels.tiles import table
 
-GROUP = 16  # elements per counter of the finer dither; their codes fill whole bytes
+GROUP = 16  # elements per counter; their codes fill whole bytes
 ELEMENTS = {"cpu": 1 << 16}  # that fit in a CPU's cache
 MANY = 1 << 23
 
 
 @dataclass(frozen=True)
 class Places:
-    """Tables int64 (s,). Tensors are padded to whole units of `unit` elements.
+    """Tables int64 (s,).
 
-    `body_end` is one past the codes' last byte. `tails` (t,) are partly used last bytes, `tail_limits` one
-    more than their largest valid values.
+    Tensors are padded to whole units. `body_end` is one past the codes' last byte. `tails` (t,) are partly
+    used last bytes, `tail_limits` one more than their largest valid values.
     """
 
     unit: int
@@ -89,7 +89,6 @@ def sums(counts: Sequence[int]) -> list[int]:
 
 
 def chunks(total: int, each: int, device: torch.device) -> Iterator[tuple[int, int]]:
-    """Return ranges of items of `each` elements."""
     step = max(1, ELEMENTS.get(device.type, MANY) // each)
     return ((first, min(first + step, total)) for first in range(0, total, step))
 

@@ -1,4 +1,4 @@
-"""Plan of a message's launches: tables of its tiles, and constants of its kernels."""
+"""Plan of a message's launches."""
 
 # mypy: disable-error-code="import-not-found"
 from __future__ import annotations
@@ -23,7 +23,7 @@ from laconic.kernels.tiles import tiles
 
 @dataclass(frozen=True)
 class Plan:
-    """Arguments of the launches for some tensors. `tiles`: whole ones, and those that need a mask."""
+    """Arguments of the launches for some tensors. `tiles`: whole, then masked."""
 
     at: Places
     tiles: tuple[tuple[int, bool, Tensor, Tensor], ...]  # count, masked, segment, first
@@ -55,7 +55,7 @@ def parts_of(segments: Segments, size: int, device: torch.device) -> Places:
 
 @lru_cache(maxsize=512)
 def fives(segments: Segments, device: torch.device) -> tuple[tuple[int, Tensor, Tensor], ...]:
-    """Return tiles of FIVES bytes of five elements: count, segment, first. Whole tiles come first."""
+    """Return tiles of FIVES bytes: count, segment, first. Whole tiles come first."""
     both = tiles(segments.sizes, 5 * FIVES, device)
     return tuple((len(which), which.segment, which.first) for which in both if len(which))
 
@@ -87,7 +87,7 @@ def inverse(levels: int, most: int) -> tuple[float, float]:
 
 @lru_cache(maxsize=512)
 def block_heads(segments: Segments, form: Form, device: torch.device) -> Tensor:
-    """Return each block's scale's place in the wire, int64 (B,). Cached: do not change it."""
+    """Return each scale's place in the wire. Cached: do not modify."""
     at: Places = places(segments, form, device)
     of = owners(at.first_block, at.block_counts, 0, at.blocks)
     inside = torch.arange(at.blocks, dtype=torch.int64, device=device) - at.first_block[of]
@@ -95,7 +95,7 @@ def block_heads(segments: Segments, form: Form, device: torch.device) -> Tensor:
 
 
 def one_buffer(wires: Sequence[Tensor]) -> tuple[Tensor, int]:
-    """Return the first message and the bytes between messages; copy unless constant."""
+    """Return the first message and the stride; copy unless constant."""
     places_ = [wire.data_ptr() for wire in wires]
     apart = places_[1] - places_[0] if len(wires) > 1 else 0
     if all(later - earlier == apart for earlier, later in pairwise(places_)):

@@ -1,4 +1,4 @@
-"""Quantisers in plain torch; kernels equal it bit for bit given the scales."""
+"""Quantisers in plain torch; kernels with the same scales equal it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def not_finite(number: int, segments: Segments) -> NonFiniteError:
 def quantise(x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure) -> Tensor:
     at = places(segments, form, x.device)
     scales = checked_scales(x, segments, form, measure)
-    wire = x.new_empty(at.nbytes + 1, dtype=torch.uint8)  # the last byte is for codes past a tensor's end
+    wire = x.new_empty(at.nbytes + 1, dtype=torch.uint8)  # the last is for codes past a tensor's end
     of = owners(at.first_block, at.block_counts, 0, at.blocks)
     heads = torch.arange(at.blocks, dtype=torch.int64, device=x.device) - at.first_block[of]
     heads = (at.head[of] + 4 * heads)[:, None] + torch.arange(4, dtype=torch.int64, device=x.device)
@@ -69,7 +69,7 @@ def quantise_levels(
 
 
 def checked_scales(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor:
-    """Return each block's scale. Raises `NonFiniteError` for non-finite scales or elements."""
+    """Return scales. Raises `NonFiniteError` for non-finite scales or elements."""
     at = places(segments, form, x.device)
     scales = norms(x, segments, form, measure) if measure.scales is None else measure.scales
     flags = torch.zeros(len(segments), dtype=torch.int32, device=x.device)
@@ -116,11 +116,11 @@ def factors(scales: Tensor, form: Form) -> tuple[Tensor, Tensor]:
     z = scales * enlarge
     inv = top / z
     inv = torch.where(inv * z < top, torch.nextafter(inv, torch.full_like(inv, torch.inf)), inv)
-    return torch.where(scales == 0, 0.0, inv), enlarge  # a block of zeros has level 0
+    return torch.where(scales == 0, 0.0, inv), enlarge
 
 
 def level_and_threshold(y: Tensor, form: Form) -> tuple[Tensor, Tensor]:
-    """Return the level below y, and 2^24 times the next one's probability."""
+    """Return the level below y, and 2^24 times the probability of the next."""
     if form.powers:
         bits = y.view(torch.int32)
         low = y * 2.0 ** (form.levels - 1)  # below ONE in the cell of level 0
@@ -133,7 +133,6 @@ def level_and_threshold(y: Tensor, form: Form) -> tuple[Tensor, Tensor]:
 
 
 def values(signed: Tensor, scales: Tensor, form: Form) -> Tensor:
-    """Return the values of signed levels, with one scale per element."""
     if form.powers:
         bits = (127 + signed.abs() - form.levels) << 23
         size = torch.where(signed != 0, bits.view(torch.float32), 0.0)
@@ -180,7 +179,7 @@ def dequantise_add_(wire: Tensor, segments: Segments, out: Tensor, form: Form, a
 
 
 def unpacked(units: Units, wire: Tensor, form: Form) -> tuple[Tensor, Tensor | None]:
-    """Return signed levels, and whether any is too large (None: impossible)."""
+    """Return levels, and whether any is too large (None: impossible)."""
     at = units.at
     if units.alone:
         begin = 4 * at.blocks + units.begin * at.unit_nbytes
@@ -245,7 +244,6 @@ def add_(
 
 
 def spread(scales: Tensor, begin: int, end: int, form: Form) -> Tensor:
-    """Return the scales of elements [begin, end) of the only tensor."""
     if not form.block:
         return scales
     first, last = begin // form.block, -(-end // form.block)

@@ -1,4 +1,4 @@
-"""Tiles in Triton: 512 rows of 8 elements, whose codes fill whole bytes and share a counter of the dither."""
+"""Tiles in Triton: 512 rows of 8 elements, which fill whole bytes and share a Philox counter."""
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 from __future__ import annotations
@@ -35,7 +35,7 @@ def store_codes(
     wire_ptr, body, end, code,
     BITS: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr, rows: tl.constexpr,
 ):  # fmt: skip
-    """Store eight codes per row (rows, 8) as BITS bytes, from byte `body` up to `end`."""
+    """Store rows of eight codes as BITS bytes, from byte `body` up to `end`."""
     shift = tl.arange(0, 8)[None, :] * BITS
     column = tl.arange(0, COLUMNS)[None, :]
     if BITS <= 4:
@@ -62,7 +62,7 @@ def store_codes(
 
 @triton.jit
 def load_codes(wire_ptr, bit, end, BITS: tl.constexpr, SPAN: tl.constexpr, MASKED: tl.constexpr):
-    """Load codes that begin at `bit`, each in SPAN bytes; bytes from `end` on are zero."""
+    """Load codes from `bit` on, each in SPAN bytes; bytes from `end` on are zero."""
     byte, shift = bit >> 3, bit & 7
     if SPAN == 1 and not MASKED:
         return (tl.load(wire_ptr + byte).to(tl.int32) >> shift) & ((1 << BITS) - 1)
@@ -78,5 +78,4 @@ def load_codes(wire_ptr, bit, end, BITS: tl.constexpr, SPAN: tl.constexpr, MASKE
 
 
 def spanned(bits: int) -> int:
-    """Return the number of bytes that a code may touch."""
     return max(1, -(-bits // 8)) if bits in (0, 1, 2, 4, 8, 16) else (bits + 14) // 8

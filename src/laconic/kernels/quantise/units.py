@@ -29,7 +29,6 @@ class Units:
 
     @property
     def position(self) -> Tensor:
-        """Position of each element in its tensor: int64 (c, unit)."""
         columns = torch.arange(self.at.unit, dtype=torch.int64, device=self.of.device)
         return (self.number * self.at.unit)[:, None] + columns
 
@@ -49,7 +48,7 @@ class Units:
         return torch.where(inside, x.take(index), torch.zeros((), dtype=x.dtype, device=x.device))
 
     def block(self, form: Form) -> Tensor:
-        """Return the block of each unit int64 (c, 1), or of each of its elements (c, unit)."""
+        """Return blocks of units (c, 1), or of elements (c, unit)."""
         first = self.at.first_block[self.of, None]
         if not form.block:
             return first
@@ -58,7 +57,7 @@ class Units:
         return (first + per_block(self.position, form)).clamp(max=self.at.blocks - 1)
 
     def bytes_of(self) -> tuple[Tensor, Tensor]:
-        """Return the positions of the codes' bytes in the wire, and a mask of real ones."""
+        """Return the positions of bytes in the wire, and a mask of real ones."""
         columns = torch.arange(self.at.unit_nbytes, dtype=torch.int64, device=self.of.device)
         index = (self.at.body[self.of] + self.number * self.at.unit_nbytes)[:, None] + columns
         return index, index < self.at.body_end[self.of, None]

@@ -23,7 +23,7 @@ def flat_positions(indices: Tensor, counts: Tensor, segments: Segments) -> Tenso
 
 
 def positions(indices: Tensor, counts: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
-    """Return flat positions int64 (K,), and whether an index is outside its segment, bool ().
+    """Return flat positions, and whether an index is outside its segment.
 
     Then the CPU raises `WireError`; elsewhere the error may come later, and positions are 0.
     """

@@ -1,4 +1,4 @@
-"""Selection of entries of each segment: the largest, those above a threshold, or random ones.
+"""Selection of entries: the largest, those above a threshold, or random ones.
 
 All return indices int32 (K,), ascending from the start of each segment, and counts int64 (s,). Zeros and NaN
 are never chosen by value.
@@ -63,10 +63,10 @@ def sampled_topk(
 ) -> tuple[Tensor, Tensor]:
     """Select as DGC does: threshold from a sample, lowered until enough pass, then top-k among these.
 
-    The sample is strided, from a random start by the segment's key. The threshold t is the
-    ceil(m * density)-th largest of m sampled |x|. While fewer than lower * k pass, t *= lower, at most
-    `rounds` times; then the selection is exact, as in segments of at most ceil(2 / density) elements. The k
-    largest that pass are the exact top k: the release code's upper bound is not needed.
+    The sample is strided, from a random start by the segment's key. The threshold t is the ceil(m *
+    density)-th largest of m sampled |x|. While fewer than lower * k pass, t *= lower, at most `rounds` times;
+    then the selection is exact, as in segments of at most ceil(2 / density) elements. The k largest that pass
+    are the exact top k.
     """
     checks.addressable(segments.sizes)
     checks.buffer("x", x, segments)
@@ -139,7 +139,7 @@ def above(x: Tensor, segments: Segments, threshold: Tensor) -> tuple[Tensor, Ten
 
 
 def random_indices(sizes: Tensor, ks: Tensor, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Draw ks[i] distinct positions of [0, sizes[i]), ascending, from the key alone; O(k log k) work.
+    """Draw ks[i] distinct positions of [0, sizes[i]), ascending, from the key alone.
 
     >>> indices, counts = random_indices(torch.tensor([100]), torch.tensor([3]), (7,))
     >>> indices.tolist() == sorted(set(indices.tolist())), counts.tolist()

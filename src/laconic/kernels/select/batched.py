@@ -1,4 +1,4 @@
-"""Selection as in `reference`, in plain torch on a GPU without Triton: one wait of the host."""
+"""Selection on a GPU without Triton: one wait of the host."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def above(x: Tensor, segments: Segments, threshold: Tensor) -> Chosen:
 
 
 def sampled(x: Tensor, segments: Segments, plan: Sampling, offsets: Tensor | None, lower: float) -> Chosen:
-    """Select by a threshold from each segment's sample, which starts at `offsets` int64 (s,)."""
+    """Select by a threshold from samples that start at `offsets`."""
     bits = magnitudes(_packed(x, segments))
     level = _thresholds(bits, segments, plan, offsets)
     values = [level.view(torch.float32)]
@@ -70,7 +70,7 @@ def _reaching(
     first = enough.argmax(1, keepdim=True)
     floors, found = levels.gather(1, first).flatten(), counts.gather(1, first).flatten()
     kept = torch.minimum(found, table(ks, device))
-    read = torch.stack([found, kept]).cpu()  # the only wait
+    read = torch.stack([found, kept]).cpu()
     candidates, total = (sum(row) for row in read.tolist())
     reach = bits >= floors[segment]
     positions = _where(reach, candidates, positions)
@@ -88,7 +88,7 @@ def _reaching(
 
 
 def _where(mask: Tensor, count: int, values: Tensor) -> Tensor:
-    """Return the `count` values where the mask is set; boolean indexing would make the host wait."""
+    """Return values where the mask is set; boolean indexing would make the host wait."""
     places = torch.where(mask, mask.cumsum(0) - 1, count)
     return values.new_empty(count + 1).scatter_(0, places, values)[:count]
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
-"""Selection on a GPU: a pass over x counts entries per level, another writes positions."""
+"""Selection on a GPU in two passes over x."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def above(x: Tensor, segments: Segments, threshold: Tensor) -> Chosen:
 def padded(
     x: Tensor, segments: Segments, sampling: Sampling, keys: Tensor | None, lower: float, room: int = 0
 ) -> Padded:
-    """Select without a wait. Keys int64 (s,) decide where samples start; None: at 0."""
+    """Select without a wait. Without keys samples start at 0."""
     num = sampling.rounds + 2
     plan = _fixed(segments, x.device, num, sampling.needs, sampling.ks)
     levels = torch.empty((len(segments), num), dtype=torch.int32, device=x.device)
@@ -65,7 +65,7 @@ def padded(
 
 
 def _counted(select: Callable[[int], Padded]) -> Chosen:
-    """Return indices and counts, with one wait unless the room was too small."""
+    """Select with one wait, unless the room was too small."""
     chosen = select(0)
     read = chosen.totals.cpu()
     found, total = read.sum(1).tolist()
@@ -75,7 +75,7 @@ def _counted(select: Callable[[int], Padded]) -> Chosen:
 
 
 def _reaching(x: Tensor, plan: Plan, levels: Tensor, room: int) -> Padded:
-    """Select the ks largest above the first level of int32 (s, l) that `needs` entries reach."""
+    """Select the ks largest above the first level that `needs` entries reach."""
     device, s, tiles_of = x.device, plan.num, plan.num_tiles
     totals = torch.zeros((2, s), dtype=torch.int64, device=device)
     out = torch.empty(min(plan.most, room), dtype=torch.int32, device=device)

@@ -1,7 +1,6 @@
-"""Selection by the bits of |x|; native and GPU kernels equal it.
+"""Selection by the bits of |x|: as integers these have the order of |x|, even of denormals in any flush mode.
 
-As integers these have the order of |x|, even of denormals in any flush mode. NaN becomes 0, and 0 is never
-chosen. On a CPU, numpy sorts and partitions several times as fast as torch.
+On a CPU, numpy sorts and partitions several times as fast as torch.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def sampled_topk(
     entries = _collect(bits, sizes, levels[likely])
     floors, found = _pick(entries, levels[: likely + 1], needs)
     short = (found < needs) & (floors > 1)
-    if short.any():  # lower their levels; the others stay
+    if short.any():
         levels = [np.where(short, level, floors) for level in levels]
         entries = _collect(bits, sizes, levels[-1])
         floors, found = _pick(entries, levels, needs)
@@ -64,7 +63,6 @@ class Entries:
 
 
 def _bits(x: Tensor, segments: Segments) -> Ints:
-    """Return the bits of |x| of the packed segments; NaN bits stay."""
     views = segments.joined.views(x)
     packed = views[0] if len(views) == 1 else torch.cat(views) if views else x[:0]
     return (packed.view(torch.int32) & MAGNITUDE).numpy()
@@ -106,7 +104,7 @@ def _collect(bits: Ints, sizes: Ints, floors: Ints) -> Entries:
 
 
 def _pick(entries: Entries, levels: list[Ints], needs: Ints) -> tuple[Ints, Ints]:
-    """Return each segment's first level that enough entries reach, else the last; and how many do."""
+    """Return the first level that enough entries reach, else the last; and how many do."""
     floors, found = levels[-1].copy(), entries.counts.copy()
     left = np.ones(len(needs), dtype=np.bool_)
     for level in levels[:-1]:
@@ -127,7 +125,6 @@ def _counts(mask: Any, counts: Ints) -> Ints:
 
 
 def _largest(entries: Entries, floors: Ints, found: Ints, segments: Segments, ks: tuple[int, ...]) -> Chosen:
-    """Return the ks largest entries of each segment, the first among equals."""
     kept = np.minimum(found, np.array(ks, dtype=np.int64))
     positions, counts = entries.positions, entries.counts
     if kept.sum() < len(positions):
@@ -158,14 +155,14 @@ FEISTEL_ROUNDS = 12
 
 
 def _mixed(word: Tensor) -> Tensor:
-    """Return the finaliser of MurmurHash3 on 32-bit words."""
+    """Apply MurmurHash3's finaliser."""
     word = ((word ^ (word >> 16)) * 0x85EBCA6B) & philox.LOW
     word = ((word ^ (word >> 13)) * 0xC2B2AE35) & philox.LOW
     return word ^ (word >> 16)
 
 
 def permuted(position: Tensor, key: int, n: int) -> Tensor:
-    """Permute int64 positions of [0, n): a Feistel network, repeated until below n."""
+    """Permute [0, n) by a Feistel network, repeated until below n."""
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     round_keys = philox.words(key, FEISTEL_ROUNDS).tolist()

@@ -24,7 +24,7 @@ SMALL = 1024  # shorter segments are not sampled
 
 @dataclass(frozen=True)
 class Sampling:
-    """Samples of s segments, and how entries are selected by a threshold.
+    """Samples of segments, and rules of selection by threshold.
 
     A segment's threshold t is the `ranks`-th largest of its `samples`, `strides` apart. Selected are the `ks`
     largest entries above the first of t, t lower, ..., t lower^rounds that at least `needs` reach, or else of
@@ -42,8 +42,8 @@ class Sampling:
 def geometry(n: int, density: float, ratio: float) -> tuple[int, int, int]:
     """Return stride, number of samples m and the threshold's rank among them; stride 0: select exactly.
 
-    There are at least ceil(ratio * n) and ceil(2 / density) samples: two are expected above the threshold.
-    The stride is one more than a multiple of 8: no power-of-two layout aliases with it.
+    There are at least ceil(ratio * n) and ceil(2 / density) samples. The stride is one more than a multiple
+    of 8: no power-of-two layout aliases with it.
 
     >>> geometry(25_000_000, 0.001, 0.01)
     (97, 257731, 258)
@@ -71,7 +71,7 @@ def sampling(sizes: tuple[int, ...], density: float, ratio: float) -> tuple[Tens
 def dgc_sampling(
     sizes: tuple[int, ...], ks: tuple[int, ...], density: float, ratio: float, lower: float, rounds: int
 ) -> Sampling:
-    """Return the samples of DGC's selection, for at least lower * k entries."""
+    """Return the samples of DGC's selection."""
     rows = []
     for n, k in zip(sizes, ks, strict=True):
         stride, samples, rank = geometry(n, density, ratio)
@@ -125,7 +125,7 @@ def _first_words(keys: Words) -> Words:
 
 
 def levels_of(threshold: Tensor) -> Tensor:
-    """Return thresholds as bits int32 (s,), at least 1: zeros are never selected."""
+    """Return thresholds as bits, at least 1: zeros are never selected."""
     return magnitudes(threshold).clamp_(min=1)
 
 
@@ -133,10 +133,7 @@ def levels_of(threshold: Tensor) -> Tensor:
 def sample_tables(
     sizes: tuple[int, ...], plan: Sampling, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return positions, segments, each threshold's place among sorted samples, and levels.
-
-    Levels int32 (s,) are those of segments without a sample, 0 for others.
-    """
+    """Return positions, segments, thresholds' places among sorted samples, and levels without a sample."""
     places, of, at, fixed = [], [], [], []
     start = taken = 0
     for i, size in enumerate(sizes):

@@ -1,11 +1,11 @@
 # mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
 """Triton kernels of selection; each program writes a separate range.
 
-levels    per segment    threshold from its sample, and lower ones to try
+levels    per segment    threshold, and lower ones to try
 count     per tile       entries that reach each level
-pick      per segment    first level that enough entries reach; where each tile writes
-compact   per tile       positions and values that reach the level, ascending
-trim      per segment    the k largest, if more than k reach it
+pick      per segment    first level that enough entries reach; where tiles write
+compact   per tile       positions and values that reach it
+trim      per segment    the k largest
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def magnitude(x):
 
 @triton.jit
 def kth_largest(x, first, stride, n, k, BLOCK: tl.constexpr):
-    """Return the k-th largest magnitude of x[first + i * stride], i < n, and its rank among its equals."""
+    """Return the k-th largest of x[first + i * stride], i < n, and its rank among its equals."""
     digits = tl.arange(0, 256)
     found = 0
     for shift in tl.static_range(24, -1, -8):
@@ -39,7 +39,7 @@ def kth_largest(x, first, stride, n, k, BLOCK: tl.constexpr):
             if shift < 24:
                 there = there & (((bits ^ found) >> (shift + 8)) == 0)
             counts += tl.histogram((bits >> shift) & 255, 256, mask=there)
-        reach = tl.sum(counts, 0) - tl.cumsum(counts, 0) + counts  # with this digit or a higher one
+        reach = tl.sum(counts, 0) - tl.cumsum(counts, 0) + counts
         digit = tl.sum((reach >= k).to(tl.int32), 0) - 1
         k -= tl.sum(tl.where(digits > digit, counts, 0), 0)
         found = found | (digit << shift)
@@ -82,7 +82,7 @@ def levels_kernel(
 def load_tile(
     x, starts, sizes, segments, firsts, TILE: tl.constexpr, ALIGNED: tl.constexpr, WHOLE: tl.constexpr
 ):
-    """Return this program's segment, its first element, and its values."""
+    """Return a tile's segment, first element and values."""
     segment = tl.load(segments + tl.program_id(0)).to(tl.int64)
     first = tl.load(firsts + tl.program_id(0))
     start = tl.load(starts + segment) + first
@@ -115,7 +115,7 @@ def count_kernel(
     segment, first, value = load_tile(x, starts, sizes, segments, firsts, TILE, ALIGNED, WHOLE)
     bits = magnitude(value)
     out = counts + tl.load(rows + segment) + first // TILE
-    for j in tl.static_range(0, LEVELS, 2):  # two counts in one sum: each is at most 4,096
+    for j in tl.static_range(0, LEVELS, 2):  # two counts, at most 4,096, in one sum
         reach = (bits >= tl.load(levels + segment * LEVELS + j)).to(tl.int32)
         if j + 1 < LEVELS:
             reach += (bits >= tl.load(levels + segment * LEVELS + j + 1)).to(tl.int32) << 16
@@ -144,7 +144,7 @@ def pick_kernel(
     row, end = tl.load(rows + segment), tl.load(rows + segment + 1)
     need = tl.load(needs + segment)
     chosen = LEVELS - 1
-    for j in tl.static_range(LEVELS - 2, -1, -1):  # the last one set is the first level that enough reach
+    for j in tl.static_range(LEVELS - 2, -1, -1):  # ends at the first level that enough reach
         total = tl.zeros([BLOCK], tl.int32)
         for at in range(row, end, BLOCK):
             lane = at + tl.arange(0, BLOCK)

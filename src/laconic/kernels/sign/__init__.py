@@ -1,4 +1,4 @@
-"""Sign bits and a mean magnitude per block, in one pass over memory."""
+"""Sign bits and a mean magnitude per block."""
 
 from __future__ import annotations
 
@@ -84,10 +84,7 @@ def on_gpu(block: int, *tensors: Tensor) -> bool:
 def sign_messages_add_(
     wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float = 1.0, block: int = 0
 ) -> Tensor:
-    """Add each message as `sign_add_`, in order; one launch on a GPU.
-
-    Raises `WireError` with the damaged message's number.
-    """
+    """Add each message as `sign_add_`, in order. Raises `WireError` with the damaged message's number."""
     for number, wire in enumerate(wires):
         with numbered(number):
             _check_message(wire, segments, out, block)

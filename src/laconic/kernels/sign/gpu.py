@@ -1,7 +1,4 @@
-"""Signs and mean magnitudes on a GPU: one launch encodes a message, one decodes all ranks'.
-
-If a block is a whole tensor, another launch adds its tiles' sums.
-"""
+"""Signs and means on a GPU: one launch encodes a message (two if blocks are tensors), one decodes all."""
 
 from __future__ import annotations
 

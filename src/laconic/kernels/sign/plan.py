@@ -1,4 +1,4 @@
-"""Tables of a message's tiles: their places in the buffer and in the wire.
+"""Tables of a message's tiles.
 
 Blocks are powers of two from 64 to 4,096 elements, each in one tile; or whole tensors.
 """
@@ -20,11 +20,11 @@ LEAST_BLOCK = 64
 
 @dataclass(frozen=True)
 class Plan:
-    """Tables of a message, int64, with a column for each tile or tensor.
+    """Tables int64 with a column for each tile or tensor.
 
     Attributes:
-        full, last, all: Whole tiles, last tiles of tensors, and both. Rows: first element in the buffer, byte
-            of its signs, byte of its first mean, tensor, first element in it, elements, number of the tile.
+        full, last, all: Whole tiles, last ones, and both. Rows: element in the buffer, bytes of signs and
+            first mean, tensor, element in it, elements, number of the tile.
         tensors: First tile, tiles, elements, byte of the mean.
         aligned: Whether all tensors start at a multiple of 4 elements.
     """
@@ -39,7 +39,7 @@ class Plan:
 
 @lru_cache(maxsize=128)
 def plan(segments: Segments, block: int, apart: bool, device: torch.device) -> Plan:
-    """Return the tables of a message, or of [all means | all signs]."""
+    """Return the tables; `apart`: of [all means | all signs]."""
     sizes, starts = np.array(segments.sizes, np.int64), np.array(segments.starts, np.int64)
     tiles, signs = -(-sizes // TILE), (sizes + 7) // 8
     if apart:

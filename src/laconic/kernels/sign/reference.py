@@ -1,4 +1,4 @@
-"""Signs and mean magnitudes in plain torch; native signs are equal, means within 1 ulp."""
+"""Signs and mean magnitudes in plain torch; native means are within 1 ulp."""
 
 from __future__ import annotations
 
@@ -44,17 +44,13 @@ class Blocks:
 
 @lru_cache(maxsize=512)
 def blocks_of(sizes: tuple[int, ...], block: int) -> Blocks:
-    """Return blocks of `block` elements; 0: one per tensor."""
     counts = tuple(-(-n // block) if block else min(n, 1) for n in sizes)
     last = tuple(n - (count - 1) * block if count else 0 for n, count in zip(sizes, counts, strict=True))
     return Blocks(counts, last, block)
 
 
 def sums(x: Tensor, lengths: Tensor, longest: int, pieces: int) -> Tensor:
-    """Return float64 sums of |x| over blocks of these lengths, at most `longest`.
-
-    `pieces`: number of pieces of up to `PIECE` elements in all blocks.
-    """
+    """Return float64 sums of |x| over blocks, in `pieces` of up to `PIECE` elements."""
     magnitudes = x.abs().to(torch.float64)
     if longest <= PIECE:
         return torch.segment_reduce(magnitudes, "sum", lengths=lengths, unsafe=True)
@@ -98,7 +94,7 @@ def pack(flags: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def unpacked(bits: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return sign masks int32: -2^31 where a bit is set, else 0."""
+    """Return sign masks: -2^31 where a bit is set."""
     masks = _masks(bits.device).index_select(0, bits.to(torch.int32)).view(-1)
     return without_padding(masks, sizes, 8)
 
@@ -123,7 +119,6 @@ def padded_wrongly(bits: Tensor, sizes: Sequence[int]) -> Tensor:
 
 @lru_cache(maxsize=512)
 def _ends(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the positions of partly used last bytes, and their numbers of bits."""
     at, places = 0, []
     for n in sizes:
         at += (n + 7) // 8

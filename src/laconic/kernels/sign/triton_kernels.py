@@ -36,7 +36,7 @@ def _not_finite(word):
 
 @triton.jit
 def _coins(key, first):
-    """Return coins of 4,096 elements from `first`, a multiple of 128: a byte per int32 (512,)."""
+    """Return coins of 4,096 elements from `first`, a multiple of 128."""
     counter = (first >> 7) + tl.arange(0, 32)
     low, high = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
     w0, w1, w2, w3 = tl.philox(key, low, high, low * 0, low * 0)
@@ -60,7 +60,7 @@ def encode_kernel(
     ALIGNED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Store a tile's signs and its blocks' means, or for BLOCK 0 its sum."""
+    """Store signs and means, or for BLOCK 0 a tile's sum."""
     tile = tl.program_id(0)
     start = _column(table_ptr, 0, tiles, tile)
     bits_at = _column(table_ptr, 1, tiles, tile)
@@ -131,7 +131,7 @@ def validate_kernel(
     MEANS: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """Set flags of messages: bad mean, nonzero padding; and one for any."""
+    """Set flags for bad means and nonzero padding."""
     message = tl.program_id(1)
     tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
     inside = tile < tiles

@@ -1,7 +1,4 @@
-"""Min-max sketch: a small integer per element in fewer table cells; queries never exceed it.
-
-Plain torch on any device. See README.md.
-"""
+"""Min-max sketch: a small integer per element in fewer table cells; queries never exceed it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def damaged(rank: int | None, most: int) -> WireError:
 
 
 def unpacked(wire: Tensor, n: int, most: int) -> tuple[Tensor, Tensor]:
-    """Return integers int32 (n,) and a flag int32 (): one is above `most`, or padding is not zero."""
+    """Return integers, and whether one is above `most` or padding is not zero."""
     bits = most.bit_length()
     codes = bitpack.unpack_bits(wire, bits, n)
     if not n:

@@ -34,7 +34,6 @@ def _counted(votes: Tensor, lanes: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _lanes(device: torch.device) -> Tensor:
-    """Return int64 (256,): a byte of 0 or 1 for each bit of a byte."""
     byte = torch.arange(256, dtype=torch.int64, device=device)[:, None]
     bits = byte >> torch.arange(8, dtype=torch.int64, device=device) & 1
     return bits.to(torch.uint8).view(torch.int64).view(-1)

@@ -1,7 +1,6 @@
 """Products of signs, one bit each: x (m, n) times weights (o, n) as n - 2 popcount(x xor w).
 
-The sign of x >= 0, hence of -0.0, is 1; that of NaN is -1. Results equal a float32 product of 1 and -1 bit
-for bit. See README.md.
+The sign of x >= 0, hence of -0.0, is 1; that of NaN is -1. Results equal a float32 product of 1 and -1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Products of signs in plain torch; native kernels equal it bit for bit."""
+"""Products of signs in plain torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ADMM quantisation to a table: weights of 1 to 3 bits with scales, mainly for recurrent language models."""
+"""ADMM quantisation to a table: weights of 1 to 3 bits with scales."""
 
 from laconic.lowbit.tables.admm import Admm as Admm
 from laconic.lowbit.tables.admm import admm as admm

@@ -35,7 +35,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class AdmmSettings:
-    """Arguments of `admm`. Saved states contain its `repr`."""
+    """Arguments of `admm`. States contain its `repr`."""
 
     table: Name = "ternary"
     tie: Tie = "row"
@@ -92,40 +92,38 @@ def admm(
     extragradient: bool = False,
     keep: Collection[str] = (),
 ) -> Admm:
-    """Quantise the matrices of a model's Embedding, LSTM, GRU and Linear layers to a table during training.
+    """Quantise the matrices of Embedding, LSTM, GRU and Linear layers to a table during training.
 
     Hooks on the optimiser add gamma (Theta - G + lambda) to the gradients before each step, after
-    accumulation, clipping and communication: all ranks of a DistributedDataParallel have the same G. Call
-    this before `laconic.compress`, whose hooks must come second.
+    clipping and communication: all ranks of a DistributedDataParallel have the same G. Call this before
+    `laconic.compress`, whose hooks must come second.
 
     Use SGD, as Adam normalises the penalty away. If gamma times the learning rate exceeds 1, the penalty
-    overshoots. Memory: 2.25 times the weights (lambda, G - lambda, q).
+    overshoots. Memory: 2.25 times the weights. Evaluate in the handle's `quantised()`; end with its
+    `finish()` or `pack()`.
 
     Args:
-        model: A float32 model; may be wrapped in DistributedDataParallel.
+        model: Float32; may be under DistributedDataParallel.
         optimizer: Optimiser of the matrices, with one gradient per step.
         table: "binary" {-1, 1}, "ternary" {-1, 0, 1}, "quinary" {0, +-1, +-2} or "septenary" {0, +-1, +-2,
             +-4}: 1, 1.6, 3 and 3 bits per weight.
-        tie: Entries that share a scale: "row" of a matrix, "layer" (a whole matrix) or "model".
+        tie: Entries that share a scale: "row", "layer" (a matrix) or "model".
         gamma: Initial weight of the penalty.
         growth: Factor of gamma, and divisor of lambda, at each update of G.
         most: Limit of gamma.
         every: Steps between updates of G.
-        rounds: Alternations of scale and entries in a projection.
+        rounds: Alternations in a projection.
         start: Steps before the penalty begins.
         extragradient: Make one step of two calls of `optimizer.step()`: a prediction, then the step from the
             same point with the gradient there. Not for methods with their own momentum, such as `dgc`. Needs
             a much lower learning rate: if rate times curvature is 1, that gradient is 0 and the weights
             drift.
-        keep: Names of modules that stay float32, with children.
-
-    Returns:
-        The handle, with `residual()`, `quantised()` for evaluation, `state_dict()`, `finish()` and `pack()`.
+        keep: Modules that stay float32, with children.
 
     Raises:
         SpecError: An argument is out of range.
-        AttachError: The model is unchanged. It has no such layer, or is quantised to a table; matrices are
-            shared, not float32, computed by hooks, or not trained by the optimiser; `keep` names no module.
+        AttachError: The model is unchanged. It has no such layer, or is quantised; matrices are shared, not
+            float32, computed by hooks, or not trained by the optimiser; `keep` names no module.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Embedding(10, 40), nn.Linear(40, 10))
@@ -215,7 +213,7 @@ class Admm(TableTraining):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state bit for bit. Raise `StateError`, unchanged, for any other."""
+        """Restore a state. Raise `StateError`, unchanged, for any other."""
         self._check_whole()
         own = {"format": FORMAT, "settings": repr(self.settings), "weights": _shapes(self.weights)}
         numbers, tensors = read_state(state, own, self.weights)

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 
 class Prediction:
-    """Returns to the starting point before each second step. `ahead`: whether the parameters are Theta'."""
+    """Starting point of each second step. `ahead`: whether the parameters are Theta'."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.ahead = False

@@ -1,7 +1,4 @@
-"""Inference layers with weights packed to a table: embedding, LSTM, GRU and linear.
-
-Each call unpacks alpha * q (an embedding: only its rows): the float32 layer's outputs bit for bit.
-"""
+"""Inference layers with weights packed to a table. Each call unpacks alpha * q."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of a model with matrices packed to a table, their size, and loading."""
+"""Copies of a model with matrices packed to a table."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def nbytes(tensor: Tensor) -> int:
 
 
 def load_tables(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """Return a packed model, with the same outputs bit for bit, from its `state_dict`.
+    """Return a packed model from its `state_dict`.
 
     Args:
-        model: A float32 model built like the original; not changed.
+        model: Float32, built like the original; not changed.
         state: `torch.load(path, weights_only=True)`.
 
     Raises:

@@ -3,8 +3,8 @@
     alpha <- v.q / (q.q)        best scale for q
     q     <- nearest table entry to v / alpha
 
-The result is the better of the local optima of |v - alpha q|^2 from two starting scales. Sums are float64, so
-that any order of additions rounds to the same alpha.
+The result is the better of the optima from two starting scales. Sums are float64, so that any order of
+additions rounds to the same alpha.
 """
 
 from __future__ import annotations
@@ -61,6 +61,5 @@ def _alternate(v: Tensor, alpha: Tensor, table: Table, rounds: int) -> tuple[Ten
 
 
 def _explained_norm(v: Tensor, q: Tensor) -> Tensor:
-    """Return (v.q)^2 / (q.q) per row, the part of |v|^2 that alpha * q explains."""
     wide = q.double()
     return (v * wide).sum(1, keepdim=True).square() / wide.square().sum(1, keepdim=True).clamp(min=1)

@@ -3,8 +3,7 @@
     y = f(G),  G the projection of Theta;  Theta <- step of the optimiser with the gradient at G
 
 Bengio et al. 2013, arXiv:1308.3432; "binary" as in Rastegari et al. 2016, arXiv:1603.05279, "ternary" as in
-Li et al. 2016, arXiv:1605.04711, but with the scales of `admm`. The model has Theta only during the
-optimiser's step, and G otherwise.
+Li et al. 2016, arXiv:1605.04711, but with the scales of `admm`.
 """
 
 from __future__ import annotations
@@ -64,12 +63,9 @@ def straight_through(
     """Train a model with its matrices rounded to a table in each forward pass.
 
     Args:
-        model: A float32 model, which has G between steps. Load a checkpoint before this call.
+        model: Float32; has G between steps. Load a checkpoint before this call.
         optimizer: Optimiser of the matrices, with one gradient per step.
         table, tie, rounds, keep: As for `laconic.lowbit.admm`.
-
-    Returns:
-        The handle, with `quantised()`, `finish()` and `pack()` as for `admm`.
 
     Raises:
         SpecError: An argument is out of range.

@@ -63,7 +63,7 @@ class TableTraining(LowBitHandle):
         return self.weights
 
     def residual(self) -> float:
-        """Return |Theta - G| / |Theta| over all quantised matrices: the relative primal residual."""
+        """Return |Theta - G| / |Theta| over all quantised matrices."""
         masters = self.masters()
         apart = sum(
             float((masters[name] - g).detach().square().sum()) for name, g in dense(self.solution()).items()
@@ -72,7 +72,7 @@ class TableTraining(LowBitHandle):
 
     @contextmanager
     def quantised(self) -> Iterator[None]:
-        """Give the model its quantised weights within a context."""
+        """Give the model its quantised weights in a context."""
         before = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self._write(dense(self._current_solution()))
         try:
@@ -84,7 +84,7 @@ class TableTraining(LowBitHandle):
         """Write the quantised weights to the model, and remove the hooks. A second call does nothing.
 
         Returns:
-            The float32 model, with the same outputs as its packed form bit for bit.
+            The float32 model, with the outputs of its packed form bit for bit.
 
         Raises:
             StateError: `remove` was called before.

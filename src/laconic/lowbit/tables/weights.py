@@ -1,4 +1,4 @@
-"""Selection of the weights to quantise to a table, and their projection with shared scales."""
+"""Selection of the weights to quantise, and their projection with shared scales."""
 
 from __future__ import annotations
 

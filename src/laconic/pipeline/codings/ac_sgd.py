@@ -1,12 +1,11 @@
 """AC-SGD: activations as quantised changes, their gradients quantised directly.
 
-Wang et al. 2022, arXiv:2206.01299 (also called AQ-SGD); release DS3Lab/AC-SGD [V]. Its compression of
-replicas' gradients is any method here.
+Wang et al. 2022, arXiv:2206.01299 (also called AQ-SGD); release DS3Lab/AC-SGD [V].
 
 Differences: the release has one symmetric fp16 scale per hidden channel of a whole micro-batch, which
 saturates at (1 - 2^-(b-1)) of the maximum; `minmax` has a minimum and a unit per `block` of one sample. Its
-first epoch is uncompressed in fp16; here each sample's first visit is, in bf16 (`first`). Its buffers are
-fp16, ours float32 (`keep`).
+first epoch is in fp16; here each sample's first visit is in bf16 (`first`). Its buffers are fp16, ours
+float32 (`keep`).
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Change coding: a sample's activation as the change since the sample's last visit.
 
-AC-SGD, also AQ-SGD (Wang et al. 2022, arXiv:2206.01299). At each stage boundary both sides store m[sample]:
+AC-SGD, also AQ-SGD (Wang et al. 2022, arXiv:2206.01299). Both sides of a boundary store m[sample]:
 
     first visit      wire = first(a)              m[s]  = decoded wire
     later visits     wire = codec(a - m[s])       m[s] += decoded wire
     the next stage continues with m[s], on every visit
 
-Both sides add the *decoded* change, so their buffers stay bit-identical with any lossy codec. As training
-converges, the error shrinks.
+Both sides add the *decoded* change, so their buffers stay bit-identical with any lossy codec.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ SHOWN = 4096  # elements on which a codec's error is measured
 class Change(PipelineCoding):
     """Sends a sample's change by `codec`, and its activation at the first visit by the cast `first`.
 
-    Wire per sample: one wire of `codec`; at the first visit 4, 2 or 2 bytes per element ('fp32', 'bf16',
-    'fp16').
+    Wire per sample: one wire of `codec`; at the first visit 4 ('fp32') or 2 ('bf16', 'fp16') bytes per
+    element.
 
     Memory: one activation per sample on each side of each boundary. Samples have to recur. Dropout and
     augmentation bound the error from below.
 
-    `along` is the order in which the codec sees a (sequence, hidden) activation. One scale per row:
-    `minmax(bits=4, block=hidden)`. One per channel, as in the release: `minmax(bits=4, block=sequence)` with
-    along='channels', the last dimension first. The theory requires E|x - C(x)|^2 < |x|^2 / 2.
+    `along` is the order in which the codec sees a (sequence, hidden) activation. `minmax(bits=4,
+    block=hidden)` has one scale per row, `minmax(bits=4, block=sequence)` with along='channels' one per
+    channel, as in the release. The theory requires E|x - C(x)|^2 < |x|^2 / 2.
 
     >>> Change(Cast("fp16"), first="fp32")
     change(cast(dtype='fp16'), first='fp32')

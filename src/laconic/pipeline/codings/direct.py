@@ -1,7 +1,6 @@
 """Direct coding: one codec for activations and one for their gradients, without memory.
 
-AC-SGD's baseline (Wang et al. 2022, arXiv:2206.01299): at equal bits its error stays a fixed share of the
-activation.
+AC-SGD's baseline (Wang et al. 2022, arXiv:2206.01299).
 """
 
 from __future__ import annotations

@@ -49,10 +49,10 @@ class Autotune(Reducer):
     """Uses the lossiest of `candidates` for which every step down the list saves at least `gain` of a step.
 
     `candidates`: stateless reductions in order of loss; the first is `sum()`. The search starts dense, and
-    repeats if the exchange's seconds change 1.5 times, and every `every` steps. `lossiest`: upper limit for
-    the search. `pinned`: candidate to use without timing. `lossiest_local`: upper limit if the momentum of
-    all matrices can be applied before the exchange; default: `lossiest`. One-dimensional tensors are summed
-    exactly. One rank alone stays dense.
+    repeats if the exchange's seconds change 1.5 times, and every `every` steps. `lossiest`: upper limit.
+    `pinned`: candidate to use without timing. `lossiest_local`: upper limit if the momentum of all matrices
+    can be applied before the exchange; default: `lossiest`. One-dimensional tensors are summed exactly. One
+    rank alone stays dense.
 
     Payload: that of the candidate, plus 24 bytes after each step of a search and every 6 steps between
     searches. Memory, once a candidate has lost something: 4 bytes per element of matrices, and 8 more with
@@ -107,7 +107,6 @@ class Autotune(Reducer):
 
     @property
     def usable(self) -> tuple[Reducer, ...]:
-        """Candidates that the search may use if momentum stays in the optimiser."""
         return self._until(self.last(local=False))
 
     @property
@@ -118,7 +117,6 @@ class Autotune(Reducer):
         return self.candidates[: last + 1] if self.pinned is None else (self.pinned,)
 
     def last(self, *, local: bool) -> int:
-        """Return the index of the lossiest allowed candidate; `local`: with local momentum."""
         lossiest = (local and self.lossiest_local) or self.lossiest
         return len(self.candidates) - 1 if lossiest is None else self.candidates.index(lossiest)
 

@@ -1,22 +1,20 @@
 """Autotuner: selects the candidate to use by timing candidates alternately.
 
     1. Training starts with the lossless candidate. The next lossier one alternates with it, COUNTED steps
-       each, until it is clear whether it saves `gain` of a step (`duel`). The next one then follows.
+       each, until it is clear whether it saves `gain` of a step (`duel`).
     2. This ends after MISSES consecutive candidates that do not pay (the first sparse one is still tried),
-       or if an exchange takes at most `gain` of a step. After a quick pass, a second one repeats unclear
-       pairs, with more steps of the faster candidate. A tie keeps the less lossy one. A clear change of a
-       candidate's seconds restarts the search.
-    3. Not counted: the first COLD steps of each candidate (first use of memory), the first after each
-       change, and dense steps that also send the residual. An exchange longer than LONG_S counts at once.
-       FEW steps of each, or one longer than WAIT_S, suffice for a clear difference.
-    4. Every WINDOW steps the least exchange time, which is robust to a busy machine, is compared with the
+       or if an exchange takes at most `gain` of a step. A second pass repeats unclear pairs. A tie keeps the
+       less lossy candidate.
+    3. Not counted: the first COLD steps of each candidate, the first after each change, and dense steps that
+       also send the residual.
+    4. Every WINDOW steps the least exchange time (robust to a busy machine) is compared with the
        first window's. A change by CHANGED times, and by MATTERS of the step, in `patience` consecutive
        windows starts a search: among lossier candidates if the exchange is longer, among less lossy ones if
        it is shorter. After `every` steps one starts in both directions. The patience doubles if the candidate
        stays.
 
-Whole steps are compared, because the exchange competes with backward for cores. All ranks decide the same,
-from the slowest rank's step and the shortest exchange: the others wait for that rank.
+Whole steps are compared, because the exchange competes with backward for cores. All ranks decide from the
+slowest rank's step and the shortest exchange: the others wait for that rank.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from laconic.comm.comm import Comm
 from laconic.core.units import format_seconds
 from laconic.reducers.autotune.search import LESS, MORE, Search, Timed, Trial
 
-WINDOW = 6  # steps between two checks of the exchange's seconds
+WINDOW = 6  # steps between two checks
 CHANGED, MATTERS = 1.5, 0.1  # ratio, and share of the step, of a new link
 CHANGING = (
     "current",
@@ -45,7 +43,7 @@ CHANGING = (
     "_changed",
     "_looked",
     "_trial",
-)  # all that an observation changes, except the window's seconds and the search (saved separately)
+)  # state that an observation changes, except the window's seconds and the search (saved separately)
 PATIENCE, MAX_PATIENCE = 2, 16  # windows
 
 log = logging.getLogger("laconic")
@@ -53,8 +51,6 @@ log = logging.getLogger("laconic")
 
 @dataclass(frozen=True)
 class Look:
-    """Start and steps so far of a search."""
-
     used: int
     ways: Collection[str]
     warm: frozenset[int]
@@ -64,12 +60,8 @@ class Look:
 class Autotuner:
     """Search state on one rank; equal on all.
 
-    Args:
-        names: The candidates, the lossless one first.
-        comm: Group that decides.
-        every: Steps between searches on a constant link.
-        clock: Returns seconds.
-        pinned: Candidate to use without a search.
+    `names`: the candidates, the lossless one first; `every`: steps between searches on a constant link;
+    `pinned`: candidate to use without a search.
     """
 
     def __init__(
@@ -89,7 +81,7 @@ class Autotuner:
         self._fixed = pinned is not None or search.last == 0
         self._step = -2
         self._began: float | None = None  # when this step began, unless skipped
-        self._exchange_s = 0.0  # of this step, so far
+        self._exchange_s = 0.0
         self._apart = False
         self._steps: list[Timed] = []  # of the window
         self._strange = 0  # consecutive windows with a change
@@ -109,12 +101,11 @@ class Autotuner:
         return self._trial is not None and not self._fixed
 
     def limit(self, last: int) -> None:
-        """Use no lossier candidate than `last` from the next step on; a search ends where it began."""
+        """Use no lossier candidate than `last` from the next step on; end a search where it began."""
         self._search.last = last
         self.resume(min(self.current if self._looked is None else self._looked.used, last), 0.0)
 
     def resume(self, chosen: int, usual_s: float) -> None:
-        """Continue with an earlier choice, within the candidates allowed now."""
         if self._fixed:
             return
         self.current = self.chosen = min(chosen, self._search.last)
@@ -154,7 +145,6 @@ class Autotuner:
         self._apart |= apart
 
     def put_back(self) -> None:
-        """Undo the skipped step, except for the seconds of the last one."""
         self._began = None
         if self._before is None:
             return

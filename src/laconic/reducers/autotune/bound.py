@@ -31,20 +31,14 @@ if TYPE_CHECKING:
 UNDECIDED = -1  # candidate number in a saved state
 CHOSEN = "once/autotune/candidate"
 USUAL = "once/autotune/exchange_s"
-LOCAL = "once/autotune/local"  # whether momentum is local
+LOCAL = "once/autotune/local"
 UNMEASURED = -1.0  # exchange seconds of a rank alone, whose decision does not count for more ranks
 
 log = logging.getLogger("laconic")
 
 
 class BoundAutotune(BoundReducer):
-    """Working autotune reduction.
-
-    Args:
-        layout: All tensors.
-        clock: Returns seconds.
-        optimised: The optimiser's side, for momentum before the exchange.
-    """
+    """Working reduction. `optimised`: the optimiser's side, for momentum before the exchange."""
 
     detects_non_finite: ClassVar[bool] = True
 
@@ -64,15 +58,15 @@ class BoundAutotune(BoundReducer):
                 raise SpecError(f"autotune: candidates must be stateless, {candidate!r} is not: use it alone")
             ErrorFeedback().gain(candidate.feedback_codec(), matrices)
         self._dense = Sum().bind(layout, comm)
-        self._switched: SwitchedResidual | None = None  # if momentum may be local
+        self._switched: SwitchedResidual | None = None
         if optimised is not None and len(matrices) and all(map(optimised.is_local, matrices.names)):
             self._switched = SwitchedResidual(matrices, optimised)
         self._residual = self._switched or Residual(matrices)
         self._matrices, self._names = matrices, frozenset(matrices.names)
         self._holding: set[str] = set()  # tensors whose residual may not be zero
-        self._bleeding: set[str] = set()  # those with more residual than a step should add
+        self._bleeding: set[str] = set()  # with more residual than a step should add
         self._stepped = True  # since the last backward pass
-        self._used = 0  # candidate of the last step
+        self._used = 0
         self._before: tuple[int, int, set[str], set[str]] | None = None  # step; the three above before it
         self._most = 1 / math.sqrt(comm.size)  # least share of a gradient's norm in the mean
         self._whole = [sends_all(candidate, matrices) for candidate in spec.candidates]
@@ -89,7 +83,6 @@ class BoundAutotune(BoundReducer):
             self.autotuner.usual_s = UNMEASURED
 
     def begin_pass(self, *, stepped: bool) -> None:
-        """Give momentum back to the optimiser if the chosen candidate sends all entries."""
         self._stepped = stepped
         if self._switched is None or not self._switched.local or not stepped:
             return
@@ -172,7 +165,6 @@ class BoundAutotune(BoundReducer):
     def _all_at_once(
         self, x: Tensor | None, layout: Layout, matrices: Layout, turn: Turn, out: Tensor, alpha: float
     ) -> Sent | None:
-        """Reduce densely, with part of the residual, by the collectives that all ranks use."""
         given = x if x is None or x is out else x.clone()
         corrected = None if x is None else self._corrected(x, matrices, turn)
         if given is None or corrected is None:
@@ -187,7 +179,6 @@ class BoundAutotune(BoundReducer):
         return sent
 
     def _corrected(self, x: Tensor, matrices: Layout, turn: Turn) -> Tensor | None:
-        """Return x plus the residual, limited per step if the candidate sends everything."""
         if not self._whole[self._used] or self._bleeding.isdisjoint(matrices.names):
             return self._residual.correct(x, matrices, turn)
         corrected, all_of_it = self._residual.bleed(x, matrices, turn, self._most)

@@ -1,8 +1,8 @@
 """Duel: test whether the lossier of two candidates pays, from alternately timed steps of each.
 
-The statistic is the share of all pairs of steps in which the lossier candidate saves `gain` of the step.
-Without a difference its deviation from one half is sqrt((n + m + 1) / 12 n m), for any distribution (Mann and
-Whitney 1947, doi:10.1214/aoms/1177730491).
+The statistic is the share of all pairs of steps in which the lossier candidate saves `gain`. Without a
+difference its deviation from one half is sqrt((n + m + 1) / 12 n m), for any distribution (Mann and Whitney
+1947, doi:10.1214/aoms/1177730491).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SURE, SURE_NOT = 3.0, 2.6  # deviations for and against the lossier one
 
 
 class Looks(NamedTuple):
-    """Steps of each at which to test. The last test must decide; `enough`: deviations for the lossier one."""
+    """Steps of each at which to test; the last test must decide. `enough`: deviations for the lossier one."""
 
     steps: tuple[int, ...]
     enough: float
@@ -28,9 +28,7 @@ FULL = Looks((5, 10, 20, 50, 100), 2.9)
 
 
 def clear(less: Sequence[float], more: Sequence[float]) -> bool | None:
-    """Return the answer if every step of one candidate is faster than all of the other by `CLEAR`, else None.
-
-    True: the lossier one is faster.
+    """Return whether the lossier candidate is faster by `CLEAR` in every pair; None unless all agree.
 
     >>> clear([1.0, 1.2], [0.3, 0.4]), clear([0.5], [2.0]), clear([1.0], [0.9])
     (True, False, None)
@@ -50,14 +48,9 @@ class Answer(NamedTuple):
 def decide(
     less: Sequence[float], more: Sequence[float], gain: float, looks: Looks = FULL, *, tested: int = 0
 ) -> Answer | None:
-    """Return whether the lossier candidate saves `gain` of a step; None to continue.
+    """Return whether the lossier candidate (seconds `more`) saves `gain` of a step; None to continue.
 
-    Args:
-        less: Seconds of steps of the less lossy candidate.
-        more: Seconds of steps of the lossier candidate.
-        gain: Least part of a step to save.
-        looks: When to test.
-        tested: Steps of each at the last call.
+    `tested`: steps of each at the last call.
 
     >>> decide([1.0] * 10, [0.8] * 10, 0.05), decide([1.0], [0.8], 0.05)
     (Answer(pays=True, sure=True), None)

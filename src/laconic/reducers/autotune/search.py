@@ -1,6 +1,6 @@
 """Search: times candidates alternately with the present one, and returns the best.
 
-Generators advance with each step: they yield the next candidate and receive its timing.
+Generators yield the next candidate and receive its timing.
 """
 
 from __future__ import annotations
@@ -39,10 +39,8 @@ Trial = Generator[int, Timed, T]
 class Search:
     """Measured steps by candidate.
 
-    Args:
-        gain: Share of a step that a lossier candidate must save.
-        last: Lossiest candidate allowed.
-        twice: Candidates that must save twice as much, because they send little of a gradient.
+    `gain`: share of a step that a lossier candidate must save; `last`: lossiest candidate allowed; `twice`:
+    candidates that must save twice as much, because they send little of a gradient.
     """
 
     def __init__(self, gain: float, last: int, twice: Collection[int] = ()) -> None:
@@ -56,10 +54,7 @@ class Search:
         return {each: median(self._seconds(each)) for each, steps in self._tried.items() if steps}
 
     def run(self, used: int, ways: Collection[str]) -> Trial[int]:
-        """Search from the candidate in use; return the best.
-
-        A first comparison of lossier candidates is quick, so that most steps soon have a good one.
-        """
+        """Search from the candidate in use; return the best. A first pass to lossier candidates is quick."""
         self._forget()
         self._changed = False
         best, rival, misses = used, used - 1, 0

@@ -1,13 +1,12 @@
 """Residual of tensors whose momentum alternates between SGD and the exchange.
 
 With momentum m in the optimiser, an entry of the residual e adds e / (1 - m) to all later updates; with local
-momentum it is applied once. So e changes its unit at a switch, without losing a part of a gradient:
+momentum it is applied once. So e changes its unit at a switch:
 
     to local        u = SGD's buffer            e = e / (1 - m)         x = e + m * u + g
     back            SGD's buffer = mean of u    e = (1 - m) * e         x = e + g
 
-Local momentum: Lin et al. 2018, arXiv:1712.01887 (DGC); the switches are ours. The mean of u is one dense
-exchange.
+Local momentum: Lin et al. 2018, arXiv:1712.01887 (DGC); the switches are ours.
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ NEVER = -1  # a step
 
 
 class SwitchedResidual(LocalResidual):
-    """Residual of tensors whose momentum is all in SGD (at first) or all local.
-
-    Attributes:
-        local: Whether momentum is local.
-    """
+    """Residual of tensors whose momentum is all in SGD (at first) or all local."""
 
     def __init__(self, layout: Layout, optimised: Optimised) -> None:
         super().__init__(layout, layout, optimised, velocity_factor=VELOCITY_FACTOR)
@@ -47,7 +42,7 @@ class SwitchedResidual(LocalResidual):
             self.local, self._entered = True, step
 
     def give_back(self, comm: Comm) -> None:
-        """Leave momentum to SGD, between steps; called on all ranks. Reduces the velocity, densely."""
+        """Leave momentum to SGD, between steps, on all ranks."""
         if not self.local:
             return
         self._pending.finish_all()

@@ -1,4 +1,4 @@
-"""Bins: tensors of a bucket, large ones cut, packed into one bin of near-equal work per rank."""
+"""Bins: tensors of a bucket, large ones cut, in one bin of near-equal work per rank."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ class Bins:
 
     @classmethod
     def of(cls, layout: Layout, size: int) -> Bins:
-        """Cut tensors of more than n / size elements into `size` near-equal pieces, and pack the pieces.
-
-        By LPT (Graham 1969): the largest piece first, each to the emptiest bin.
+        """Cut tensors of more than n / size elements into `size` near-equal pieces, and pack them by LPT
+        (Graham 1969): the largest piece first, each to the emptiest bin.
 
         >>> Bins.of(Layout.of([("a", (5,)), ("b", (2,)), ("c", (1,))]), size=2)
         Bins(pieces=Segments(starts=(0, 3, 5, 7), sizes=(3, 2, 2, 1)), bins=((0, 3), (1, 2)))
@@ -70,7 +69,6 @@ class Bins:
         return len(self._measured[part_of(rank, step, self.size)])
 
     def all_norms(self, measured: Sequence[Tensor], step: int) -> Tensor:
-        """Combine all ranks' norms: float32 (L,) on the CPU."""
         norms = torch.zeros(len(self.pieces), dtype=torch.float32, device="cpu")
         for rank, values in enumerate(measured):
             norms[part_of(rank, step, self.size) :: self.size] = values
@@ -96,8 +94,8 @@ def allot(norms: Tensor, sizes: Tensor, k: int) -> Tensor:
     """Return how many of k entries each piece may send, int64 (L,): by its norm, up to its size.
 
     A piece whose share reaches its size is sent in full, and the others share the rest: by decreasing norm,
-    shares of at least one are rounded to integers that add up, others to 1 while entries are left. In
-    float64, in a fixed order: the same on all ranks.
+    shares of at least one are rounded to integers that add up, others to 1 while entries are left. Float64
+    in a fixed order gives the same on all ranks.
 
     >>> allot(torch.tensor([8.0, 4.0, 4.0, 0.0]), torch.tensor([1000, 1000, 3, 9]), 23).tolist()
     [13, 7, 3, 0]

@@ -44,7 +44,7 @@ class Borders:
         return Parts(tuple(Segments(tuple(start), tuple(length)) for start, length in pairs))
 
     def moved(self, counts: Sequence[int]) -> Borders:
-        """Move the borders by ExDyna's rule (see `exdyna`), from the numbers of entries chosen."""
+        """Move the borders by ExDyna's rule, from the numbers of entries chosen."""
         mean, least = sum(counts) / self.size, max(1, self.blocks // (4 * self.size))
         cuts, load = list(self.cuts), [float(count) for count in counts]
         for border in range(1, self.size):
@@ -59,7 +59,7 @@ class Borders:
 
     @property
     def state(self) -> Tensor:
-        """int64 (blocks,): 1 at the start of each part; of equal shape for any number of ranks."""
+        """int64 (blocks,): 1 at the start of each part; one shape for any number of ranks."""
         marks = torch.zeros(self.blocks, dtype=torch.int64, device="cpu")
         marks[list(self.cuts[:-1])] = 1
         return marks

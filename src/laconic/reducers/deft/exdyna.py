@@ -9,8 +9,8 @@ chosen in part p and c on average:
 
 unless the giving part has only a quarter of an equal one.
 
-Differences from the paper and its code, in addition to those of `micro`: a block is n / 1024 elements of the
-model there, 1/1024 of each tensor here; and N = 1 crashes there.
+Differences from the paper and its code, besides those of `micro`: a block is n / 1024 elements of the model
+there, 1/1024 of each tensor here; and N = 1 crashes there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BLOCKS = 1024
 class Exdyna(ByThreshold):
     """mean = average of x at the entries that reach the threshold on the rank that owns their part.
 
-    For at most 1024 ranks. Payload, error and arguments are as in `micro`.
+    For at most 1024 ranks. Payload, error and arguments as in `micro`.
 
     >>> Exdyna(density=0.01)
     exdyna(density=0.01)

@@ -5,11 +5,11 @@ Yoon and Oh 2023 (HiPC), arXiv:2310.00967; the authors' code is kljp/micro [V]. 
     part     (t + i) mod N of N equal parts
     S_i      where |x_i| >= d in this part
     mean[S]  1/N * sum over ranks of x_i[S], at the union S of all S_i
-    d        follows the number sent at the last step: without communication, and equal on all ranks
+    d        follows the number sent at the last step, without communication; equal on all ranks
 
 Differences from the paper and its code:
 
-    the parts      There of the model as one vector, here of each tensor: independent of DDP's buckets.
+    the parts      There of the model as one vector, here of each tensor.
     the threshold  See `threshold_controller`: theirs takes hundreds of steps to approach the density.
     first step     Without a threshold yet, the density * n largest of each tensor.
     nothing found  There one entry anyway, here none.
@@ -33,8 +33,8 @@ class Micro(ByThreshold):
     """mean = average of x at the entries that reach the threshold on the rank that owns their part.
 
     Sends density * n of all tensors together on average once the threshold has settled, after about nine
-    steps, and before that down to half of it. A step with a settled threshold sends up to 12 % more or less
-    on the stored gradient. `indices`: coding of positions. Density 1 is `sum()`.
+    steps, before that as little as half. A settled step sends up to 12 % more or less on the stored gradient.
+    `indices`: coding of positions. Density 1 is `sum()`.
 
     Payload per rank, with K entries chosen by all, unlimited when the gradient grows: 4 K bytes of values,
     and the positions of the entries it chose, K / N on average; in the first step 8 kB more per bucket.

@@ -19,8 +19,7 @@ KIND = "weight"
 class ModelShare:
     """One number q_l per tensor: its norm at the last step times the square root of its number of pieces.
 
-    That is the sum of the norms of equal pieces, so a share does not depend on DDP's buckets. A tensor of
-    more than n / N of the model's n elements counts as N equal pieces, others as one.
+    That is the sum of the norms of equal pieces, so a share does not depend on DDP's buckets.
     """
 
     def __init__(self, layout: Layout, k: int, size: int) -> None:
@@ -35,7 +34,7 @@ class ModelShare:
         self._pending: Pending[dict[str, float]] = Pending(self._finish)
 
     def budget(self, bucket: Layout, step: int) -> int | None:
-        """Return this bucket's number of entries, at least 1; None if the last norms are unknown."""
+        """Return this bucket's number of entries; None if the last norms are unknown."""
         self._pending.finish_before(step)
         names = [entry.name for entry in bucket if entry.numel]
         if len(names) == len(self._entries):

@@ -35,21 +35,16 @@ Move = Callable[[Borders, Sequence[int]], Borders]
 
 @dataclass(frozen=True, repr=False)
 class ByThreshold(ChoiceInParts):
-    """Configuration of a reduction by threshold."""
-
     def bind_parts(self, comm: Comm, borders: Borders, move: Move | None = None) -> BoundReducer:
         return ThresholdControlled(self.density, self.indices, comm, borders, move)
 
     def sparse_nbytes(self, layout: Layout) -> int:
-        """Return the most bytes of one exchange: all entries reach the threshold, in one rank's part."""
         n = layout.numel
         return 4 * n + 4 * BINS + message_nbytes(n, n, len(layout), self.indices)
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Choices of all ranks for one bucket."""
-
     layout: Layout
     counts: Tensor  # chosen in each part, int64 (N,)
     sizes: Tensor | None  # histogram of all candidates, if a threshold is needed
@@ -58,7 +53,7 @@ class Choices:
 class ThresholdControlled(BoundReducer):
     """Threshold and borders, equal on all ranks. They change between steps, by the number sent last.
 
-    `move`: returns new borders from the number chosen in each part.
+    `move`: function from the number chosen in each part to new borders.
     """
 
     def __init__(
@@ -150,9 +145,9 @@ class ThresholdControlled(BoundReducer):
 
 
 def quota(density: float, start: int, size: int, key: int) -> int:
-    """Return the number of entries to choose among these, so that all parts of a tensor give density * n.
+    """Return the number of entries to choose here, so that all parts of a tensor give density * n.
 
-    All parts share the key, which decides the rounding.
+    `key`, common to the parts, decides the rounding.
 
     >>> sum(quota(0.25, start, 3, key=1 << 62) for start in range(0, 30, 3))
     7

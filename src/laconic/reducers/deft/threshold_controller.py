@@ -1,8 +1,8 @@
 """Threshold controller: keeps the sent density at its target by adapting the threshold.
 
 With error feedback the unsent entries grow at first, like t^a with a from 1/2 (noise) to 1 (a steady
-gradient). There the rule of MiCRO and ExDyna sent 2 to 10 times the target for hundreds of steps. This
-controller is ours. K' of K requested entries were sent in a step, t steps after the threshold d was set:
+gradient): the rule of MiCRO and ExDyna sent 2 to 10 times the target for hundreds of steps. This controller
+is ours. With K' of K requested entries sent in a step, t steps after the threshold d was set:
 
     d_1   = 2^a q, where K entries of the first step reach q in size (from a `histogram`)
     e     = K' / K - 1, at most 4
@@ -10,8 +10,7 @@ controller is ours. K' of K requested entries were sent in a step, t steps after
     a     = a + 2 g e, within 0 and 1; 3/4 at first
     log d = log d + g e + a log(1 + 1/t)
 
-Since log d is bounded, the average of e tends to 0. After more than 8 K entries in a step the threshold is
-set again.
+Since log d is bounded, the average of e tends to 0. After more than 8 K entries the threshold is set again.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from torch import Tensor
 from laconic.core.layout import Segments
 
 FASTEST, SLOWEST, DAMPING = 0.15, 0.01, 2.0
-MOST, RESET = 4.0, 8.0  # largest error counted per step; ratio that indicates changed data
-SHIFT, BINS = 20, 2048  # float32 as [sign 1 | exponent 8 | mantissa 3 | the rest 20]: eight bins per octave
+MOST, RESET = 4.0, 8.0  # largest error counted; ratio that indicates changed data
+SHIFT, BINS = 20, 2048  # float32 as [sign 1 | exponent 8 | mantissa 3 | the rest 20]
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -45,7 +44,6 @@ class ThresholdController:
 
     @property
     def state(self) -> Tensor:
-        """float64 (3,)."""
         return torch.tensor([self.threshold, self.growth, self.steps], dtype=torch.float64, device="cpu")
 
     def made(self, histogram: Tensor, asked: float) -> ThresholdController:

@@ -1,12 +1,11 @@
 """Union: each rank chooses entries in its own part, and all average their values at the union.
 
-The common core of DEFT, MiCRO and ExDyna (Yoon and Oh 2023 and 2024; kljp/deft, micro and exdyna [V]). Of N
-parts of the buffer, rank r chooses in part (step + r) mod N:
+Common core of DEFT, MiCRO and ExDyna. Of N parts of the buffer, rank r chooses in part (step + r) mod N:
 
     1. all_gather of the chosen positions           S = union of the ranks' choices
     2. all_reduce of every rank's own x[S]          mean[S] = 1/N * sum over ranks of x_r[S], and 0 elsewhere
 
-Message of one rank, for a part of s segments with K chosen entries:
+Message of a rank, for a part of s segments with K chosen entries:
 
     K, m         uint32 (2,)
     counts       uint8 (m,)   c_i of each segment, as positions c_0 + .. + c_i + i below K + s, by the coding
@@ -41,7 +40,7 @@ Found = tuple[Tensor, Tensor]  # indices int32 (K,) from their segment's start, 
 
 @dataclass(frozen=True, repr=False)
 class ChoiceInParts(Reducer):
-    """Configuration of such a reduction: `sum()` at density 1. `indices`: coding of positions."""
+    """Configuration: `sum()` at density 1. `indices`: coding of positions."""
 
     density: float = 0.001
     indices: IndexCoding = GOLOMB
@@ -71,8 +70,6 @@ class ChoiceInParts(Reducer):
 
 @dataclass(frozen=True)
 class Parts:
-    """Buffer in N parts, each in segments."""
-
     parts: tuple[Segments, ...]
 
     def __len__(self) -> int:
@@ -94,10 +91,10 @@ def part_of(rank: int, step: int, size: int) -> int:
 def choices_of_all(
     found: Found | None, parts: Parts, step: int, comm: Comm, coding: IndexCoding, device: torch.device
 ) -> Found | None:
-    """Return the choices of all ranks, part by part: indices and counts over `parts.joined`.
+    """Return all ranks' choices, part by part: indices and counts over `parts.joined`.
 
-    `found` is this rank's choice, or None for a non-finite x: then all ranks return None. Raises `WireError`,
-    with the rank, for a damaged message.
+    `found` is this rank's choice, or None for a non-finite x: then all return None. Raises `WireError`, with
+    the rank, for a damaged message.
     """
     size, wire = comm.size, None
     if found is not None:
@@ -169,8 +166,7 @@ def read(wire: Tensor, segments: Segments, coding: IndexCoding) -> Found:
 def message_nbytes(k: int, n: int, segments: int, coding: IndexCoding) -> int:
     """Return the most bytes of a message of at most k of n positions in this many segments.
 
-    Codes are a concave function of (k, n): one segment costs most, except for rounding: a 16th and two bytes
-    per segment.
+    Codes are concave in (k, n): one segment costs most, except for rounding: a 16th and two bytes each.
     """
     positions = coding.nbytes(min(k, n), n)
     return HEAD + coding.nbytes(segments, k + segments) + positions + positions // 16 + 2 * segments

@@ -1,7 +1,6 @@
-"""Entries: some of a tensor's values with their positions, on the wire and as sets that ranks compare.
+"""Entries: some of a tensor's values with their positions.
 
-A position counts elements of a bucket without gaps; an index counts from the start of its segment. Both
-ascend.
+A position counts elements of a bucket without gaps; an index, those of its segment. Both ascend.
 """
 
 from __future__ import annotations
@@ -58,13 +57,12 @@ class Entries:
         return cls(indices, counts, as_numbers(values, torch.float32))
 
     def share(self, segments: Segments, positions: Tensor, final: Tensor) -> SentEntries:
-        """Return a share of the entries whose positions (K,) are in `final`. Both are ascending."""
         kept = self.where(contained(positions, final))
         return SentEntries(segments, kept.indices, kept.counts, kept.values)
 
 
 def positions_wire(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Return the wire uint8: counts uint32 (s,), then the indices int32 (K,) by `golomb`."""
+    """Return the wire uint8: counts uint32 (s,), then indices int32 (K,) by `golomb`."""
     coded = kernels.rice_encode(indices, counts, segments)
     return torch.cat([sent_to(counts_bytes(counts), coded.device), coded])
 

@@ -12,20 +12,17 @@ tensor, with k = ceil(density * n) and the step's leader, rank t mod N:
 Ours:
 
 - Rotation and signs: a fixed code never carries its null space, where the residual would grow without bound.
-  For a linear code A, <w, A w> averages trace(A) / K * |w|^2. Rounds without signs let the net use a
-  structure of signs.
-- Both phases use the leader's positions: the net is trained on the data it will get.
 - Adam, rate 1e-3: the third party's SGD of this rate learns nothing in 300 steps.
 - `server` has one decoder, the paper one per node (`per_node`). The losses are averages, not sums.
 - The sent share is scaled to |x - sent| <= |x| on every rank.
 
-Codes retain 0.42 of the energy that `cltk` would send, and 0.31 (server 0.26) after 400 steps at a fixed
-model, in 1,232 bytes per rank and step (server 511, `cltk` 4,052): 94,720 entries, density 0.01, 4 ranks
-(benchmarks/learned_code.py). The net takes 50 ms per step. Do not use `server` or `per_node` if ranks have
-different data: with two or three of ten labels per rank they retained 0.01 to 0.02 after 100 steps.
+Codes retain 0.42 of the energy that `cltk` would send, 0.31 (server 0.26) after 400 steps at a fixed model,
+in 1,232 bytes per rank and step (server 511, `cltk` 4,052; see benchmarks/learned_code.py). The net takes 50
+ms per step. Do not use `server` or `per_node` if ranks have different data: with two or three of ten labels
+per rank they retained 0.01 to 0.02.
 
 Results depend on DDP's buckets, so a resumed run may continue with other bits. Replicas agree to the bit on
-equal CPUs; between kinds of CPU the last bit of one entry in ten million is different.
+equal CPUs; between kinds of CPU the last bit of one entry in ten million differs.
 """
 
 from __future__ import annotations
@@ -80,7 +77,7 @@ class LearnedCode(DensityReducer):
     `until` 4 K bytes of values, then 16 * ceil(K / 16) bytes of code, of all ranks or the leader, and the
     gain or innovation. A bucket of at most 4 entries sends values. Once, after training, 4 bytes for each of
     216 thousand weights, and of 44 thousand per further decoder. State: weights and Adam's moments, equal on
-    all ranks; with 'per_node' it fits one number of ranks.
+    all ranks; with 'per_node' for one number of ranks.
 
     >>> from laconic.core.layout import Layout, PerLayout
     >>> model = Layout.of([("weight", (1000, 1000))])
@@ -173,7 +170,6 @@ class _LearnedCode(BoundReducer):
         return SentEntries(segments, indices, counts, outcome.own)
 
     def _announcement(self, x: Tensor, layout: Layout) -> Tensor:
-        """Return the scale float32 (1,), and this rank's largest entries."""
         segments = layout.segments
         indices, counts = kernels.topk(x, segments, counts_per_segment(self._spec.density, segments))
         largest = kernels.gather(x, segments, indices, counts).double()

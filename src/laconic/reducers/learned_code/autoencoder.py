@@ -5,8 +5,8 @@ The net of LGC (Abrahamyan et al. 2021, arXiv:2103.08870), as in a public third-
     encoder   1 -> 64 -> 128 -> 256 -> 64 channels, each a convolution of 3 with stride 2, then 64 -> 4 of 1
     decoder   4 -> 32 -> 64 -> 128 -> 32 channels, each transposed of 3 with stride 2, then 32 -> 1 of 1
 
-with a leaky ReLU (0.01) after each but the last of both. Ours: zero padding to a multiple of 16, for any K >=
-1, and no ReLU on the code: with one the error was 0.89 instead of 0.81 of the energy.
+with a leaky ReLU (0.01) after each but the last of both. Ours: zero padding to a multiple of 16, and no ReLU
+on the code: with one the error was 0.89 instead of 0.81 of the energy.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ def first_weights() -> Tensor:
 
 
 def with_decoders(weights: Tensor, count: int) -> Tensor:
-    """Return weights of ENCODER + count * DECODER elements with `count` decoders, repeated if fewer exist."""
     decoders = weights[ENCODER:].view(-1, DECODER)
     chosen = [decoders[node % len(decoders)] for node in range(count)]
     return torch.cat([weights[:ENCODER], *chosen])
@@ -77,7 +76,7 @@ def with_decoders(weights: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Autoencoder:
-    """The net, on the CPU, with flat weights (LAYOUT.numel,), whose dtype is used for computing.
+    """The net, on the CPU, with flat weights (LAYOUT.numel,). It computes in their dtype.
 
     With several decoders, only `encode` and `nodes` work.
     """
@@ -100,9 +99,9 @@ class Autoencoder:
         return self.decode_along(code, None, k)[0]
 
     def decode_along(self, code: Tensor, change: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
-        """Return D(code), and D'(code) change, the decoder's response to a small change; both (b, k).
+        """Return D(code) and D'(code) change, the response to a small change; both (b, k).
 
-        Codes and changes are (b, 4, ceil(k / 16)); None is a change of zero.
+        Codes and changes are (b, 4, ceil(k / 16)); None is no change.
         """
         own = self._named()
         y, dy = code, torch.zeros_like(code[:0]) if change is None else change

@@ -1,17 +1,17 @@
 """Exchange of codes: averaged over ranks as in a ring, or from one rank to a server, played by all ranks.
 
-A rank's vector w (K,) has its values at common positions, in units of a common scale. With encoder E and
-decoder D, the mean is the average of the ranks' parts, g p_i or p_i:
+A rank's vector w (K,) has its values at common positions over a common scale. With encoder E and decoder D,
+the mean is the average of the ranks' parts, g p_i or p_i:
 
     ring      c = 1/N * sum over i of E(w_i)      p_i = D(c) + D'(c) (E(w_i) - c)     mean = g D(c)
     server    c = E(w_l) of the leader l          p_i = g_i D(c), but w_i on I_i      mean = 1/N * sum p_i
     per_node  c = E(w_l) of the leader l          p_i = g_i D_i(c), but w_i on I_i    mean = 1/N * sum p_i
 
-I_i is the innovation: the places of the few largest |w_i|, whose values every rank sends to all. In the paper
-they are another input of the decoder; here they are exact, so that the residual shrinks in every step.
+I_i is the innovation: the places of the few largest |w_i|, whose values every rank sends to all. They are
+exact, so that the residual shrinks in every step; in the paper the decoder reads them.
 
-The gains are ours: a bad net could enlarge the residual. So g_i >= 0 minimises it; in the ring a common g
-minimises the sum of squares over ranks, limited so that no rank's residual grows.
+The gains are ours: g_i >= 0 minimises a rank's residual, which a bad net could enlarge; in the ring a common
+g minimises the sum of squares over ranks, limited so that no rank's residual grows.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ class Vector:
         return normal.roll(self.shift) * self.signs
 
     def restored(self, normal: Tensor) -> Tensor:
-        """Invert the transform for a result (K,) of the net, to float32."""
         values = (normal.double() * self.signs).roll(-self.shift) * self.scale
         return values.clamp_(-LARGEST, LARGEST).float().to(self.values.device)
 
@@ -68,8 +67,6 @@ class Outcome:
 
 
 class CodeExchange(ABC):
-    """Loss of the net and the exchange that uses it."""
-
     @abstractmethod
     def loss(self, net: Autoencoder, normals: Tensor, leader: int) -> Tensor:
         """Return K times the mean loss over the entries of all ranks' vectors (N, K)."""

@@ -21,7 +21,7 @@ Lesson = tuple[Tensor, int]  # gradient of a sum of losses, and the number of ex
 class Trained:
     """Flat float32 weights, and Adam's moments. Equal lessons keep ranks equal up to rounding.
 
-    A step's lessons are averaged into one step of Adam; a skipped step teaches nothing.
+    A step's lessons are averaged; a skipped step teaches nothing.
     """
 
     def __init__(self, kind: str, weights: Tensor) -> None:
@@ -42,7 +42,6 @@ class Trained:
         self._pending.add(lesson, layout, step)
 
     def forget(self, layout: Layout) -> None:
-        """Drop this bucket's lesson and the agreement of a skipped step."""
         self._pending.drop(layout)
         if self._own is not None:
             self.weights, self._own, self._agreed = self._own, None, False
@@ -54,7 +53,7 @@ class Trained:
         self._agreed = False
 
     def agree(self, comm: Comm, device: torch.device) -> None:
-        """Take rank 0's weights, once after `may_differ`, on all ranks: 4 bytes per weight."""
+        """Copy rank 0's weights, once after `may_differ`, on all ranks: 4 bytes per weight."""
         if not self._agreed:
             self._own = self.weights
             self.weights = comm.broadcast(self.weights.to(device, copy=True), 0).cpu()
@@ -79,7 +78,6 @@ class Trained:
         return {key: value.clone() for key, value in self._held().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the state. Raises `StateError`, with nothing changed, for another net's."""
         for key, value in self._held().items():
             if key not in state or state[key].shape != value.shape:
                 shape = tuple(state[key].shape) if key in state else None

@@ -8,12 +8,11 @@ each tensor:
     3. all_to_all of the b_r of all tensors, in N chunks; each rank counts the votes of its chunk
     4. all_gather of the winners w; mean = m * (1 - 2 w), the same bits on all
 
-The factor m is ours, so that the learning rate means the same as for SGD; fewer than N/2 faulty ranks cannot
-move the (lower) median beyond the others' values. The paper settles ties by sign(0); here a common coin
-decides, so that no direction is preferred.
+The factor m is ours: the learning rate means the same as for SGD, and fewer than N/2 faulty ranks cannot move
+the (lower) median beyond the others' values. The paper settles ties by sign(0), here a common coin does.
 
-An entry that is 0 on all ranks becomes m or -m, at random. Every coin of an odd step is the opposite of that
-of the even step before, so that two such steps cancel, except for the change of m.
+An entry that is 0 on all ranks becomes m or -m, at random. Coins of an odd step are opposite to those before:
+two steps cancel.
 """
 
 from __future__ import annotations
@@ -40,11 +39,10 @@ from laconic.reducers.majority_vote.coins import Coins
 class MajorityVote(Reducer):
     """mean = (median over ranks of mean |x_r|) * the majority of the ranks' signs, entry by entry.
 
-    Biased, and no rank knows its loss: error feedback is refused. A faulty rank has one vote per sign. As a
-    method, one-dimensional tensors are summed, where a faulty rank is not limited: `signum()` votes on these
-    too.
+    Biased, and no rank knows its loss: error feedback is refused. A faulty rank has one vote per sign, but is
+    not limited in the one-dimensional tensors that a method sums: `signum()` votes on these too.
 
-    Payload: 1 bit per entry, up and down together ((N-1)/N of it up, 1/N down), and 4 bytes per tensor.
+    Payload: 1 bit per entry ((N-1)/N of it up, 1/N down), and 4 bytes per tensor.
 
     >>> from laconic.core.layout import Layout
     >>> MajorityVote().nbytes(Layout.of([("weight", (100, 10)), ("bias", (10,))]))
@@ -88,7 +86,7 @@ class Vote(Sent):
 @dataclass(frozen=True)
 class _MajorityVote(BoundReducer):
     comm: Comm
-    detects_non_finite: ClassVar[bool] = True  # checks the magnitudes
+    detects_non_finite: ClassVar[bool] = True
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
@@ -105,7 +103,6 @@ class _MajorityVote(BoundReducer):
         return Vote(bits, scales, segments)
 
     def _scales(self, means: Tensor | None, n: int, device: torch.device) -> Tensor | None:
-        """Return the median of all ranks' mean magnitudes float32 (n,); None if one is not finite."""
         if means is not None and not bool(means.isfinite().all()):
             means = None
         gathered = gather_or_skip(self.comm, means, device, dtype=torch.float32)
@@ -130,7 +127,6 @@ class _MajorityVote(BoundReducer):
 
 
 def abstain_(bits: Tensor, x: Tensor, layout: Layout, coins: Coins) -> Tensor:
-    """Write this rank's coins to the sign bits uint8 (m,) where x is 0."""
     zeros = kernels.zeros(x, layout.segments)
     if not bool(zeros.any()):
         return bits
@@ -149,7 +145,6 @@ def _magnitudes(x: Tensor) -> Tensor:
 
 
 def tossed(layout: Layout, coins: Coins, begin: int, count: int) -> Tensor:
-    """Return common coins for bytes [begin, begin + count) of a message of sign bits."""
     parts, at, end = [torch.empty(0, dtype=torch.uint8, device="cpu")], 0, begin + count
     for entry in layout:
         m = kernels.packed_nbytes(entry.numel, 1)

@@ -1,7 +1,4 @@
-"""Coins: random bits that replace the sign of a zero, from separate streams for each tensor.
-
-An element's coin depends neither on the counting rank nor on the bucket.
-"""
+"""Coins: random bits that replace the sign of a zero, independent of the counting rank and the bucket."""
 
 from __future__ import annotations
 

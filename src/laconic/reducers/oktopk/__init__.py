@@ -8,17 +8,14 @@ elements, with k = ceil(density * n) and N ranks:
     3. all_to_all: a rank adds up all entries chosen in its region, in rank order: s
     4. all_gather: those |s| that reach the tensor's threshold
     5. mean = the k largest of all received entries, the same on every rank
-    6. the next threshold: a little less than the k-th largest, times its growth since the last step, because
-       residuals fill up
+    6. the next threshold: a little less than the k-th largest, times its growth since the last step
 
 The threshold saves bytes and cannot change the mean. Per tensor a region sends at least the average number a
 of entries that a rank chose there, so that k arrive, and at most 2 a + 4. If this may hold back an entry of
-the mean, which every rank can see, one more all_gather sends it. Traffic grows 1.31 times from 4 ranks to 64,
-and 1.4 times for the costliest rank with 400 entries per region (`benchmarks/scaling`).
+the mean, which every rank can see, one more all_gather sends it. Traffic grows 1.31 times from 4 ranks to 64
+(`benchmarks/scaling`).
 
-Differences from the paper. It chooses about k entries, by thresholds that are exact every tau' steps; here
-exactly k, independent of buckets. It moves entries between uneven regions. Its bound of 6 k received numbers
-per rank holds if regions are even, except for the 4 of each piece of a tensor.
+The paper chooses about k entries, by thresholds that are exact every tau' steps; here exactly k.
 """
 
 from __future__ import annotations
@@ -54,12 +51,11 @@ MOST_GROWTH = 1.5  # of the smallest entries, per step
 class OkTopk(DensityReducer):
     """mean = the k = ceil(density * n) largest entries of the average of every rank's k largest.
 
-    The sent share is this rank's own k largest where they are among those. At most k entries of a tensor
-    change. `every`: steps between two cuts of the regions.
+    At most k entries of a tensor change. `every`: steps between two cuts of the regions.
 
     Payload: up to twice k values in 32 bits with positions by `golomb`: up those outside this rank's region,
-    at most k; down those inside, k / N on average, at most k. A rank sends and receives about 2 k (N-1)/N
-    entries. `nbytes` is a bound for up to 64 ranks; each further rank may add 15 bytes to it.
+    at most k; down those inside, k / N on average, at most k. `nbytes` is a bound for up to 64 ranks; each
+    further rank may add 15 bytes.
 
     >>> OkTopk(density=0.01)
     oktopk(density=0.01)
@@ -86,7 +82,7 @@ class OkTopk(DensityReducer):
     def nbytes(self, layout: Layout) -> int:
         """Return the most bytes: positions of n in pieces take up to log2(n / k) + 3.1 bits, plus 2 bytes.
 
-        One bit more in two rounds, with k' = k / 2 each.
+        Two rounds, with k' = k / 2 each, take one bit more.
         """
         total = 15 * RANKS + 2
         for entry in layout:
@@ -97,7 +93,7 @@ class OkTopk(DensityReducer):
 
 
 class _OkTopk(BoundReducer):
-    """Working reduction. Regions and floors, which affect only its cost, are not saved."""
+    """Working reduction. Regions and floors affect only its cost, and are not saved."""
 
     def __init__(self, spec: OkTopk, comm: Comm) -> None:
         self._spec = spec
@@ -165,7 +161,7 @@ class _OkTopk(BoundReducer):
         self._before = None
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Reset regions and floors: all ranks must agree on when to cut again, whatever they did before."""
+        """Reset regions and floors: all ranks must agree on when to cut again."""
         super().load_state_dict(state)
         self._regions.clear()
         self._floors.clear()

@@ -1,4 +1,4 @@
-"""Exact global top-k of sums scattered over ranks, known to all ranks: steps 3 to 6 of `oktopk`."""
+"""Exact global top-k of sums scattered over ranks: steps 3 to 6 of `oktopk`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ NOTHING, SMALL, ANY = 0, 1, 2  # held-back entries of a piece: none, below the t
 def global_topk(
     wires: list[Tensor], regions: Regions, ks: Tensor, thresholds: Tensor, comm: Comm
 ) -> tuple[Tensor, Entries, Tensor]:
-    """Return the ks[i] largest |1/N * sum over ranks| of each tensor, from the ranks' wires to this region.
-
-    Returns positions int64 (K,) in the bucket, entries of its tensors, and the least of each, float32 (s,).
+    """Return the ks[i] largest |1/N * sum over ranks| of each tensor, from the ranks' wires to this region:
+    positions int64 (K,) in the bucket, entries of its tensors, and the least of each, float32 (s,).
     """
     here, pieces = regions.at(comm.rank), regions.pieces[comm.rank]
     tensors = regions.tensor_of[here]
@@ -74,14 +73,13 @@ def offer(
     reach = top.values.abs() >= kernels.per_index(thresholds, top.counts, top.values.device)
     passing = counted(reach, top.counts)
     counts = torch.maximum(passing, torch.minimum(least, top.counts))
-    more = (top.counts == most) & (most < ks)  # there may be more than `top` has
+    more = (top.counts == most) & (most < ks)  # possibly more than `top` has
     held = torch.where(more | (counts < top.counts), SMALL, NOTHING)
     held = torch.where(more & (passing == top.counts), ANY, held)
     return top.among(counts), held
 
 
 def exchanged(given: Entries, held: Tensor, regions: Regions, comm: Comm) -> tuple[Pool, Tensor]:
-    """Return the entries that all ranks give, and marks of held-back pieces, int64 (p,)."""
     flags = held.to(torch.uint8).to(given.values.device)
     own = torch.cat([flags, given.wire(regions.pieces[comm.rank])])
     messages = gather_or_skip(comm, own, own.device)
@@ -97,8 +95,6 @@ def exchanged(given: Entries, held: Tensor, regions: Regions, comm: Comm) -> tup
 
 @dataclass(frozen=True)
 class Best:
-    """Best entries of a pool."""
-
     places: Tensor
     counts: Tensor
     positions: Tensor
@@ -134,7 +130,7 @@ class Pool:
     def doubtful(self, best: Best, held: Tensor, thresholds: Tensor) -> Tensor:
         """Return bool (p,): pieces in which a held-back entry may belong to the best.
 
-        Received entries exceed the held-back ones, so all received ones of such a piece are among the best.
+        Received entries exceed held-back ones, so all received ones of such a piece are among the best.
         """
         kept = torch.zeros_like(self.positions, dtype=torch.bool)
         kept[best.places] = True

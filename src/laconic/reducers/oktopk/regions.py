@@ -1,7 +1,6 @@
 """Regions: the elements of a bucket cut into one range per rank, with about equal work.
 
-Ok-Topk (Li and Hoefler 2022, arXiv:2201.07598): the average of the cuts that divide each rank's chosen
-entries equally.
+Cuts are the average of those that divide each rank's chosen entries equally.
 """
 
 from __future__ import annotations
@@ -86,7 +85,6 @@ class Regions:
         )
 
     def split(self, positions: Tensor, values: Tensor) -> list[Entries]:
-        """Return entries at ascending positions int64 (K,) by rank, with indices in their piece."""
         ends = torch.searchsorted(positions, sent_to(self.edges, positions.device)).cpu()
         counts = ends.diff()
         starts = kernels.per_index(self.edges[:-1], counts, positions.device)
@@ -98,7 +96,6 @@ class Regions:
         return found
 
     def join(self, parts: Sequence[Entries]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return all entries' positions int64 (K,), ascending, counts int64 (p,) and values float32 (K,)."""
         counts = torch.cat([part.counts for part in parts])
         whole = Entries(
             torch.cat([part.indices for part in parts]), counts, torch.cat([part.values for part in parts])

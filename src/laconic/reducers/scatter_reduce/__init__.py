@@ -6,8 +6,7 @@ The reduction of CGX (Markov et al. 2022, arXiv:2111.08617, its release IST-DASL
     1. scatter   s = 1/N * (x_p + sum over r != p, in this order, of decode(encode(x_r)))
     2. gather    mean = decode(encode(s)), on every rank, p too: replicas are bit-identical
 
-Error feedback stores the loss of the first rounding. With feedback='both' rank p also stores that of the
-second:
+With feedback='both' rank p also stores the loss of the second rounding:
 
     2. gather    x = e_p + s     mean = decode(encode(x))     e_p = x - mean
 
@@ -15,8 +14,7 @@ and along a ring or up trees each rank r adds N times the loss of its hop to its
 
     1. hop       y = x_r/N + decode(arrived)       sends encode(y)       e_r = N (y - decode(encode(y)))
 
-Then the mean equals the average of the sent shares, and the error of the average of T means is the sum of all
-residuals over T.
+Then the mean equals the average of the sent shares.
 """
 
 from __future__ import annotations
@@ -47,8 +45,8 @@ Legs = Literal["up", "both"]
 class ScatterReduce(Reducer):
     """mean = decode(encode(1/N * sum of decoded pieces)), with each piece reduced on a different rank.
 
-    `pattern`, the route to the reducing rank: 'direct', to all others at once; 'ring', rounded at each of N -
-    1 hops; 'tree', up binomial trees, rounded at each of log2 N hops; all in equally many bytes. 'ring' and
+    `pattern`, the route to the reducing rank, in equally many bytes: 'direct', to all others at once; 'ring',
+    rounded at each of N - 1 hops; 'tree', up binomial trees, rounded at each of log2 N hops. 'ring' and
     'tree' need a codec of fixed size, or with feedback='both' a sparse codec with a density.
 
     `feedback`, the rounding errors that later steps correct: 'up', those of the first rounding, if the
@@ -56,9 +54,8 @@ class ScatterReduce(Reducer):
     means is O(1 / T). 'both' needs error feedback and a codec that is safe with it, and 4 bytes for each
     element that a rank reduces. At 2 bits among 16 ranks a ring's error is 3 times a tree's.
 
-    Payload: one message of `codec`, (N - 1) / N of it to the reducing ranks and 1 / N from this one. 'ring'
-    and 'tree' add 4 bytes to agree that all gradients are finite, and 8 for each hop's message of a sparse
-    codec.
+    Payload: one message of `codec`, (N - 1) / N of it up and 1 / N down. 'ring' and 'tree' add 4 bytes to
+    agree that all gradients are finite, and 8 for each hop's message of a sparse codec.
 
     >>> from laconic.core.spec import parse
     >>> parse("scatter_reduce(minmax(bits=4), pattern='ring')")
@@ -130,7 +127,6 @@ class ScatterReduce(Reducer):
 
 
 def most_nbytes(codec: Codec, layout: Layout) -> int:
-    """Return the most bytes of all pieces in a group of any size: whole tensors, or blocks."""
     total = 0
     for entry in layout:
         blocks, rest = divmod(entry.numel, BLOCK)

@@ -1,7 +1,6 @@
-"""Cuts: every tensor in pieces of whole blocks, one piece per rank.
+"""Cuts: every tensor in pieces of whole blocks of 512 elements, one piece per rank.
 
-Blocks have 512 elements from a tensor's first: a quantiser's buckets cross neither tensors nor pieces. Cuts
-are made once for a model, independent of DDP's buckets.
+Cuts are made once for a model, independent of DDP's buckets.
 """
 
 from __future__ import annotations

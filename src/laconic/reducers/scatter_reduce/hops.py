@@ -4,7 +4,7 @@
     tree   ceil(log2 size) hops; of each pair of ranks one sends its sum to the other (binomial). Every piece
            has a tree rooted at its rank, so that the load is equal
 
-A rank sends each piece except its own once. The error grows with the number of hops.
+A rank sends each piece except its own once.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ LENGTH = 8  # bytes of a wire's length field
 
 @dataclass(frozen=True)
 class Hop:
-    """One exchange: pieces to send and to receive, with their ranks."""
-
     to: int
     source: int
     going: tuple[int, ...]
@@ -79,7 +77,7 @@ def travelling_mean(
 ) -> Tensor | None:
     """Return the mean over ranks of parts[rank] of flat x, float32 (parts[rank].numel,), for this rank.
 
-    None if its data to forward was not finite: it then forwarded zeros. `left` receives its rounding loss in
+    None if data to forward was not finite: zeros were forwarded. `left` receives this rank's rounding loss in
     the mean of each forwarded piece, float32 (parts[piece].numel,).
     """
     held: dict[int, Tensor] = {}
@@ -125,7 +123,7 @@ def framed_nbytes(codec: Codec, layout: Layout) -> int:
 def framed(wire: Tensor, codec: Codec, layout: Layout) -> Tensor:
     """Return the wire in a message of `framed_nbytes`.
 
-    Without fixed size: length int64 (1,), wire, zeros. A round for lengths would double the time of each hop.
+    Without fixed size: length int64 (1,), wire, zeros. A round for lengths would double a hop's time.
     """
     if codec.fixed_size:
         return wire
@@ -136,7 +134,6 @@ def framed(wire: Tensor, codec: Codec, layout: Layout) -> Tensor:
 
 
 def unframed(message: Tensor, codec: Codec) -> Tensor:
-    """Return the wire in a message. Raises `WireError` for a wrong length."""
     if codec.fixed_size:
         return message
     head, rest = message[:LENGTH], message[LENGTH:]

@@ -40,7 +40,6 @@ class MeanResidual:
         return mean.add_(self._memory.flat(home, mean.device)) if home.numel else mean
 
     def keep(self, left: Tensor, home: Layout, step: int) -> None:
-        """Set the residual to `left` from the next step on, unless this one is skipped."""
         self._pending.add(left, home, step)
 
     def put_back(self, home: Layout) -> None:

@@ -31,7 +31,7 @@ ANSWER = 0xA57E  # separates the keys of the second rounding
 class TwoHalves(BoundReducer):
     """Bound reducer of `ScatterReduce` and `AdaptiveBits`; sharded training only calls `scatter`.
 
-    `codec_of` returns the codec of some pieces at a step, the same on every rank.
+    `codec_of` returns the codec of some pieces at a step, equal on all ranks.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class TwoHalves(BoundReducer):
         return True
 
     def _is_finite(self, mean: Tensor, home: Layout, codec: Codec) -> bool:
-        """Check a mean; on a GPU, bounded decoded values and no residual make it finite without a wait."""
+        """Check a mean; on a GPU, bounded decoded values without a residual need no wait."""
         if not mean.is_cpu and self._residual is None and codec.normal[1] <= BOUNDED:
             return True
         return kernels.all_finite(mean, home.segments.merged)
@@ -199,5 +199,5 @@ def _others(rank: int, size: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _size(size: int, device: torch.device) -> Tensor:
-    """Return float32 (): a GPU multiplies by the reciprocal of a Python number."""
+    """Return float32 (): a GPU multiplies by a Python number's reciprocal."""
     return torch.tensor(size, dtype=torch.float32, device=device)  # a blocking copy: other streams may use it

@@ -25,8 +25,7 @@ def cheapest(
 ) -> list[int] | None:
     """Return each tensor's option with the least sum of costs and a sum of errors of at most `allowed`.
 
-    Both are (tensors, options). By dynamic programming over errors in grains, rounded up. None if no choice
-    fits.
+    Both are (tensors, options). None if no choice fits. Errors are rounded up to grains.
 
     >>> cheapest([[20, 30], [2, 3]], [[9.0, 2.0], [9.0, 2.0]], allowed=12.0)
     [0, 1]

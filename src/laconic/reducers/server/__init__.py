@@ -1,8 +1,8 @@
 """Server: both directions compressed, as through a parameter server; every rank serves a share.
 
 As in STC (Sattler et al. 2019, arXiv:1903.02891), natural compression both ways (Horvath et al. 2019,
-arXiv:1905.10988) and 1-bit Adam (Tang et al. 2021, arXiv:2102.02888). Per tensor, or piece of a large one, on
-the rank that serves it, in a group of N:
+arXiv:1905.10988) and 1-bit Adam (Tang et al. 2021, arXiv:2102.02888). Per tensor, or piece of a large one,
+on its server:
 
     x = e + 1/N * sum over ranks r = 0..N-1, in this order, of decode(up_r)
     down = C(x)        e = x - decode(down)        mean = decode(down), on every rank
@@ -41,9 +41,9 @@ ANSWER = 0x5E71  # separates the keys of answers
 class Server(Reducer):
     """mean = decode(down(e + average of decode(up_r))): codec `up` to the servers, codec `down` back.
 
-    Every rank serves equally many elements (see `deal`): a large tensor is cut into pieces, at most one per
-    rank, each a tensor for the codecs. Payload: for each piece the up-message or, on its server, the
-    down-message; in total (N - 1)/N of `up` and of `down`, and 2 (N - 1) headers.
+    Every rank serves equally many elements (see `deal`); each piece of a large tensor is a tensor for the
+    codecs. Payload: for each piece the up-message or, on its server, the down-message; in total (N - 1)/N of
+    `up` and of `down`, and 2 (N - 1) headers.
 
     >>> from laconic.core.spec import parse
     >>> parse("server(sparse(topk(density=0.01)), cast('bf16'))")
@@ -187,7 +187,6 @@ class _Server(BoundReducer):
 
 
 def most_nbytes(codec: Codec, entry: Entry) -> int:
-    """Return the most bytes of a tensor's messages in any group: uncut, or in the shortest pieces."""
     pieces = max(1, entry.numel // SHORTEST)
     each = Segments.whole(-(-entry.numel // pieces))
     return max(1, codec.message_nbytes(Segments.whole(entry.numel)), pieces * codec.message_nbytes(each))

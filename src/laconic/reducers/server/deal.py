@@ -1,7 +1,7 @@
 """Deal: assignment of tensors, or of pieces of large ones, to serving ranks, with equal work.
 
 Pieces have at least a quarter of a rank's share, limited to 1,024 to 16,384 elements. Cuts are at multiples
-of 512 elements, made once for a model, independent of DDP's buckets.
+of 512 elements.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ def homes(layout: Layout, size: int) -> Homes:
 
 
 def deal(bucket: Layout, homes: Homes, rank: int, size: int) -> Partition:
-    """Return the bucket's tensors or pieces by serving rank, as seen by `rank`."""
     parts: list[list[Entry]] = [[] for _ in range(size)]
     for entry in bucket:
         for share in homes[entry.name]:

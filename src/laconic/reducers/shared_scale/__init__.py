@@ -117,8 +117,6 @@ class SharedScale(Reducer):
 
 @dataclass(frozen=True)
 class Levels(Sent):
-    """Packed levels sent up, segment by segment."""
-
     spec: SharedScale
     wire: Tensor
     scales: Tensor
@@ -135,7 +133,7 @@ class Levels(Sent):
 class _SharedScale(BoundReducer):
     spec: SharedScale
     comm: Comm
-    detects_non_finite: ClassVar[bool] = True  # checks the scales
+    detects_non_finite: ClassVar[bool] = True
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
@@ -157,5 +155,5 @@ class _SharedScale(BoundReducer):
 
 @lru_cache(maxsize=64)
 def _number(size: int, device: torch.device) -> Tensor:
-    """Return float32 (): CUDA divides by it, but multiplies by the reciprocal of a Python number."""
+    """Return float32 (): CUDA multiplies by a Python number's reciprocal."""
     return torch.tensor(size, dtype=torch.float32, device=device)  # a blocking copy: other streams may use it

@@ -1,7 +1,7 @@
 """Sum over ranks of small integers, in as few bits as possible: levels up, sums down.
 
-An all_reduce needs whole bytes, and room for the sum from the start. Here each rank adds one chunk: with b
-bits and size N, (N-1)/N * b + 1/N * (b + about log2 N) bits per integer.
+With b bits and size N, (N-1)/N * b + 1/N * (b + about log2 N) bits per integer. An all_reduce needs whole
+bytes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ def _cut(n: int, most: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]
 def integer_sum_nbytes(n: int, most: int) -> int:
     """Return the bytes that a rank sends in `integer_sum`: the most in a group of any size.
 
-    The maximum is on a rank with a whole chunk, in the smallest group whose sums need a given number of
-    additional bits.
+    It is on a rank with a whole chunk, in the smallest group for a width of the sums.
 
     >>> integer_sum_nbytes(8000, most=2), 8 * 2500 / 8000  # of 2 or 4 ranks
     (2500, 2.5)

@@ -29,8 +29,8 @@ class Groups(Deployment):
     Args:
         size: Replicas per group, at least 1; default: 2.
         servers: Ranks with parameters and no training, at least 1; default: 1.
-        staleness: Maximum number of updates of others between a gradient's parameters and its application, at
-            least 0; older gradients are rejected; default: 16.
+        staleness: Most updates of others between a gradient's parameters and its application, at least 0;
+            older gradients are rejected; default: 16.
 
     Raises:
         SpecError: An argument is out of range.

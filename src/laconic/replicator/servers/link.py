@@ -28,8 +28,8 @@ class Link:
     """Connection of this worker and one server, for one optimiser.
 
     `flat`, `grad`, `residual`: float32 (n,), on the host. The residual has the unsent part of gradients for a
-    biased codec, and all of a rejected one. `staleness`: of the last push, None if rejected. `pair`: None
-    except on a group's first replica.
+    biased codec, and all of a rejected one. `staleness`: of the last push, None if rejected. `pair`: only on
+    a group's first replica.
     """
 
     def __init__(

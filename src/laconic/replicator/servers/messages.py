@@ -1,7 +1,7 @@
 """Messages between a worker and a server.
 
 Four int64, [kind, bytes of the body, number, version], and a body: [bytes of JSON, int64][JSON, padded to 8
-bytes with spaces][bytes of tensors]. `number`: of the worker's optimiser; in an answer, the staleness.
+bytes with spaces][bytes of tensors]. `number`: the worker's optimiser; in an answer, the staleness.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from laconic.comm.comm import Comm
 from laconic.core.errors import WireError
 from laconic.core.framing import as_numbers, read_bytes
 
-MAX_BYTES = 1 << 40  # of a body
+MAX_BYTES = 1 << 40
 
 
 class MessageKind(IntEnum):
@@ -33,8 +33,6 @@ class MessageKind(IntEnum):
 
 @dataclass(frozen=True)
 class Message:
-    """One message. `tensors`: bytes uint8 (m,)."""
-
     kind: MessageKind
     number: int = 0
     version: int = 0

@@ -89,7 +89,7 @@ def view(flat: Tensor, entry: Entry) -> Tensor:
 def assign(sizes: Sequence[int], servers: int) -> list[int]:
     """Return the server of each tensor: largest first, each to the server with the least so far.
 
-    Tensors are not split, as optimisers such as LARS use norms of whole ones.
+    Tensors are not split, as LARS uses norms of whole ones.
 
     >>> assign([10, 500, 20, 480], servers=2)
     [0, 0, 1, 1]

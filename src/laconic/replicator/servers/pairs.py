@@ -8,14 +8,11 @@ from laconic.comm.comm import Comm
 from laconic.comm.naming import in_store
 from laconic.comm.torch_comm import TorchComm
 
-SERVER, WORKER = 0, 1  # ranks in a pair
+SERVER, WORKER = 0, 1
 
 
 def connect(world: Comm, servers: Iterable[int], workers: Iterable[int]) -> dict[int, Comm]:
-    """Return this rank's pairs. Called by all ranks of `world`.
-
-    The order of workers, then servers, avoids deadlocks.
-    """
+    """Return this rank's pairs. Called by all ranks; the order of workers, then servers, avoids deadlocks."""
     found: dict[int, Comm] = {}
     for server, worker in ((server, worker) for worker in workers for server in servers):
         mine = world.rank in (server, worker)

@@ -168,7 +168,6 @@ class ServerClient(Controller):
         return identity(self._links[0].codec, self.layout, place.group, place.groups, self._seed)
 
     def state_dict(self) -> RankState:
-        """Return this worker's residuals; the servers' checkpoints have the rest."""
         kept = {f"residual/{link.server}": link.residual.clone() for link in self._links if link.keeps}
         return RankState(**self._identity(), step=self.steps, tensors=label(kept, self._rank_context.group))
 

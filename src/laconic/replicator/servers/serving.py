@@ -24,7 +24,7 @@ from laconic.strategies.membership.heartbeats import Heartbeats
 
 log = logging.getLogger("laconic")
 POLL_S = 0.5
-GRACE_S = 1.0  # for errors of workers
+GRACE_S = 1.0
 BEATS = "replicator"
 
 

@@ -5,7 +5,7 @@
 
 Lian et al. 2018, arXiv:1710.06952. Odd ranks ask and even ranks answer, as in the code of Assran et al. 2019,
 so ranks cannot wait in a circle; but an odd rank draws its partner, as that code's schedule lets a slow rank
-delay others. Both move by half the difference of the exchanged models, so the sum over ranks is kept.
+delay others. The sum over ranks is kept.
 
 Messages go from host memory over gloo: with NCCL, a waiting answer would block all work on the GPU.
 """
@@ -104,7 +104,7 @@ class BoundADPSGD(BoundStrategy):
     """AD-PSGD on one rank.
 
     `shared` float32 (n,): x at the start of this step. `moved` float32 (n,): change by averaging since then.
-    Other ranks see their sum, read and changed under `_lock`. `averages`: number of averages.
+    Other ranks see their sum, read and changed under `_lock`.
     """
 
     def __init__(self, config: ADPSGD, replica: Replica, comm: Metered, seed: int) -> None:

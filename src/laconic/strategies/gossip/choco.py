@@ -7,8 +7,8 @@
 
 Koloskova et al. 2019, arXiv:1902.00340 and arXiv:1907.09356; in the order of the authors' code, but without
 its overlap with the next gradient. h_i is the neighbours' copy of x_i, s_i = sum_j W_ij h_j. The mean of the
-x_i is kept. The largest gamma depends on the codec: among 8 ranks on a ring, top-k of density 0.1 converges
-at 0.3 and diverges at 1; density 0.01 converges at 0.04 and diverges at 0.3.
+x_i is kept. Among 8 ranks on a ring, top-k of density 0.1 converges at gamma 0.3 and diverges at 1; density
+0.01 converges at 0.04 and diverges at 0.3.
 """
 
 from __future__ import annotations

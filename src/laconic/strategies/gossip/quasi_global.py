@@ -6,8 +6,7 @@
     m <- mu m + (1 - mu) (x - x'') / lr            lr: the optimiser's current learning rate
 
 Lin et al. 2021, arXiv:2102.04761 [recalled], as in the code of Aketi et al. 2021, arXiv:2111.09389. On skewed
-shards m, which includes the neighbours' models, drives models apart less than gradients do. With equal
-gradients, steps are as long as with plain momentum mu.
+shards m drives models apart less than gradients do.
 """
 
 from __future__ import annotations

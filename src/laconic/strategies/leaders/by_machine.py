@@ -35,8 +35,7 @@ class ByMachine(Strategy):
 
     Wire, per step inside a machine of m ranks: 2 (m - 1) / m times the gradient, and once the parameters, in
     float32. Between machines: that of `strategy`. The next rank of its machine replaces a lost first rank,
-    with the memory that is equal on all first ranks, such as DiLoCo's momentum, but without `slowmo`'s
-    changes of the optimiser.
+    with the memory that is equal on all first ranks, but without `slowmo`'s changes of the optimiser.
 
     Args:
         strategy: The strategy between the first ranks of machines, such as sgp().

@@ -5,8 +5,7 @@
     c <- c + beta mean_j (x_j - c)             have the values from before
 
 Zhang, Choromanska and LeCun 2015, arXiv:1412.6651; synchronous, like the baseline in the code of LSGD; the
-paper's asynchronous form and its momentum (EAMSGD) are left out. The sum of all x_i and c is kept. Every rank
-holds the centre, equal bit for bit.
+paper's asynchronous form and its momentum (EAMSGD) are left out. The sum of all x_i and c is kept.
 """
 
 from __future__ import annotations

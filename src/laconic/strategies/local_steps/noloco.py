@@ -5,8 +5,8 @@
     v_i <- momentum v_i + (s_i + s_j) / 2 - pull y_i   j: the peer of this outer step
     y_i <- y_i + v_i;  x_i <- y_i
 
-Kolehmainen et al. 2025, arXiv:2506.10911. Reconstruction of its outer step for groups of two; both terms of
-s_i are in one message. Random routing between pipeline stages is left out.
+Kolehmainen et al. 2025, arXiv:2506.10911. Reconstruction of its outer step for groups of two. Random routing
+between pipeline stages is left out.
 """
 
 from __future__ import annotations

@@ -39,14 +39,13 @@ class SlowMo(Strategy):
     """Slow momentum over another strategy, or over local steps.
 
     Wire: that of `base`; with `average` also an all-reduce of n float32, 4 n bytes, every `every` steps.
-    Memory: 2 n float32. u is in units of the learning rate: if that falls by orders of magnitude and rises
-    again, as with warm restarts, gamma u rises too.
+    Memory: 2 n float32. If the learning rate falls by orders of magnitude and rises again, as with warm
+    restarts, gamma u rises too.
 
     Args:
-        every: Steps between slow steps, 1 or more; default: 12. The paper uses 12 over local steps and 48
-            over gossip.
+        every: Steps between slow steps, 1 or more; default: 12. The paper uses 48 over gossip.
         beta: Slow momentum, in [0, 1); default: 0.5. The paper uses 0.4 to 0.8.
-        lr: Slow learning rate, above 0; default: 1, as in the paper.
+        lr: Slow learning rate, above 0; default: 1.
         base: The underlying strategy, such as sgp(); default: None, local steps.
         average: Whether ranks average at a slow step; default: True. False needs `base`.
 

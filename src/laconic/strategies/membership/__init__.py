@@ -99,7 +99,7 @@ class Membership:
         return [*range(self._parent.size)] if self.heartbeats is None else [*self.heartbeats.members]
 
     def renew(self, why: str) -> None:
-        """Leave the old groups, which frees ranks that wait in them, and create new ones of the living ranks.
+        """Leave the old groups, which frees ranks that wait in them; create new ones of the living ranks.
 
         Raises `PeerError` below `quorum` ranks, if this rank is not readmitted, or after repeated failures.
         """
@@ -149,7 +149,7 @@ class Membership:
 
     def _leave(self) -> None:
         for group in self._groups:
-            with contextlib.suppress(RuntimeError, ValueError):  # it may be broken
+            with contextlib.suppress(RuntimeError, ValueError):
                 group.close()
         self._groups.clear()
 

@@ -44,8 +44,8 @@ class Agreement:
 def average_(replica: Replica, model: Tensor, stand: Stand, comm: Comm, keep: bool = False) -> Agreement:
     """Load the ranks' average of model (n,) and of statistics into the replica. Called by all ranks.
 
-    `keep`: each averaged rank keeps its statistics. Ranks that missed no group decide; else those with a
-    trained model; else all. If a rank is lost, parameters are unchanged.
+    Ranks that missed no group decide; else those with a trained model; else all. `keep`: each averaged rank
+    keeps its statistics. If a rank is lost, parameters are unchanged.
     """
     shapes = {key: list(value.shape) for key, value in stand.memory.items()}
     row = [stand.place, stand.present and stand.trained, stand.trained, True, shapes, stand.up_to_date]
@@ -66,5 +66,5 @@ def average_(replica: Replica, model: Tensor, stand: Stand, comm: Comm, keep: bo
 
 
 def _share(x: Tensor, counts: bool) -> Tensor:
-    """Return a copy of x, or zeros; a product with 0 would turn infinite entries of masks into NaN."""
+    """Return a copy of x, or zeros: a product with 0 would turn infinite entries into NaN."""
     return x.clone() if counts else torch.zeros_like(x)

@@ -36,13 +36,12 @@ class Finishers:
         self._store.set(f"finishing/{self._rank}", f"{place.generation} {place.steps}")
 
     def withdraw(self) -> None:
-        """Clear this rank's entry. It stays, as reading a missing one blocks."""
+        """Clear this rank's entry. Deleting it would block readers."""
         if self.waits:
             self.waits = False
             self.forget()
 
     def forget(self) -> None:
-        """Clear the entry of this rank, or of an earlier process in its place."""
         self._store.set(f"finishing/{self._rank}", "")
 
     def places(self, ranks: Iterable[int] | None = None) -> dict[int, Place]:

@@ -1,17 +1,15 @@
 """Heartbeats: detection of living ranks, and the generations of groups that they form.
 
-A receive that times out breaks its whole gloo group, and a stopped process sends nothing. So each rank keeps
-a heartbeat in the store, and the remaining ranks form a new group.
+A receive that times out breaks its whole gloo group. So each rank keeps a heartbeat in the store, and the
+remaining ranks form a new group:
 
-1. A thread on every rank increments the rank's key in the store, and reads the keys of all others.
-2. A rank whose communication fails requests the next generation, and marks itself as present.
-3. When all members with a heartbeat are present, the first to notice writes the new members, once. A member
-   with a heartbeat that does not arrive, as its training hangs, is excluded after a time limit.
-4. A rank that is not a member was considered dead or hung: it requests another generation. Without a member
-   of the last one it forms none, as the training continues elsewhere, or has ended.
-5. So does a new process that replaces a dead one: it is `rejoining`.
-6. A rank that waits in `finish()` requests a generation of those that still train, and marks itself as
-   present only when every member waits there too: these form the last generation together.
+1. A rank whose communication fails requests the next generation, and marks itself as present.
+2. When all members with a heartbeat are present, the first to notice writes the new members, once. A member
+   that hangs is excluded after a time limit.
+3. An excluded rank, or a new process in its place (`rejoining`), requests another generation. Without a
+   member of the last one it forms none, as the training continues elsewhere, or has ended.
+4. A rank that waits in `finish()` requests a generation of those that still train, and marks itself as
+   present only when every member waits there too.
 
 The store outlives every rank if a launcher or torchrun holds it.
 """
@@ -24,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch marks no re-export
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from laconic.comm.at_exit import start_thread
 from laconic.core.errors import AttachError, PeerError
@@ -40,12 +38,11 @@ STILL_S = 1.0  # after this time in one step a rank may be waiting for another
 class Heartbeats:
     """This rank's view of the living ranks. Holds a thread, which `close` ends.
 
-    `members`: the ranks of the current generation. `rejoining`: another process had this rank before.
-    `dead_after_s`: seconds without a heartbeat after which a rank counts as dead. `hung_after_s`: seconds
-    without a step of a living rank while others wait in `finish()`.
-
-    `finishing`: ranks that are no members because they wait in `finish()`. `waited`: this rank was one of
-    them, and missed no generation otherwise. `_outside`: this rank is no member, and is to be readmitted.
+    `members`: the ranks of the current generation. `finishing`: ranks that are no members because they wait
+    in `finish()`. `waited`: this rank was one of them, and missed no generation otherwise. `rejoining`:
+    another process had this rank before. `_outside`: this rank is to be readmitted. `dead_after_s`: seconds
+    until a rank without a heartbeat counts as dead. `hung_after_s`: seconds without a step of a living rank
+    while others wait in `finish()`.
     """
 
     dead_after_s = 10.0
@@ -67,7 +64,7 @@ class Heartbeats:
             if latest := self._latest():
                 self._enter(latest)
         self._outside = self.rejoining
-        # a store serves one caller at a time, so the thread has its own; torch's type lacks `clone`
+        # a store serves one caller at a time, so the thread has its own
         self._thread_store: Store = store.clone()  # type: ignore[attr-defined]
         self._beats = dict.fromkeys(range(size), (-1, time.monotonic()))  # rank: (its count, when it changed)
         self._begun: dict[int, int] = {}  # rank: its steps, by its latest heartbeat
@@ -124,13 +121,12 @@ class Heartbeats:
         return self.members
 
     def _wait_for_trainers(self) -> None:
-        """Wait until no living member trains, or those that do hang."""
         while True:
             while self._store.check([f"{self.generation + 1}/members"]):
                 self._enter(self.generation + 1)
                 self.waited = not self._outside
             late = {*self.members} & self.living() - self.finishers.places().keys()
-            late -= {rank for rank in late if self._comes_back(rank)}  # to this rank
+            late -= {rank for rank in late if self._comes_back(rank)}
             if not late or self._standstill.lasts_s(self._steps_of(late)) > self.hung_after_s:
                 return
             time.sleep(POLL_S)
@@ -142,7 +138,7 @@ class Heartbeats:
     def _agree(self, generation: int, start: float, late: float, end: float, quorum: int) -> None:
         """Wait for this generation's members; write them if this rank is the first to find all present.
 
-        `start`: when this rank arrived. `late`, `end`: when members with a heartbeat are excluded.
+        `start`: arrival of this rank. `late`, `end`: when members with a heartbeat are excluded.
         """
         key, own_wait = f"{generation}/members", self.finishers.waits
         while not self._store.check([key]):
@@ -250,7 +246,6 @@ class Heartbeats:
             ) from error
 
     def end(self) -> None:
-        """Request the end of the heartbeat."""
         self._closed.set()
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-PLAIN_WIDTH = 160  # columns
+PLAIN_WIDTH = 160
 
 
 def console() -> Console:
@@ -23,10 +23,7 @@ def errors() -> Console:
 
 @contextmanager
 def working(screen: Console, doing: str) -> Iterator[Callable[[str], None]]:
-    """Show a spinner on a terminal, elsewhere one line on standard error.
-
-    Yields a callable that changes the spinner's text.
-    """
+    """Show a spinner on a terminal, elsewhere one line on standard error; yield a setter of its text."""
     if not screen.is_terminal:
         errors().print(f"laconic: {doing}", style="dim", markup=False)
     with screen.status(doing, spinner="dots") as status:

@@ -41,7 +41,7 @@ def demo(
     command = [sys.executable, "-m", "laconic.tools.cli", *words]
     screen = console()
     why = "asked for" if loopback else missing()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hides c10d's warning about a missing name server
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hides c10d's warning about a name server
     if why is None:
         screen.print(f"{WORKERS} workers, each on a separate host with an emulated link of 100 Mbit/s")
         lab(command, hosts=WORKERS, link=LINK, once=True, timeout=LIMIT_S * seeds)

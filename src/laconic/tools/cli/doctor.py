@@ -25,7 +25,7 @@ from laconic.tools.tasks import TASKS
 from laconic.tools.tasks.precision import DTYPES
 from laconic.tools.tasks.source import VARIABLE, data_folder
 
-TRAIN = {  # packages of the extra `train`
+TRAIN = {
     "plotly": "report.html of `laconic train`",
     "tensorboard": "the scalars of `laconic train`",
     "scikit-learn": "the task digits",

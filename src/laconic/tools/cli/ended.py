@@ -16,15 +16,12 @@ from laconic.tools.cli.tables import print_summary
 from laconic.tools.report import publish
 from laconic.tools.report.ledger import EVENTS, read_events
 
-# exit codes
 FAILED = 1
 REFUSED = 2  # rejected before the start
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Reason for an early end. `fault`: an unexpected error; `details`: its traceback."""
-
     reason: str
     code: int
     fault: bool = False

@@ -43,8 +43,8 @@ from laconic.tools.plan.growth import Growth
 
 FIGURES = "measured.json"
 CLOSE = 0.02  # tolerance between formula and counted bytes
-GROUPS = (2, 4, 8, 16)  # measured numbers of workers
-FEW, MANY = 4, 16  # shown sizes of GROUPS
+GROUPS = (2, 4, 8, 16)  # numbers of workers
+FEW, MANY = 4, 16
 SHOWN = 2  # specs per name
 MATRICES = Layout.of((name, (1000, 1000)) for name in ("first.weight", "middle.weight", "last.weight"))
 KINDS = {"paper": Paper, "strategy": Strategy, "selector": Selector, "codec": Codec, "reducer": Reducer}
@@ -78,8 +78,7 @@ class Measured:
 
     Attributes:
         bits: Payload per worker and step, in bits per parameter; each message counts once.
-        sent: Bits per parameter that the busiest worker sends in a step, counting every copy of a message,
-            for each of GROUPS, without packet headers.
+        sent: The same for the busiest worker and each of GROUPS, with every copy, without packet headers.
         error: Mean over keys; None if no single codec causes it.
         bias: Error of the mean over keys; None like `error`.
         bound: Largest error by the declared omegas, or by absolute errors if `absolute`.
@@ -107,7 +106,7 @@ class Measured:
 class CatalogueEntry:
     """One spec of a registered name. `max_bits`: bound of the payload, in bits per parameter of MATRICES.
 
-    Strategies have no figures, as their bits depend on the group.
+    Strategies have no figures.
     """
 
     name: str

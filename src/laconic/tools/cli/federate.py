@@ -33,7 +33,7 @@ from laconic.tools.tasks.federation import Federation, deal, partition_of
 from laconic.tools.tasks.on_flower import check_engine, federate_on_flower
 
 WAY_OUT = "give another --name, or --overwrite to delete it"
-MOMENTUM = 0.0  # a momentum belongs to an old model when few clients train
+MOMENTUM = 0.0  # with few clients per round, a momentum belongs to an old model
 BATCH = 20
 PER_ROUND = 10
 ENGINES = ("here", "flower")
@@ -128,7 +128,7 @@ def federate(
     check_free(folder, overwrite=overwrite, way_out=WAY_OUT)
     tensors = found.load(data)
     deal(plan, tensors)  # raises if the partition does not fit
-    for text in texts:  # raises if a scheme does not fit
+    for text in texts:
         net = recipe.build()
         scheme_of(text).attached(net).server(net.state_dict())
     fresh_folder(folder, overwrite=overwrite, way_out=WAY_OUT)

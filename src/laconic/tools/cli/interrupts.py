@@ -1,6 +1,5 @@
-"""Interrupts: Ctrl-C and SIGTERM end a command, but never during a write.
-
-An exception inside a queue's `put` can corrupt its lock; TensorBoard's writer then hangs when it is closed.
+"""Interrupts: Ctrl-C and SIGTERM end a command, but never during a write: an exception in a queue's `put` can
+corrupt its lock, and TensorBoard's writer then hangs.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """Inside `with`, both signals raise KeyboardInterrupt; inside `held()` they are delayed until it ends.
 
-    Ignored signals stay ignored, as for a background command.
+    Ignored signals stay ignored.
 
     >>> with Interrupts() as interrupts:
     ...     try:

@@ -19,7 +19,7 @@ from laconic.tools.lab import Lab, Link, Profile, profile
 from laconic.tools.lab.waiting import CommandFailed, OutOfTime
 from laconic.tools.tasks.place import Hosts
 
-OUT_OF_TIME = 124  # exit code, as of `timeout`
+OUT_OF_TIME = 124  # as `timeout`
 MB = 1e6
 
 

@@ -57,7 +57,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",  # rich's own markup would swallow "[default: ...]"
+    rich_markup_mode="markdown",  # rich's own would swallow "[default: ...]"
     help="Distributed deep learning in few words: send what matters, count every byte, keep the accuracy.\n\n"
     f"Methods: {BRIEFLY}.",
 )

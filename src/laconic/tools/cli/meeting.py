@@ -1,7 +1,6 @@
-"""Notice while torch waits for the machines of a run.
+"""Notice while torch waits for the machines of a run, outside Python, where no signal handler runs.
 
-torch waits outside Python, where no signal handler runs. A thread reads the byte that a signal writes, and
-ends the process if the main thread does not.
+A thread reads the byte that a signal writes, and ends the process if the main thread does not.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 from laconic.tools.cli.console import errors
 from laconic.tools.cli.startup import INTERRUPTED, say_interrupted
 
-GRACE_S = 1.0  # for the main thread to end
+GRACE_S = 1.0
 
 
 @contextmanager

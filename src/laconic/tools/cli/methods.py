@@ -24,7 +24,7 @@ from laconic.tools.cli.shortlist import print_short
 
 HEADS = (f"N = {FEW}", f"N = {MANY}", "smaller", "any N", "error", "bound", "unbiased")
 WIDE = 110  # columns, below which figures are listed vertically
-LISTED = 5  # columns in the list of all names
+LISTED = 5
 STATUS = {
     "verified": "checked against its authors' or other public code",
     "partial": "checked against public code, but a part of the paper is missing or changed",
@@ -57,7 +57,7 @@ def methods(
     screen = console()
     if name is not None:
         if "(" in name and not name.endswith("()"):
-            parse(name)  # raises with the reason
+            parse(name)
         return show(screen, name.partition("(")[0].strip())
     found = entries() if find_ is None else matching(find_)
     if not found:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("1f1b", "gpipe")
 PER_STAGE = 2  # default micro-batches
-STAGES = "Pipelines"  # heading of --help
+STAGES = "Pipelines"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ from laconic.tools.report.plan_picture import picture
 MAX_WORKERS = 4096
 MAX_PARAMS = 10**12
 NEEDED = " [required without --probe]"
-SIDE, MATRICES = 1024, 24  # of square matrices: largest side, least number
+SIDE, MATRICES = 1024, 24
 
 
 def plan(

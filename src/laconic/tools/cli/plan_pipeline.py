@@ -35,7 +35,7 @@ from laconic.tools.plan.step import Work
 
 MOST_STAGES, MOST_MICRO = 256, 4096
 MOST_ELEMENTS = 1 << 34
-PER_STAGE = 2  # default micro-batches
+PER_STAGE = 2
 MB = 1e6
 
 
@@ -94,7 +94,6 @@ class PipelineAsked:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of a stage's output, samples first."""
         if self.activation is None:
             raise SpecError(
                 "laconic plan --stages needs --activation, the shape of a stage's output in a step of one"

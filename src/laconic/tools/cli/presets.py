@@ -27,7 +27,7 @@ PRESETS = (
         " to twice the steps, or a smaller `every=`",
     ),
 )
-BRIEFLY = (  # for --help
+BRIEFLY = (
     'begin with "auto()"; safe: "cgx()"; extreme: "dgc(density=0.01)"; without a barrier: "diloco()";'
     " `laconic methods` lists all"
 )

@@ -25,7 +25,7 @@ from laconic.tools.plan.probe import Probe
 from laconic.tools.tasks import find
 from laconic.tools.tasks.task import cross_entropy
 
-GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR")  # variables that a launcher sets
+GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
 
 
 def probe(
@@ -44,7 +44,7 @@ def probe(
     check_file(out)
     chosen = find(task)
     recipe = chosen.recipe(model)
-    contenders(with_ or ())  # raises if a spec is wrong
+    contenders(with_ or ())
     if not all(name in os.environ for name in GROUP):
         arguments.whole("--workers", workers, 2, 64)
         words = ["probe", task, "--out", str(out)]
@@ -75,10 +75,6 @@ def probe(
 
 
 def _start(workers: int, words: list[str], out: Path) -> None:
-    """Probe with workers on this machine, and show the results.
-
-    Workers report progress in a file, as their lines would mix with ours.
-    """
     screen = console()
     with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:
         told_in = Path(scratch) / "doing"

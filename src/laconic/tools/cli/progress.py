@@ -27,19 +27,19 @@ class Shown:
     seed: int | None = None
     seeds_done: int = 0
     step: int = 0
-    ended: bool = False  # counted in seeds_done
+    ended: bool = False
     loss: float | None = None
     step_s: float | None = None
-    megabytes: float = 0.0  # sent by rank 0 for this seed
+    megabytes: float = 0.0
     accuracy: float | None = None
-    stepped_at: float = 0.0  # monotonic time
+    stepped_at: float = 0.0
     test_s: float | None = None
-    residual: float | None = None  # of low-bit weights
-    flips: float | None = None  # share of changed signs since the last test
-    density: float | None = None  # of masks, and share changed by their last update
+    residual: float | None = None
+    flips: float | None = None
+    density: float | None = None
     changed: float = 0.0
     tested: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    lost: set[int] = field(default_factory=set)  # workers, for this seed
+    lost: set[int] = field(default_factory=set)
 
     @property
     def first_living(self) -> int:
@@ -48,7 +48,7 @@ class Shown:
     def add_step(self, event: dict[str, Any]) -> None:
         self.step = event["step"]
         self.megabytes += event["network_sent"] / 1e6
-        first = self.step <= 2  # the first step is slow
+        first = self.step <= 2
         self.step_s = event["step_s"] if first else _smooth(self.step_s, event["step_s"])
         self.stepped_at = time.monotonic()
 
@@ -80,7 +80,7 @@ class Progress:
         )
         self._drawn = 0.0
         stages = 1 if settings.pipeline is None else settings.pipeline.stages
-        self._loss_at = {  # first rank that knows the loss: last stage or block
+        self._loss_at = {  # first rank that knows the loss
             spec: settings.workers - 1 if is_blockwise(spec) else stages - 1 for spec in settings.specs
         }
 

@@ -21,13 +21,13 @@ from laconic.tools.cli.startup import LAUNCHER, WORKER
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-FAILED = 1  # exit code if a worker was killed; otherwise the first failure's exit code
+FAILED = 1  # exit code if a worker was killed
 PASS_THROUGH = {
     "ignore_unknown_options": True,
     "allow_interspersed_args": False,
     "allow_extra_args": True,
 }
-MEETING = ("--rdzv", "--master", "--node", "--nnodes", "--standalone")  # flags of the rendezvous
+MEETING = ("--rdzv", "--master", "--node", "--nnodes", "--standalone")
 
 
 def run(

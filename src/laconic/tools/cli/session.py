@@ -26,8 +26,6 @@ from laconic.tools.tasks.steps import due
 
 
 class Session:
-    """Run in progress. `started`: its files are from this run."""
-
     def __init__(self, settings: Settings, console: Console, interrupts: Interrupts) -> None:
         self.settings = settings
         self.interrupts = interrupts
@@ -47,7 +45,7 @@ class Session:
                     find(settings.task), settings.data, data, model=settings.model, examples=settings.examples
                 )
             sharers = settings.workers if settings.pipeline is None else settings.pipeline.replicas
-            Shard(len(tensors["train_y"]), settings.batch, 0, sharers, 0)  # raises if batch is too large
+            Shard(len(tensors["train_y"]), settings.batch, 0, sharers, 0)  # checks the batch
             check_device(settings.precision, find(settings.task), settings.model, tensors)
             settings.open_folder()
             self.started = True
@@ -113,7 +111,7 @@ def sent_before(folder: Path, spec: str, seed: int) -> float:
 
 
 def on_record(settings: Settings, spec: str, seed: int, folder: Path) -> Path | None:
-    """Return the newest checkpoint for which all events are written, else the oldest, or None.
+    """Return the newest checkpoint whose events are all written, else the oldest, or None.
 
     Workers run ahead of the written events.
     """

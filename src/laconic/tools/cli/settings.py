@@ -136,7 +136,7 @@ class Settings(Options):
             raise SpecError(
                 "--resume keeps the run of this --name and --overwrite deletes it: give one of the two"
             )
-        checked._check(task.recipe(options.model))  # raises for an unknown model
+        checked._check(task.recipe(options.model))
         return checked
 
     def _check(self, recipe: Recipe) -> None:
@@ -241,7 +241,7 @@ class Settings(Options):
         except ValueError as error:
             raise StateError(f"{path} is damaged: {error}; start a new run with another --name") from error
         now = self.config()
-        for name in (*fixed(Options), "first_seed", "pipeline"):  # other values give other bits
+        for name in (*fixed(Options), "first_seed", "pipeline"):
             if before.get(name) != now[name]:
                 raise StateError(
                     f"--resume: {self.folder} started with {name}={before.get(name)!r}, not {now[name]!r};"

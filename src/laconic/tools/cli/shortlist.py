@@ -12,9 +12,9 @@ from rich.text import Text
 from laconic.tools.cli.entries import FEW, MANY, TITLES, CatalogueEntry
 from laconic.tools.cli.presets import PRESETS
 
-LEAST = 20  # minimum columns for a payload, else it is omitted
-BESIDE = 2 + 4 * 2 + 2 * 6  # other columns: indent, padding, figures of up to 6
-NAMED_ONLY = ("selector", "codec", "reducer")  # listed by name alone
+LEAST = 20
+BESIDE = 2 + 4 * 2 + 2 * 6  # indent, padding, figures of up to 6
+NAMED_ONLY = ("selector", "codec", "reducer")
 
 
 def print_short(screen: Console, found: Sequence[CatalogueEntry], *, with_presets: bool) -> None:
@@ -36,7 +36,7 @@ def print_short(screen: Console, found: Sequence[CatalogueEntry], *, with_preset
         table.add_column("payload", max_width=room, no_wrap=True, overflow="ellipsis")
     named: list[tuple[str, str]] = []
     for kind, group in groupby(found, key=lambda entry: entry.kind):
-        each = {entry.name: entry for entry in reversed(list(group))}  # first spec of a name
+        each = {entry.name: entry for entry in reversed(list(group))}
         if kind in NAMED_ONLY and with_presets:
             named.append((TITLES[kind].partition(":")[0], ", ".join(reversed(each))))
             continue

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-INTERRUPTED = 130  # exit code, as of shells
-WORKER = str(Path(__file__).with_name("begin_worker.py"))  # path as Python runs it
+INTERRUPTED = 130
+WORKER = str(Path(__file__).with_name("begin_worker.py"))
 LAUNCHER = "LACONIC_LAUNCHER"  # environment variable of workers: the launcher's process
 
 

@@ -11,7 +11,7 @@ from laconic.tools.report.reaching import faster
 from laconic.tools.report.summary import Row, between, counted, kept_bytes
 
 HEADS = ("accuracy %", "test loss", "MB / step", "smaller", "payload", "step ms")
-SPARSE = 0.001  # smallest share of zero weights that is shown
+SPARSE = 0.001
 
 
 def print_summary(console: Console, rows: list[Row], target: float | None = None) -> None:

@@ -20,7 +20,7 @@ from laconic.tools.cli.console import console
 from laconic.tools.cli.files import check_svg, write_svg
 from laconic.tools.report.topology_picture import picture
 
-MAX_RANKS = 256  # most ranks that a circle can show
+MAX_RANKS = 256
 LEFT = 0.01  # remaining disagreement for which the table shows the steps
 
 

@@ -1,7 +1,4 @@
-"""Program that `laconic run` starts on each worker.
-
-Errors raised on purpose go to the launcher, which prints one for all workers.
-"""
+"""Program that `laconic run` starts on each worker; the launcher prints errors raised on purpose once."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from laconic.core.errors import LaconicError
 from laconic.tools.cli.startup import INTERRUPTED, LAUNCHER, WORKER, exit_on_interrupt, raise_on_interrupt
 from laconic.tools.lab import linux
 
-OWN = (WORKER, __file__, "<frozen runpy>", runpy.__file__)  # files that are not the script's
+OWN = (WORKER, __file__, "<frozen runpy>", runpy.__file__)
 HOME = Path(__file__).parent
 
 
@@ -38,9 +35,9 @@ def main() -> None:
 
 
 def end_with_launcher() -> None:
-    """Exit if the launcher has ended; on Linux, receive SIGTERM when it ends.
+    """Exit if the launcher has ended, as by an interrupt while it starts workers.
 
-    A launcher interrupted while it starts workers cannot stop them.
+    On Linux, receive SIGTERM when it ends.
     """
     if sys.platform == "linux":
         linux.die_with_parent(signal.SIGTERM)
@@ -53,7 +50,7 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
         trace = trace.tb_next
     place = traceback.extract_tb(trace)[:1]
     if isinstance(error, KeyboardInterrupt) and place and Path(place[0].filename).is_relative_to(HOME):
-        return  # raised while the worker starts; the launcher reports it
+        return  # raised while the worker starts
     if isinstance(error, LaconicError):
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 

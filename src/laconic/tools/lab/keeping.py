@@ -44,7 +44,7 @@ class Keeping:
         except BaseException:
             self.close()
             raise
-        self.process: int = status["process"]  # pid 1 inside the lab
+        self.process: int = status["process"]
 
     def ask(self, *requests: Request) -> list[Any]:
         assert self._process.stdin is not None

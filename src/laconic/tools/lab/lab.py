@@ -4,8 +4,8 @@
         outputs = lab.run([sys.executable, "train.py"])      # on every host, in torchrun's environment
         print(lab.counters())
 
-A host is a network namespace with one interface, eth0; its processes share the machine's files and
-processors, and know the hosts as host0, host1, ... The machine's network is not changed.
+A host is a network namespace; its processes share the machine's files and processors, and know the hosts as
+host0, host1, ... The machine's network is not changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from laconic.tools.lab.link import Link
 from laconic.tools.lab.profiles import Profile
 from laconic.tools.lab.waiting import Start, outputs
 
-PORT = 29500  # of the first run; each has its own
+PORT = 29500
 HOSTS = "LACONIC_LAB"  # variable for `laconic train`, see `tasks/place.py`
 
 
@@ -85,7 +85,7 @@ class Lab:
     def start(
         self, host: int, command: Sequence[str], *, env: Mapping[str, str] | None = None, **popen: Any
     ) -> subprocess.Popen[Any]:
-        """Start a command on a host. It dies with the lab.
+        """Start a command on a host, and return its process, which dies with the lab.
 
         It reads nothing from the terminal. Ctrl-C does not reach it; `send_signal` does. Killing the process
         kills the command; its children live until the lab is closed.
@@ -95,9 +95,6 @@ class Lab:
             command: Program and arguments.
             env: Variables added to the environment; default: none.
             popen: Options of `subprocess.Popen`.
-
-        Returns:
-            The process.
         """
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": wiring.INTERFACE} | dict(env or {})
         popen = {"stdin": subprocess.DEVNULL, "start_new_session": True} | popen
@@ -212,7 +209,7 @@ class Lab:
 
     @property
     def _hub(self) -> int:
-        return self.hosts  # the network's own namespace comes last
+        return self.hosts  # after the hosts
 
     def _build(self) -> None:
         self._keeping = Keeping(self.hosts + 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from laconic.core.errors import SpecError
 from laconic.core.units import bits_a_second, seconds, share
 
-FREE = "free"  # as fast as memory
+FREE = "free"
 LONGEST_S = 10.0
 
 

@@ -1,6 +1,6 @@
 """Linux system calls that Python has only since 3.12 or not at all. Each function raises `OSError`.
 
-Imports only the standard library: processes without tensors start in milliseconds.
+Imports only the standard library, so that processes without tensors start in milliseconds.
 """
 
 from __future__ import annotations

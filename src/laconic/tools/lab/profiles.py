@@ -1,7 +1,6 @@
 """Networks by name, with round figures of common networks.
 
-In `wan-3-regions`, hosts are in three regions in turn; delays between them are as across an ocean, or half
-the world.
+In `wan-3-regions`, hosts are in three regions in turn, an ocean or half the world apart.
 """
 
 from __future__ import annotations
@@ -15,10 +14,7 @@ from laconic.tools.lab.link import Link
 
 @dataclass(frozen=True)
 class Profile:
-    """Every host's link, and the delays between regions.
-
-    `between_s[a][b]`: additional seconds from region a to b, one way.
-    """
+    """Every host's link. `between_s[a][b]`: additional seconds from region a to b, one way."""
 
     link: Link
     between_s: tuple[tuple[float, ...], ...] = ((0.0,),)

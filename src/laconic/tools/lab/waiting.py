@@ -14,8 +14,8 @@ from typing import IO, Any
 
 from laconic.core.errors import LabError
 
-GRACE_S = 10.0  # after Ctrl-C
-LOOK_S = 1.0  # between checks of the relay
+GRACE_S = 10.0
+LOOK_S = 1.0
 Start = Callable[[IO[str] | None], subprocess.Popen[Any]]
 
 
@@ -24,8 +24,6 @@ class OutOfTime(LabError):
 
 
 class CommandFailed(LabError):
-    """A command's error. `code`: its exit code, as in a shell."""
-
     def __init__(self, host: int, returncode: int) -> None:
         self.code = returncode if returncode > 0 else 128 - returncode
         how = (
@@ -89,7 +87,6 @@ class _Ended:
 
 
 def _interrupt(processes: Sequence[subprocess.Popen[Any]]) -> None:
-    """Interrupt commands; a second Ctrl-C ends the wait."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)

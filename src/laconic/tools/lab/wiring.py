@@ -1,8 +1,8 @@
 """A lab's network as input of `ip` and `tc`.
 
 Host k has one interface, eth0, with address 10.77.0.k+1. Its other end is port vk in the network's namespace,
-where a bridge or a relay joins all ports. Token buckets at eth0 and at the port limit sent and received
-packets. netem makes delay, jitter and loss at the port.
+where a bridge or a relay joins all ports. Token buckets at both limit packets; netem makes delay, jitter and
+loss at the port.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Slowdown of messages and computing when a worker does both at once.
-
-All ranks multiply matrices while one thread of each exchanges messages.
-"""
+"""Slowdown of messages and computing at once: ranks multiply matrices while a thread exchanges messages."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ from laconic.comm import wire_model
 from laconic.comm.comm import Comm
 from laconic.tools.plan.network import Network
 
-SIDE = 512  # of square matrices: a product takes about a millisecond
-ALONE_S = 0.5  # of computing alone
+SIDE = 512
+ALONE_S = 0.5
 LONG_S, MAX_BYTES = 0.25, 1 << 26  # duration of a long call on an idle link, and its largest size
 SHORT_TIMES, LONG_TIMES = 15, 3
 
 
 def probe_beside(comm: Comm, network: Network) -> Network:
-    """Return the network with figures under load. Collective; equal on all ranks."""
+    """Return the network with figures under load, equal on all ranks. Collective."""
     end = time.perf_counter() + ALONE_S
     idle_rate = _mean(comm, _products(lambda: time.perf_counter() >= end))
     short = torch.zeros(comm.size, dtype=torch.float32, device="cpu")
@@ -42,7 +39,6 @@ def probe_beside(comm: Comm, network: Network) -> Network:
 
 
 def _together(comm: Comm, call: Callable[[], object], times: int) -> tuple[float, float]:
-    """Return a call's seconds on the slowest computing rank, and products per second."""
 
     def calls() -> float:
         clock = [time.perf_counter()]

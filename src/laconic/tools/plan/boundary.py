@@ -1,7 +1,7 @@
 """Rehearsal of the boundary of two stages: a micro-batch is coded forward and backward.
 
-Bytes are counted and seconds measured. A coding that stores samples is rehearsed at a first and a later
-visit, between which activations change by a tenth.
+A coding that stores samples is rehearsed at a first and a later visit, between which activations change by a
+tenth.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_ELEMENTS = 1 << 22  # a larger micro-batch rehearses with some of its sample
 class Visited:
     """Cost of a micro-batch that crosses. `up`, `down`: bytes without packet headers.
 
-    `first`: samples are new to the coding. `encode_s`, `decode_s`: means of both directions.
+    `first`: samples are new to the coding.
     """
 
     up: int
@@ -61,13 +61,13 @@ class Visited:
 
 
 def rehearse_crossing(crossing: Crossing, shape: Sequence[int]) -> list[Visited]:
-    """Return a micro-batch's costs, at later visits and then at first ones. `shape`: samples first.
+    """Return a micro-batch's costs, at later visits and at first ones. `shape`: samples first.
 
     >>> from laconic.pipeline.crossing import crossing
     >>> [visited.up for visited in rehearse_crossing(crossing("ac_sgd(4, 8)"), (4, 64, 128))]
     [65560, 18456]
     """
-    if crossing.dense:  # torch sends floats without a header
+    if crossing.dense:  # torch sends no header
         nbytes = 4 * torch.Size(shape).numel()
         return [Visited(nbytes, nbytes)]
     rows = min(shape[0], max(1, MAX_ELEMENTS // max(1, torch.Size(shape[1:]).numel())))

@@ -4,11 +4,10 @@ The recommendation weighs time against measured losses of accuracy:
 
 1. Of the methods that lost at most `KEEPS` points of accuracy, including dense: the fastest; among those
    within `NEAR` of it, the one that sends most, since unsent entries are lost or late.
-2. The others in the order of their loss: each replaces the choice so far if it is `FASTER` times as fast;
-   if it loses more than `POINTS` points more, FASTER ** (points / POINTS) times. Unmeasured methods come last
-   and must be `FASTER` times as fast.
+2. The others in the order of their loss, unmeasured ones last: each replaces the choice so far if it is
+   `FASTER` times as fast; if it loses more than `POINTS` points more, FASTER ** (points / POINTS) times.
 
-`reason` states the gain of a lossy method. Strategies are forecast but not recommended.
+Strategies are forecast but not recommended.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from laconic.tools.plan.network import Network
 from laconic.tools.plan.rehearsal import Rehearsed
 from laconic.tools.plan.step import Split, Work, time_line
 
-NEAR = 1.05  # times the fastest step
-KEEPS = 0.5  # points of accuracy that a method may lose
-FASTER = 3.0  # required speedup for a larger loss
-POINTS = 5.0  # points of accuracy for which FASTER is enough
+NEAR = 1.05
+KEEPS = 0.5
+FASTER = 3.0
+POINTS = 5.0
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@
     a tree                           log2 N m            the third
     local work of a rank             m                   the fourth
 
-Traffic is a sum of these with non-negative factors. Of the sums that fit, the one with the fewest terms is
-used: small errors would grow with N.
+Of the sums of these, with non-negative factors, that fit, the one with the fewest terms is used, as small
+errors would grow with N.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from math import log2
 
 import numpy as np
 
-CLOSE = 0.05  # of the largest value; a smaller error needs no further term
+CLOSE = 0.05
 
 
 def _forms(size: int) -> tuple[float, ...]:
@@ -64,7 +64,7 @@ class Growth:
         return self.parts[0] * _forms(64)[0] > 0.5 * self.at(64)
 
     def __str__(self) -> str:
-        """Return a formula in N, of the terms that matter for 4 to 64 workers.
+        """Format the terms that matter for 4 to 64 workers.
 
         >>> print(Growth((4.06, 0, 0, 0)), "or", Growth((0, 64, 0.5, 0)))
         4.06 (N-1) or 64 (N-1)/N + 0.5 log2 N

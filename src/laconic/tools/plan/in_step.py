@@ -16,10 +16,7 @@ from laconic.exchange.rule import OptimiserView
 
 
 class InStep(NoOptimiser):
-    """Model whose optimiser has stepped once, and a method's rules that replace the step.
-
-    Without rules there is no optimiser, as its creation imports torch's compiler, which takes seconds.
-    """
+    """Model whose optimiser has stepped once, and a method's rules, if any, that replace the step."""
 
     optimiser: Optimizer
 
@@ -29,7 +26,7 @@ class InStep(NoOptimiser):
         self._act: Callable[[OptimiserView], Iterable[str]] | None = None
         self._layout = layout
         self._parameters: dict[str, Tensor] = {}
-        if rules:
+        if rules:  # else no optimiser: its creation imports torch's compiler, which takes seconds
             self._parameters = {
                 entry.name: nn.Parameter(torch.zeros(entry.shape, dtype=torch.float32, device="cpu"))
                 for entry in layout
@@ -39,7 +36,7 @@ class InStep(NoOptimiser):
             self.optimiser = made or torch.optim.SGD(own, lr=0.1, momentum=0.9)
             for parameter in own:
                 parameter.grad = torch.ones_like(parameter)
-            self.optimiser.step()  # creates its state
+            self.optimiser.step()
 
     def views(self, layout: Layout) -> Iterable[tuple[OptimiserView, Layout]]:
         return [(self, layout)] if self._parameters else []

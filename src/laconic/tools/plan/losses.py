@@ -1,7 +1,6 @@
-"""Measured loss of test accuracy of methods.
+"""Measured loss of test accuracy of methods: points below dense training with the same optimiser.
 
-`python -m benchmarks.losses` writes `losses.json` from the trainings of docs/accuracy.md: points below dense
-training with the same optimiser, mean over seeds.
+`python -m benchmarks.losses` writes `losses.json` from the trainings of docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from functools import lru_cache
 from importlib.resources import files
 
 FIGURES = "losses.json"
-WARM_UP = re.compile(r"(?:, )?warmup_steps=\d+")  # its length hardly affects the loss
+WARM_UP = re.compile(r"(?:, )?warmup_steps=\d+")  # it hardly affects the loss
 
 
 def points_lost(spec: str) -> float | None:

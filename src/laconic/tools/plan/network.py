@@ -20,7 +20,7 @@ from math import ceil, log2
 from laconic.comm import wire_model
 from laconic.tools.plan.rehearsal import Rehearsed
 
-# messages in sequence, by number of workers and network bytes
+# messages in sequence, by number of workers and bytes
 ROUNDS: Mapping[str, Callable[[int, float], int]] = {
     "all_reduce": lambda size, nbytes: wire_model.rounds(nbytes * size / (2 * (size - 1)), size),
     "broadcast": lambda size, nbytes: ceil(log2(size)),
@@ -37,8 +37,8 @@ class Network:
 
     Attributes:
         bytes_a_second: Rate in each direction.
-        latency_s: Seconds per message. Default 50 microseconds.
-        busy_latency_s: The same while workers compute; None: equal to `latency_s`.
+        latency_s: Seconds per message.
+        busy_latency_s: The same while workers compute; None: equal.
         toll_s_a_byte: Computing time that each byte costs a computing worker.
     """
 

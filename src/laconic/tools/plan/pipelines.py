@@ -1,7 +1,6 @@
 """Forecast of pipelines: coding between stages, method between replicas, and schedule.
 
-As in DDP, replicas exchange a stage's gradients from its last backward on. The exchange is counted as if it
-had the link alone.
+Replicas exchange a stage's gradients from its last backward on, as if they had the link alone.
 """
 
 from __future__ import annotations
@@ -21,23 +20,20 @@ from laconic.tools.plan.rehearsal import Rehearsed, Traffic
 from laconic.tools.plan.schedules import SCHEDULES, check
 from laconic.tools.plan.step import Work, buckets, time_line
 
-CROSSINGS = (  # by default
+CROSSINGS = (
     "dense()",
     "cast('fp16')",
     "direct(minmax(bits=4, block=128), backward=minmax(bits=8, block=128))",
     "ac_sgd(forward=4, backward=8)",
     "ac_sgd(forward=2, backward=6)",
 )
-BETWEEN = ("dense()", "fp16()", "cgx()", "onebit_adam()")  # of replicas
+BETWEEN = ("dense()", "fp16()", "cgx()", "onebit_adam()")
 TURNS = 2  # stages per worker in the interleaved schedule
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A model in stages: seconds and parameters of the whole model for a replica's batch.
-
-    `layers`: divided as evenly as possible; None: equal stages.
-    """
+    """A model in stages: figures of the whole model for a replica's batch. Without `layers`, equal stages."""
 
     stages: int
     replicas: int
@@ -64,7 +60,6 @@ class Cut:
         return [(end - start) / self.layers for start, end in itertools.pairwise(ends)]
 
     def schedules(self) -> dict[str, str]:
-        """Return why the numbers do not suit each schedule; "" if they do."""
         found = {}
         for name in SCHEDULES:
             turns = turns_of(name)
@@ -82,8 +77,7 @@ class Cut:
 class PipelineForecast:
     """One combination. `spec`: coding between stages; `between`: replicas' method, "" for one replica.
 
-    `exchange_s`: additional seconds for replicas. `remembers`: whether samples are sent as changes;
-    `strategy`: whether replicas train separately for a while.
+    `exchange_s`: additional seconds for replicas. `remembers`: whether samples are sent as changes.
     """
 
     spec: str
@@ -155,7 +149,7 @@ def _exchange_s(cut: Cut, schedule: str, between: Rehearsed, network: Network, c
     found = []
     for worker in range(cut.stages):
         share = sum(shares[worker :: cut.stages])
-        last_s = works[worker].backward_s  # the last backward is of a worker's first stage
+        last_s = works[worker].backward_s  # of a worker's first stage
         part = between_part(between, share)
         alone = Work(0.0, last_s, 0.0, buckets(max(1, round(4 * cut.params * share))), cores)
         found.append(time_line(alone, part, network, cut.replicas).step_s - last_s)
@@ -177,8 +171,7 @@ def between_part(whole: Rehearsed, share: float) -> Rehearsed:
 def choice(found: Sequence[PipelineForecast]) -> PipelineForecast:
     """Return the recommendation at later visits: the fastest whose replicas' method keeps accuracy.
 
-    Among equal speeds, prefer stored samples, as changes lose less in the same bits, then the largest
-    messages.
+    At equal speeds, prefer stored samples, as changes lose less in the same bits, then large messages.
     """
     kept = [each for each in found if not each.strategy and each.lost is not None and each.lost <= KEEPS]
     fastest = min(kept, key=lambda each: each.step_s)

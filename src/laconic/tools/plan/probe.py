@@ -1,7 +1,6 @@
-"""Measurements of links, a step and each method on real machines, stored as JSON.
+"""Measurements of links, a step and each method on real machines, stored as JSON. All ranks call it.
 
-All ranks call it together. Links are measured in an all-reduce of all ranks, which includes the machines' own
-work.
+Links are measured in an all-reduce of all ranks, which includes the machines' own work.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from laconic.tools.plan.step import Work, buckets
 
 FEW = 8  # with more ranks, each is measured with the next only
 LONG_S = 0.1  # duration of a message that measures the rate
-MAX_BYTES = 1 << 26  # of a message
+MAX_BYTES = 1 << 26
 ECHOES, STEPS, WARM = 15, 9, 3
-FORMAT = 1  # of the file
+FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,6 @@ class Pair:
 
 @dataclass(frozen=True)
 class Probe:
-    """Measurements with `size` workers. `layout`: the model's tensors."""
-
     size: int
     pairs: tuple[Pair, ...]
     network: Network
@@ -62,7 +59,7 @@ class Probe:
         return json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n"
 
     def write(self, path: str | Path) -> None:
-        """Write the file atomically, so every rank may call this."""
+        """Write the file atomically: every rank may call this."""
         with replacing(Path(path)) as file:
             file.write(self.json().encode())
 
@@ -146,7 +143,7 @@ def _pair(comm: Comm, first: int, second: int) -> Pair:
 
 
 def probe_network(comm: Comm) -> Network:
-    """Measure the link while all ranks send. Collective; equal on all ranks."""
+    """Measure the link while all ranks send; equal on all. Collective."""
     passed = 2 * (comm.size - 1) / comm.size
 
     def seconds(nbytes: int) -> float:

@@ -38,8 +38,6 @@ When = Literal["backward", "in step", "after update", "next step"]
 
 @dataclass(frozen=True)
 class Traffic:
-    """One kind of collective: calls, and network bytes of the busier direction."""
-
     calls: Growth
     nbytes: Growth
 
@@ -48,9 +46,8 @@ class Traffic:
 class Rehearsed:
     """Cost of exchanging a whole model for one worker.
 
-    `traffic`: by collective; `encode_s`: before the first message; `decode_s`: between and after messages;
-    `when`: time of the messages. Parameters are sent after the update or, if no rank waits for them, during
-    the next step. `spread`: relative deviation of computing time between rehearsals.
+    `traffic`: by collective; `encode_s`: before the first message; `decode_s`: later; `spread`: relative
+    deviation of computing time between rehearsals.
     """
 
     spec: str
@@ -68,9 +65,9 @@ class Rehearsed:
 
 
 def rehearse(methods: Iterable[Method], layout: Layout, sizes: Sequence[int] = SIZES) -> Iterator[Rehearsed]:
-    """Yield each method's cost after its warm-up, with a thread per worker.
+    """Yield each method's cost after its warm-up, with a thread per worker; large models are excerpted.
 
-    Large models are excerpted. Raises `SpecError` if a method adapts to the link.
+    Raises `SpecError` if a method adapts to the link.
     """
     methods, part = list(methods), excerpt(layout)
     if adaptive := next((method for method in methods if method.adaptive), None):
@@ -102,9 +99,7 @@ def fitted(spec: str, played: Mapping[int, Played], scale: float, when: When = "
 
 
 def excerpt(layout: Layout, max_elements: int = MAX_ELEMENTS) -> Layout:
-    """Return a layout of at most `max_elements`: the first, the last and every k-th tensor.
-
-    Larger tensors than a quarter of this are shortened.
+    """Return a layout of at most `max_elements`: the first, the last and every k-th tensor, some shortened.
 
     >>> excerpt(Layout.of((f"w{i}", (10, 10)) for i in range(9)), max_elements=500).numel
     500
@@ -180,7 +175,7 @@ def play(method: Method, layout: Layout, size: int, gradients: Gradients) -> lis
 
 
 def in_turns(size: int, act: Callable[[InTurn], T]) -> list[T]:
-    """Return the results of `act` on `size` ranks, threads that compute one at a time."""
+    """Return the results of `act` on `size` threads that compute one at a time."""
     baton = threading.Lock()
 
     def alone(comm: Loopback) -> T:

@@ -3,8 +3,8 @@
 gpipe         all forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965)
 1f1b          as many forwards as stages lie ahead, then alternating (Narayanan et al. 2019, SOSP,
               arXiv:1806.03377)
-interleaved   the same with two stages or more on each worker, worker w those of w, w + N, ... (Narayanan
-              et al. 2021, arXiv:2104.04473), in torch's order
+interleaved   the same with several stages per worker, worker w those of w, w + N, ... (Narayanan et al. 2021,
+              arXiv:2104.04473), in torch's order
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def bubble(workers: int, micro_batches: int, turns: int = 1) -> float:
 
 
 def order(schedule: str, workers: int, worker: int, micro_batches: int, turns: int = 1) -> list[Operation]:
-    """Return a worker's operations in order, with `turns` stages. Raises `SpecError`.
+    """Return a worker's operations in order. Raises `SpecError`.
 
     >>> order("1f1b", 2, 0, 2)
     [('forward', 0, 0), ('forward', 0, 1), ('backward', 0, 0), ('backward', 0, 1)]

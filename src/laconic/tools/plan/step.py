@@ -5,10 +5,8 @@
     step              forward + max(backward, last bucket done) + update
 
 Strategies exchange parameters after the update, or during the next step; rules such as 1-bit Adam in the
-update.
-
-Coding takes a core: with fewer than two per worker, it lengthens backward, as does the toll of messages.
-Messages during backward are slower.
+update. Coding takes a core: with fewer than two per worker, it lengthens backward, as does the toll of
+messages, which are slower then.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from laconic.tools.plan.network import Network
 from laconic.tools.plan.rehearsal import Rehearsed
 
 BUCKET = 25 * 2**20  # bytes, as in DDP
-FIRST = 2**20  # of the first bucket
+FIRST = 2**20
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Work:
     """Local work of a worker: seconds of forward, backward and update.
 
     `buckets`: bytes, in the order of backward; `ready`: their times as shares of backward; empty: an even
-    pace. `cores`: per worker.
+    pace.
     """
 
     forward_s: float
@@ -107,7 +105,7 @@ def time_line(work: Work, rehearsed: Rehearsed, network: Network, size: int) -> 
         )
         for part in work.parts
     ]
-    shared = min(max(2.0 - work.cores, 0.0), 1.0)  # share of a core that backward lacks
+    shared = min(max(2.0 - work.cores, 0.0), 1.0)
     done, communicate_s = _pipelined(work, messages, encode_s + decode_s, shared)
     step_s = work.forward_s + done + work.update_s
     return Split(step_s, work.alone_s, encode_s, communicate_s, decode_s)

@@ -1,7 +1,4 @@
-"""Rehearsal of a strategy: ranks as threads do some steps, and the cost is recorded.
-
-The update is not timed. Figures are means over whole periods.
-"""
+"""Rehearsal of a strategy: ranks as threads do some steps, and the mean cost of whole periods is recorded."""
 
 from __future__ import annotations
 
@@ -30,18 +27,15 @@ from laconic.tools.plan.rehearsal import (
 )
 from laconic.tools.plan.stage import Gradients, InTurn
 
-STEPS = 2  # minimum of counted steps, and of uncounted steps before them
-MAX_ELEMENTS = 1 << 23  # parameters times steps
+STEPS = 2
+MAX_ELEMENTS = 1 << 23
 LEAST_ELEMENTS = 1 << 16
 
 
 def rehearse_strategies(
     strategies: Iterable[Strategy], layout: Layout, sizes: Sequence[int] = SIZES
 ) -> Iterator[Rehearsed]:
-    """Yield each strategy's cost, with a thread per worker that trains with SGD.
-
-    Raises `SpecError` if a strategy depends on clocks, or rejects all sizes.
-    """
+    """Yield each strategy's cost. Raises `SpecError` if one depends on clocks, or rejects all sizes."""
     for strategy in strategies:
         if strategy.clocked:
             raise SpecError(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import cos, hypot, pi, sin
 from typing import NamedTuple
 
-MIDDLE, CENTRE, RADIUS = 320.0, 352.0, 264.0  # of the circle
-GAP = 16.0  # between discs; arrows in smaller gaps bend around
+MIDDLE, CENTRE, RADIUS = 320.0, 352.0, 264.0
+GAP = 16.0  # between discs; in smaller gaps arrows bend around
 Point = tuple[float, float]
 
 
@@ -27,7 +27,7 @@ def place(rank: int, size: int) -> Point:
 def bezier(arc: Arc, size: int, disc: float) -> tuple[Point, Point, Point]:
     """Return start, control point and end of an arc between edges of discs of radius `disc`.
 
-    Arcs bend towards the centre, to clear the discs in between; repeated ones more. A diameter bends right.
+    Arcs bend towards the centre, repeated ones more; a diameter bends right.
     """
     a, b = place(arc.source, size), place(arc.to, size)
     across, down = b[0] - a[0], b[1] - a[1]

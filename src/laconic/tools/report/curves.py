@@ -47,10 +47,7 @@ def accuracy_by_step(method: MethodSeries) -> Curve:
 
 
 def consensus_by_step(method: MethodSeries) -> Curve | None:
-    """Return ranks' distance from their average, in percent of its norm; None if ranks are equal.
-
-    Values are nan just after an averaging.
-    """
+    """Return ranks' distance from their average in percent, nan just after an averaging; None if equal."""
     common = min(len(seed.eval_steps) for seed in method.seeds)
     values = np.stack([seed.consensus[:common] for seed in method.seeds])
     apart = (values > ROUNDING).all(axis=0)
@@ -76,7 +73,7 @@ def _binned(method: MethodSeries, x: Array) -> Curve:
 
 
 def trailing_mean(values: Array, width: int) -> Array:
-    """Return means over the last `width` columns, or fewer at the start; nan if a value is not finite.
+    """Return means over the last `width` columns, or fewer at the start; nan if one is not finite.
 
     >>> trailing_mean(np.array([[1.0, 3.0, 5.0]]), 2).tolist()
     [[1.0, 2.0, 4.0]]

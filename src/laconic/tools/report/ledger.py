@@ -7,22 +7,20 @@ A line of `events.jsonl` is one step or evaluation of one rank:
 
 Other events:
 
-    {"kind": "start", ..., "optimiser": "SGD", "lr": 0.1}      rank 0, before its first step and after a
-                                                               resume
+    {"kind": "start", ..., "optimiser": "SGD", "lr": 0.1}      rank 0, before its first step and on a resume
     {"kind": "decision", ..., "step": 20, "message": "..."}    rank 0: a method's decision
     {"kind": "masks", ..., "step": 20, "density": 0.1, ...}    rank 0: share of weights in use, in the sparse
                                                                layers and ("model_density") in the model, and
                                                                the share that the last update "changed"
     {"kind": "lost", ..., "rank": 2, "step": 17}               a lost worker's last step
     {"kind": "back", ..., "rank": 2, "step": 31}               its replacement's first step
-    {"kind": "interface", ..., "sent": 123, "received": 120}   in a lab, at the end: bytes counted by the
-                                                               interface of this rank's host
+    {"kind": "interface", ..., "sent": 123, "received": 120}   in a lab, at the end: bytes of the interface of
+                                                               this rank's host
 
 In a pipeline, only last stages have "loss" (else null), and "network_sent" sums "activations_sent",
 "gradients_sent" (of activations) and "replicas_sent". With coded activations, a test has "kept" and
 "kept_dense": bytes saved for backward, coded and uncoded. With `--precision fp16` a step has "loss_scale" and
-"skipped". With parallel blocks, a step has "blocks": residuals, bytes each way, and spans [work, begin, end];
-only the last has the loss.
+"skipped". With parallel blocks, it has "blocks": residuals, bytes each way, and spans [work, begin, end].
 
 A step may have "noise", [tr(S), |G|^2, share of the entries] (see `laconic.exchange.noise_scale`), and a
 strategy's "notes" (see `notes.py`). An evaluation may have "consensus", the ranks' distance from their
@@ -79,7 +77,6 @@ class Ledger:
         self.close()
 
     def write(self, event: dict[str, Any]) -> None:
-        """Write an event; a step's scalars once all ranks' events have arrived."""
         self._events.write(json.dumps(event) + "\n")
         if event["kind"] == "lost":
             self._lost[event["method"], event["seed"]].add(event["rank"])

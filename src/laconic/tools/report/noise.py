@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PARTS = 4  # of the training, one per column
+PARTS = 4
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,6 @@ class NoiseSeries:
     share: float
 
     def scale(self, low: float = 0.0, high: float = 1.0) -> float:
-        """Return the noise scale over a part of the training, in a rank's batches; nan if unknown."""
         count = len(self.steps)
         chosen = slice(math.floor(low * count), max(math.floor(low * count) + 1, math.ceil(high * count)))
         if not count:

@@ -12,7 +12,7 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Notes:
-    """Notes of one training; None if missing. `talk[i][j]`: messages from rank i to j."""
+    """Notes of one training. `talk[i][j]`: messages from rank i to j."""
 
     weight: Range | None = None
     staleness: Range | None = None

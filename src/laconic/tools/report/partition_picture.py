@@ -15,11 +15,11 @@ from laconic.tools.report.picture import axis
 from laconic.tools.report.topology_picture import Shades, colour, short
 
 WIDTH, LEFT, RIGHT = 860, 70, 30
-BARS_TOP, BARS, GAP = 96, 96, 46  # top and height of the bars, and gap to the columns
-HEADROOM = 1.12  # above the longest bar
+BARS_TOP, BARS, GAP = 96, 96, 46  # top and height of the bars, and gap below
+HEADROOM = 1.12
 TALL = (4.0, 24.0, 264.0)  # least and largest height of a row; height of all
 MOST_CLIENTS, MOST_KINDS = 400, 60
-LEVELS = (0.02, 0.05, 0.15, 0.35, 0.65, 1.0)  # upper ends of the shades' shares
+LEVELS = (0.02, 0.05, 0.15, 0.35, 0.65, 1.0)  # upper ends of the shades
 LIGHT: Shades = ((214, 232, 230), (128, 190, 186), (40, 134, 140), (18, 84, 106), (14, 42, 72))
 DARK: Shades = ((30, 52, 56), (24, 92, 98), (34, 146, 142), (112, 204, 180), (226, 248, 218))
 

@@ -20,7 +20,7 @@ PICTURE = "loss.svg"
 HEIGHT = 372  # with a legend of one line
 PANEL_WIDTH, PANEL_HEIGHT, TOP = 350, 226, 64
 DARK = ("#7fb0f0", "#f0a35e", "#6fce9a", "#c79ae6", "#ee8aa5", "#d3c25a", "#66c7d4", "#b3b0a6")
-LEAST_TICKS = 3  # of a logarithmic axis below a decade; otherwise ticks are evenly spaced
+LEAST_TICKS = 3
 Scale = Callable[[Array], Array]
 
 
@@ -101,7 +101,7 @@ def panel(
     if mark is not None:
         at = float(to_y(np.array([mark]))[0])
         drawn.append(f'<path class="mark" d="M{left} {at:.1f}h{PANEL_WIDTH}"/>')
-        beside = at - 5 if at > TOP + 20 else at + 15  # above the line if possible
+        beside = at - 5 if at > TOP + 20 else at + 15
         drawn.append(f'<text x="{left + 4}" y="{beside:.1f}">{mark:g} %</text>')
     for i, curve in enumerate(curves):
         kept = np.isfinite(curve.y) & (curve.y > 0)

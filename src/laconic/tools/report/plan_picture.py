@@ -14,7 +14,7 @@ from laconic.tools.report.curves import Curve
 from laconic.tools.report.legend import LINE, WIDTH, legend, lines_of
 from laconic.tools.report.picture import panel, style
 
-LEGEND = 340  # top of the legend
+LEGEND = 340
 
 
 def picture(

@@ -1,7 +1,4 @@
-"""Time to accuracy: seconds of training until a test reaches a target.
-
-Only steps count. Times are exact to the interval between tests.
-"""
+"""Time to accuracy: seconds of steps until a test reaches a target, exact to the interval between tests."""
 
 from __future__ import annotations
 

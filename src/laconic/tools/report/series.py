@@ -30,8 +30,8 @@ PER_STEP = (
     "communicate_s",
     "decode_s",
 )
-WIRE = ("activations_sent", "gradients_sent", "replicas_sent")  # of network_sent in a pipeline
-WAITED = ("waited_s",)  # in a pipeline, for other stages
+WIRE = ("activations_sent", "gradients_sent", "replicas_sent")
+WAITED = ("waited_s",)
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,21 @@ class SeedSeries:
     eval_steps: Array
     accuracy: Array
     test_loss: Array
-    zeros: Array  # share of zero weights
-    optimiser: str  # name and peak learning rate; "" if unknown
-    consensus: Array  # distance from the average, relative to its norm
-    residual: Array  # distance from few bits; 0 for float32
-    flips: Array  # share of few-bit signs that changed since the last test
+    zeros: Array
+    optimiser: str
+    consensus: Array
+    residual: Array
+    flips: Array
     notes: Notes
     kept: Array  # bytes saved for backward, coded or as inputs under SWAT
-    kept_dense: Array  # the same, uncoded
-    counted: Array  # bytes sent by hosts in a lab, with headers
-    noise: NoiseSeries  # in batches of a worker
+    kept_dense: Array
+    counted: Array  # bytes sent by hosts in a lab
+    noise: NoiseSeries
     loss_scale: Array = field(default_factory=lambda: np.zeros(0))  # by step
     skipped: int = 0
     blocks: BlockSeries | None = None
-    density: Array = field(default_factory=lambda: np.zeros(0))  # share of weights in use, by mask update
-    changed: Array = field(default_factory=lambda: np.zeros(0))  # share of these that the update added
+    density: Array = field(default_factory=lambda: np.zeros(0))
+    changed: Array = field(default_factory=lambda: np.zeros(0))
 
     def __getitem__(self, name: str) -> Array:
         return self.values[name]

@@ -11,7 +11,7 @@ import numpy as np
 
 from laconic.tools.report.time_line import Spans, at_once, time_line
 
-SHOWN = 10  # steps in the picture
+SHOWN = 10
 TENTH = 10
 HEADS = (
     ("boundary", "between two blocks"),
@@ -27,8 +27,6 @@ HEADS = (
 
 @dataclass(frozen=True)
 class BlockSeries:
-    """Step events' "blocks" of one training, by rank."""
-
     ranks: tuple[tuple[Mapping[str, Any], ...], ...]
 
     def mean(self, rank: int, name: str, part: slice) -> float:

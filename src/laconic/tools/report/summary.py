@@ -36,13 +36,11 @@ class Row:
         density: Share of weights in use at the end; 0 without masks.
         changed: Share of these added by the last update of masks.
         counted_mb: Total MB sent by a host's interface in a lab, else 0.
-        noise_scale: Of the second half, in a worker's batches; nan if not measured.
-        skipped: Steps skipped by a GradScaler.
-        loss_scale: Of the last step; 0 without a GradScaler.
+        noise_scale: Of the second half, in a worker's batches, or nan.
         kept_mb, kept_dense_mb: MB saved for backward at the last test, coded and uncoded; 0 if not coded.
         activations_mb, gradients_mb, replicas_mb: Parts of `wire_mb` in a pipeline, over all workers; else 0.
         waiting: Share of the step that a stage waits, mean over stages.
-        reach_s: Seconds until a test reaches the target; nan without a target, or if a seed never reaches it.
+        reach_s: Seconds until a test reaches the target; nan if a seed never does.
     """
 
     spec: str

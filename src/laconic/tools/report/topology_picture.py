@@ -11,7 +11,7 @@ from laconic.tools.report.arrows import CENTRE, MIDDLE, RADIUS, Arc, arrowhead, 
 
 WIDTH, LEGEND, LINE = 640, 656, 22  # of the picture; top and line height of the legend
 MAX_STEPS, FEW = 12, 4  # in one picture, for distinct colours; FEW if the topology never repeats
-MANY = 80  # with more arcs, only those of rank 0 stand out
+MANY = 80  # arcs above which only those of rank 0 stand out
 PER_LINE = 6
 Shades = tuple[tuple[int, int, int], ...]
 LIGHT: Shades = ((36, 71, 155), (14, 138, 138), (186, 140, 8), (205, 84, 22), (140, 44, 122))

@@ -1,7 +1,4 @@
-"""Training of a block on each rank, by Block-ADMM.
-
-A step has as many examples as with other methods.
-"""
+"""Training of a block on each rank, by Block-ADMM."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from laconic.tools.tasks.steps import explained
 from laconic.tools.tasks.task import cross_entropy
 
 PACKETS = PacketModel()
-LR = 1e-3  # of Adam: a task's rate does not fit, as targets of blocks are scaled differently from the loss
+LR = 1e-3  # of Adam: targets of blocks are scaled differently from the loss
 
 
 def is_blockwise(spec: str) -> bool:
@@ -64,7 +61,7 @@ class Block:
         self.task, self.tensors = find(settings.task), mapped(settings.data)
         self.recipe = self.task.recipe(settings.model)
         self.peak_lr = LR if settings.lr is None else settings.lr
-        torch.manual_seed(settings.seed)  # the same model on every rank
+        torch.manual_seed(settings.seed)
         stored, examples = spec.mode == "batch", len(self.tensors["train_y"])
         self.trainer = BlockTrainer(
             self.recipe.build(),
@@ -92,7 +89,7 @@ class Block:
     def _tick(self) -> tuple[float | None, float]:
         trainer, steps, data_s = self.trainer, self.settings.steps, 0.0
         tick = self.done + trainer.last
-        trained = min(max(0, tick - trainer.delay + self.rank), steps - 1)  # step of this block's batch
+        trained = min(max(0, tick - trainer.delay + self.rank), steps - 1)
         for group in trainer.optimizer.param_groups:
             group["lr"] = self.recipe.rate(self.peak_lr, trained, steps)
         with explained(trainer.optimizer, tick + 1, "activations or targets"):

@@ -1,10 +1,10 @@
-"""Checkpoints, complete once every rank has written its part.
+"""Checkpoints in a shared folder, complete once every rank has written its part.
 
     folder/step-000123/rank0.pt     one part per rank
     folder/step-000123/rank1.pt
     folder/step-000123/COMPLETE     world size and SHA-256 of every part, written last, by rank 0
 
-Files are replaced atomically, in a shared folder.
+Files are replaced atomically.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def save(
 ) -> Path:
     """Write this rank's part of a checkpoint, and complete it together with the other ranks.
 
-    All ranks call it at the same step; `barrier` returns once all have. `keep`: complete checkpoints to keep.
-    Raises `StateError` on rank 0 if a part is missing: the ranks do not share `folder`.
+    `barrier` returns once all ranks have called it. `keep`: complete checkpoints to keep. Raises `StateError`
+    on rank 0 if a part is missing: the ranks do not share `folder`.
     """
     place = folder / f"step-{step:06d}"
     place.mkdir(parents=True, exist_ok=True)

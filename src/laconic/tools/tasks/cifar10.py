@@ -33,7 +33,6 @@ def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
 
 
 def crop_and_flip(x: Tensor, rng: torch.Generator) -> Tensor:
-    """Pad by 4 zeros per side, crop 32 x 32 at random, mirror half of the images."""
     batch, _, height, width = x.shape
     padded = F.pad(x, (4, 4, 4, 4)).permute(0, 2, 3, 1)
     top = torch.randint(0, 9, (batch, 1), generator=rng, dtype=torch.int64, device="cpu")

@@ -1,6 +1,6 @@
-"""File formats of CIFAR-10: JPEG archive, pickled batches, and binary batches.
+"""File formats of CIFAR-10: JPEG archive, binary batches, and pickled batches.
 
-A pickle can run any code, so the reader allows only four names.
+The reader of pickles, which can run any code, allows only four names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from laconic.tools.tasks.task import PARTS, Tensors
 
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 MALFORMED = (pickle.UnpicklingError, AttributeError, TypeError, LookupError, ValueError, EOFError)
-RECORD = 1 + 3 * 32 * 32  # bytes: label, red, green and blue planes
+RECORD = 1 + 3 * 32 * 32
 
 
 def from_jpegs(path: Path) -> Tensors:
@@ -50,7 +50,7 @@ def decode_jpegs(joined: NDArray[np.generic], offsets: NDArray[np.generic]) -> T
 
     blocks = [range(i, min(i + 1000, len(images))) for i in range(0, len(images), 1000)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(decode, blocks):  # raises errors of the decoder
+        for _ in pool.map(decode, blocks):
             continue
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
@@ -107,7 +107,7 @@ def _latin_bytes(text: str, encoding: str) -> bytes:
 
 
 def _allowed() -> dict[tuple[str, str], Any]:
-    reconstruct = np.zeros(1, np.uint8).__reduce__()[0]  # its module differs between numpy 1 and 2
+    reconstruct = np.zeros(1, np.uint8).__reduce__()[0]  # in numpy 1 and 2 its module differs
     return {
         ("numpy.core.multiarray", "_reconstruct"): reconstruct,
         ("numpy", "ndarray"): np.ndarray,

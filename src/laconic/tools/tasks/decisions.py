@@ -1,7 +1,4 @@
-"""Decisions that methods log, also from the communication thread.
-
-Only one thread may write to a worker's pipe.
-"""
+"""Decisions that methods log, also from other threads; only one may write to a worker's pipe."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from laconic.core.extras import require
 from laconic.tools.tasks.source import tensor
 from laconic.tools.tasks.task import Recipe, Task, Tensors
 
-NUM_TEST = 360  # of 1,797
+NUM_TEST = 360
 
 
 def load(folder: Path | None = None) -> Tensors:
-    """Load images uint8 (n, 1, 8, 8) in 0..16 and labels uint8 (n,); `folder` is not used.
+    """Load images uint8 (n, 1, 8, 8) in 0..16 and labels uint8 (n,).
 
     >>> {name: tuple(part.shape) for name, part in load().items()}["train_x"]
     (1437, 1, 8, 8)

@@ -14,7 +14,6 @@ TEST_BATCH = 500
 
 
 def evaluate(model: nn.Module, task: Task, tensors: Tensors, rank: int, size: int) -> Event:
-    """Return a rank's correct answers, losses and answers, and the share of zero weights."""
     model.eval()
     right, total, answers = 0, 0.0, 0
     x, y = tensors["test_x"][rank::size], tensors["test_y"][rank::size]

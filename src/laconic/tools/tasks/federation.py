@@ -1,7 +1,6 @@
 """A task among clients with disjoint examples, in one process, with a real run's messages.
 
-Local training depends only on (seed, client, round), so all methods have the same clients, batches and first
-model.
+Local training depends only on (seed, client, round), so all methods have the same batches and first model.
 """
 
 from __future__ import annotations
@@ -72,14 +71,12 @@ def deal(settings: Federation, tensors: Tensors) -> Deal:
 
 
 def federate(settings: Federation, tensors: Tensors) -> Iterator[dict[str, Any]]:
-    """Train, and yield each round's result.
+    """Train, and yield each round's {"round", "chosen", "down", "up", "failed"}.
 
-    Yields:
-        {"round", "chosen", "down", "up", "failed"}, with "accuracy" and "test_loss" every `eval_every`
-        rounds and after the last.
+    "accuracy" and "test_loss" are added every `eval_every` rounds and after the last.
     """
     task, shares = find(settings.task), deal(settings, tensors)
-    torch.manual_seed(settings.seed)  # same start for every method
+    torch.manual_seed(settings.seed)
     net = task.recipe(settings.model).build()
     scheme = scheme_of(settings.spec).attached(net)
     start: Model = {name: value.detach().clone() for name, value in net.state_dict().items()}
@@ -113,7 +110,7 @@ def local_training(
 ) -> tuple[Model, int]:
     """Train one client for one round, in `net`, and return the model and its number of examples.
 
-    Batches continue over rounds. `scheme` is attached to `net`.
+    Batches continue over rounds.
     """
     own = shares.indices(client)
     if not len(own):

@@ -1,7 +1,4 @@
-"""First import of the server that forks workers: Ctrl-C then ends it silently.
-
-`launcher` starts it with SIGINT blocked.
-"""
+"""First import of the server that forks workers, started with SIGINT blocked: Ctrl-C ends it silently."""
 
 from __future__ import annotations
 

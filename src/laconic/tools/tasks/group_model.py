@@ -17,7 +17,7 @@ MODEL = "model.pt"
 
 
 def built(recipe: Recipe, bits: int | None, seed: int = 0) -> nn.Module:
-    """Build the model, in float32 or with layers of `bits` bits. `seed` of their rounding differs by rank.
+    """Build the model, in float32 or with layers of `bits` bits, whose rounding has a `seed` by rank.
 
     Raises `AttachError` if the model cannot be converted.
     """

@@ -24,7 +24,7 @@ from laconic.tools.tasks.skew import SkewedShard
 from laconic.tools.tasks.task import Recipe, cross_entropy
 
 Rate = Callable[[int], float]
-MICRO_BATCH_SIZE = 256  # of --recipe
+MICRO_BATCH_SIZE = 256
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class LargeBatch:
 
     @property
     def shares_examples(self) -> bool:
-        """Whether ranks draw the same examples: their gradients are not independent."""
+        """Whether ranks draw the same examples: gradients are not independent."""
         return self.copies > 1 and self.across == "ranks"
 
     def optimizer(
@@ -114,8 +114,6 @@ class LargeBatch:
 
 @dataclass(frozen=True, eq=False)
 class CopiedShard:
-    """Examples of `order`, `repeats` times, for copy `copy`."""
-
     order: Shard | SkewedShard
     repeats: int
     copy: int

@@ -1,6 +1,6 @@
 """Starts the workers of one training on this machine, receives their events, and stops them together.
 
-Workers are forked from a server that has imported torch. A worker ends if the launcher dies.
+Workers are forked from a server that has imported torch, and end if the launcher dies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public; torch marks no re-export
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch marks no re-export
 
 from laconic.core.errors import LaconicError, PeerError
 from laconic.exchange.agreement import QUOTES
@@ -31,12 +31,12 @@ from laconic.tools.tasks.place import Hosts
 from laconic.tools.tasks.settings import Emit, Event, TrainingSettings
 from laconic.tools.tasks.training import train_rank
 
-TIMEOUT = timedelta(seconds=120)  # of a collective
-# imported once for all workers; an optimiser imports torch._dynamo, which takes seconds
+TIMEOUT = timedelta(seconds=120)
+# an optimiser imports torch._dynamo, which takes seconds
 PRELOADED = ["__main__", "laconic.tools.tasks.fork_server", "laconic.tools.tasks.pipelined", "torch._dynamo"]
 LEAVE_S = 30.0  # for other workers to finish
 GRACE_S = 1.0  # for the peers' errors: the earliest is the cause
-QUOTED_S = 10.0  # for the traceback of a quoted worker
+QUOTED_S = 10.0
 
 
 class WorkerFailed(PeerError):
@@ -76,7 +76,7 @@ def launch(settings: TrainingSettings) -> Generator[Event, None, None]:
 
 class Workers:
     def __init__(self, settings: TrainingSettings, port: int) -> None:
-        self.pipes: dict[Connection, int] = {}  # of all processes ever started
+        self.pipes: dict[Connection, int] = {}
         self.present: dict[int, BaseProcess] = {}
         self.restarted: set[int] = set()
         self._settings, self._port = settings, port
@@ -108,7 +108,7 @@ class Workers:
 def prepare_to_launch() -> None:
     """Start the server that forks workers; it imports torch in the background.
 
-    It blocks Ctrl-C, which would print a traceback, until it has imported `fork_server`.
+    Ctrl-C, which would print a traceback, is blocked until it has imported `fork_server`.
     """
     forkserver.set_forkserver_preload(PRELOADED)
     resource_tracker.ensure_running()  # else the server starts it, which unblocks signals
@@ -210,7 +210,7 @@ def _trained(settings: TrainingSettings, emit: Emit) -> list[int]:
 def _leave_together(store: TCPStore, rank: int, living: list[int]) -> None:
     """Wait until no worker needs this one: a lost worker breaks the group."""
     store.set(f"done/{rank}", "")
-    with contextlib.suppress(RuntimeError):  # a worker was lost at the end
+    with contextlib.suppress(RuntimeError):
         store.wait([f"done/{other}" for other in living], timedelta(seconds=LEAVE_S))
 
 
@@ -227,7 +227,7 @@ def _error_event(error: Exception) -> Event:
 
 
 def _end_with_launcher() -> None:
-    """Exit once the launcher has died, which is the parent for `multiprocessing`."""
+    """Exit once the launcher, the parent for `multiprocessing`, has died."""
     if launcher := multiprocessing.parent_process():
         launcher.join()
         os._exit(1)
@@ -259,4 +259,4 @@ def work(settings: TrainingSettings, rank: int, port: int, pipe: Connection) -> 
         pipe.close()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # skip clean-up that could wait for a peer
+        os._exit(0)  # clean-up could wait for a peer

@@ -13,9 +13,9 @@ from laconic.tools.tasks.task import Task, Tensors
 def prepare(
     task: Task, data: Path | None, scratch: Path, *, model: str | None = None, examples: int | None = None
 ) -> Tensors:
-    """Read the task's data, arranged for `model`, and write its tensors to `scratch`.
+    """Read the task's data for `model`, and write the tensors to `scratch`.
 
-    `examples`: training examples to keep, evenly spread. Raises `SpecError` if there are fewer.
+    `examples`: training examples to keep; `SpecError` if there are fewer.
     """
     loaded = task.load(data)
     if arranged := task.recipe(model).arranged:

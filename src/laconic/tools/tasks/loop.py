@@ -30,7 +30,6 @@ class Work(Protocol):
 
 
 def train(settings: TrainingSettings, work: Work, emit: Emit) -> None:
-    """Train to the last step. Each rank emits one event per step and evaluation, and all decisions."""
     with closing(Decisions()) as decisions:
         while work.done < settings.steps:
             for event in work.step():

@@ -62,7 +62,7 @@ class MeasuredStage(PipelineStage):
         super().__init__(*given, **named)
         self.forward_s = self.backward_s = 0.0
         self.counts: Counter[str] = Counter()
-        self.decoding: Callable[[], float] = float  # seconds of decoding at the start of chunks
+        self.decoding: Callable[[], float] = float
 
     def forward_one_chunk(self, *given: Any, **named: Any) -> Any:
         began = time.perf_counter() - self.decoding()

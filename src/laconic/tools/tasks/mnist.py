@@ -29,7 +29,7 @@ def load(folder: Path | None = None) -> Tensors:
 
 
 def read_idx(path: Path) -> Tensor:
-    """Read an idx file of bytes, plain or gzip: [0 0 8 rank], sizes as big-endian int32, bytes."""
+    """Read an idx file, plain or gzip: [0 0 8 rank], sizes as big-endian int32, bytes."""
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
         raise DataError(f"{path} is not an idx file of bytes: it must start with 000008, got {raw[:4].hex()}")
@@ -84,7 +84,6 @@ def small_cnn() -> nn.Module:
 
 
 def bnn() -> nn.Module:
-    """Build an MLP for binary weights."""
     layers, inside = list[nn.Module]([nn.Flatten()]), 784
     for _ in range(3):
         layers += [nn.Linear(inside, 1024, bias=False), nn.BatchNorm1d(1024), nn.Hardtanh()]

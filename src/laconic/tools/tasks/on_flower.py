@@ -1,9 +1,7 @@
 """A task among clients in Flower's simulation engine.
 
-The engine has its own process, since it and Ray leave threads and log much:
-
-    this process   settings on stdin ->  the engine's   -> events, one line of JSON each, through a pipe
-                                                        -> logs of Flower and Ray, to a file
+The engine has its own process, since it and Ray leave threads and log much. Settings go to its stdin; events
+come through a pipe, one line of JSON each; logs go to a file.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ from laconic.tools.tasks.federation import Federation, deal, local_training, tol
 from laconic.tools.tasks.task import Tensors
 
 COMMAND = "from laconic.tools.tasks.on_flower import main; main()"
-STOP_S = 20.0  # for Ray to end
-TAIL = 3  # log lines in an error
+STOP_S = 20.0
+TAIL = 3
 
 
 class EngineFailed(LaconicError):
@@ -50,10 +48,9 @@ def check_engine() -> None:
 
 
 def federate_on_flower(settings: Federation, data: Path | None, log: Path) -> Iterator[dict[str, Any]]:
-    """Train, and yield rounds like `tasks.federation.federate`.
+    """Train, and yield rounds like `tasks.federation.federate`. Raises `EngineFailed`.
 
-    Differences: the first model is sent and counted; a client without examples counts as failed. `log`: file
-    for Flower and Ray. Raises `EngineFailed`.
+    Differences: the first model is sent and counted; a client without examples counts as failed.
     """
     check_engine()
     reads, writes = os.pipe()
@@ -71,7 +68,7 @@ def federate_on_flower(settings: Federation, data: Path | None, log: Path) -> It
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 pass_fds=(writes,),
-                start_new_session=True,  # Ctrl-C reaches only this process, which stops the engine
+                start_new_session=True,  # this process stops the engine after Ctrl-C
             )
         finally:
             os.close(writes)
@@ -83,7 +80,7 @@ def federate_on_flower(settings: Federation, data: Path | None, log: Path) -> It
             for line in events:
                 yield json.loads(line)
                 logged += 1
-            with suppress(subprocess.TimeoutExpired):  # all events have arrived; Ray may end slowly
+            with suppress(subprocess.TimeoutExpired):  # Ray may end slowly
                 engine.wait(STOP_S)
         finally:
             _stop(engine)
@@ -124,7 +121,7 @@ def _read(settings: Federation, data: Path | None) -> tuple[Tensors, nn.Module, 
     torch.set_num_threads(1)
     task = find(settings.task)
     tensors = task.load(data)
-    torch.manual_seed(settings.seed)  # same start as in one process
+    torch.manual_seed(settings.seed)
     net = task.recipe(settings.model).build()
     return tensors, net, deal(settings, tensors), scheme_of(settings.spec).attached(net)
 

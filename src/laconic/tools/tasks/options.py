@@ -1,7 +1,4 @@
-"""Options of a training: fields with flag, help, default, check and group.
-
-`laconic train` makes flags, checks, `config.json` and workers' settings from them.
-"""
+"""Options of a training, from which `laconic train` makes flags, checks, `config.json` and settings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Training of a pipeline's stage on each rank.
 
-A replica sees the same examples in every epoch, so buffers by example stay useful. For an evaluation, every
-rank receives the whole model, uncompressed.
+A replica sees the same examples in every epoch, so buffers by example stay useful.
 """
 
 from __future__ import annotations
@@ -50,15 +49,13 @@ def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
 
 
 class Stage:
-    """A rank's stage, with its replica's examples. `done`: completed steps."""
-
     def __init__(self, settings: TrainingSettings) -> None:
         pipeline = settings.pipeline
         assert pipeline is not None
         self.settings, self.done = settings, 0
         self.task, self.tensors = find(settings.task), mapped(settings.data)
         self.recipe = self.task.recipe(settings.model)
-        torch.manual_seed(settings.seed)  # the same model on every rank
+        torch.manual_seed(settings.seed)
         whole = self.recipe.build()
         replica, examples = pipeline.replica(dist.get_rank()), len(self.tensors["train_y"])
         every = torch.arange(examples, dtype=torch.int64, device="cpu")
@@ -70,7 +67,7 @@ class Stage:
             whole,
             self.task.inputs(self.tensors["train_x"][: settings.batch], None),
             crossing=crossing(settings.spec),
-            samples=-(-examples // pipeline.replicas),  # equal on all ranks
+            samples=-(-examples // pipeline.replicas),
             lr=settings.lr,
             seed=settings.seed,
         )
@@ -115,7 +112,6 @@ class Stage:
 
 
 def _spent(passed: Passed, schedule_s: float, exchanged: dict[str, Any]) -> dict[str, Any]:
-    """Return a step's seconds and bytes. `schedule_s`: forward, backward and waiting."""
     busy_s = passed.forward_s + passed.backward_s + passed.encode_s + passed.decode_s
     waited = max(schedule_s - busy_s, 0.0)
     up, down = passed.activations, passed.gradients

@@ -1,7 +1,4 @@
-"""Hosts of this machine's workers: loopback, or a lab's.
-
-`laconic lab` sets LACONIC_LAB to the hosts' network namespaces.
-"""
+"""Hosts of this machine's workers: loopback, or a lab's, from LACONIC_LAB."""
 
 from __future__ import annotations
 
@@ -18,8 +15,6 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts of the workers. `namespaces`: their files; empty outside of a lab."""
-
     addresses: tuple[str, ...] = ("127.0.0.1",)
     interface: str = LOOPBACK
     namespaces: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """Mixed precision: autocast, and for float16 a GradScaler shared by all ranks.
 
-Micikevicius et al. 2018, arXiv:1710.03740 [recalled]. Parameters stay in float32. Order within a step:
+Micikevicius et al. 2018, arXiv:1710.03740 [recalled]. Parameters stay in float32. Within a step:
 
     scale the loss -> backward -> unscale -> memory, codec, mean -> scale the mean -> unscale, step or skip
 """
@@ -39,9 +39,9 @@ class Precision:
         torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
 
     def step(self, optimizer: Optimizer) -> None:
-        """Step the optimiser, or skip the step if a rank's gradients overflowed.
+        """Step the optimiser, or skip the step after an overflow.
 
-        Raises `NonFiniteError` if the scale is so low that it was not an overflow.
+        Raises `NonFiniteError` if the scale is too low for an overflow.
         """
         if self.scaler is None:
             optimizer.step()
@@ -84,7 +84,7 @@ def normal(name: str | None) -> str | None:
 
 
 def check_strategy(name: str | None, strategy: object, patience_s: float | None) -> None:
-    """Raise `SpecError` for float16 if ranks do not wait for each other, as they share a scaler."""
+    """Raise `SpecError` for float16, whose scaler is shared, if ranks do not wait for each other."""
     if name != "fp16" or not isinstance(strategy, Strategy):
         return
     why = None

@@ -17,11 +17,11 @@ Emit = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A model cut into stages, one per worker: rank `stage + stages * replica`."""
+    """A model cut into stages: rank `stage + stages * replica`."""
 
     stages: int
     replicas: int
-    micro_batches: int  # per replica's batch
+    micro_batches: int
     schedule: str  # "1f1b" or "gpipe"
     between: str  # method of the replicas
 
@@ -62,10 +62,10 @@ class TrainingSettings(TrainingOptions):
     batch: int
     eval_every: int
     data: Path  # prepared by `loading.py`
-    folder: Path  # for checkpoints
+    folder: Path
     threads: int
     resume_from: Path | None = None
-    pipeline: Pipeline | None = None  # None: no stages
+    pipeline: Pipeline | None = None
 
     def patience_of(self, spec: Strategy | Method) -> float | None:
         return self.patience if isinstance(spec, Strategy) else None

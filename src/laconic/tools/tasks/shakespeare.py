@@ -15,7 +15,7 @@ from laconic.tools.tasks.source import read_first, tensor
 from laconic.tools.tasks.task import Recipe, Task, Tensors
 
 WINDOW = 64  # letters per example
-LETTERS = 128  # ASCII; the corpus uses 65 of them
+LETTERS = 128  # ASCII
 SPEECH = re.compile(rb"(?:\A|\n\n)([^\n:]+):\n")
 HOW = (
     "get https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt "
@@ -41,21 +41,20 @@ def _from_text(path: Path) -> Tensors:
 
 
 def windows(letters: Tensor) -> tuple[Tensor, Tensor]:
-    """Return disjoint windows (n, 64), and their next letters, (n, 64)."""
     n = (len(letters) - 1) // WINDOW
     return letters[: n * WINDOW].view(n, WINDOW), letters[1 : n * WINDOW + 1].view(n, WINDOW)
 
 
 def passages(y: Tensor) -> Tensor:
-    """Return the tenth of the text of each window, (n,). Tenths differ in scenes and speakers."""
+    """Return the tenth of the text of each window, (n,): tenths differ in scenes and speakers."""
     return torch.arange(len(y), dtype=torch.int64, device="cpu") * 10 // len(y)
 
 
 def speakers(x: Tensor) -> Tensor:
     """Return the main speaker of each window (n, 64), int64 (n,), numbered by first appearance.
 
-    A speech is a blank line, then a line `NAME:`, up to the next. Equal names in two plays are one speaker.
-    Raises `DataError` without speeches.
+    A speech begins with a blank line and a line `NAME:`. Equal names in two plays are one speaker. Raises
+    `DataError` without speeches.
     """
     speeches = [*SPEECH.finditer(x.flatten().numpy().tobytes())]
     if not speeches:
@@ -130,7 +129,7 @@ class GPT(nn.Module):
 class GPTStage(nn.Module):
     """Consecutive layers of a GPT.
 
-    The first stage takes letters (b, t), the last returns logits (b, t, 128); others pass (b, t, width).
+    The first takes letters (b, t), the last returns logits (b, t, 128); others pass (b, t, width).
     """
 
     def __init__(self, whole: GPT, start: int, end: int) -> None:

@@ -1,4 +1,4 @@
-"""Examples of a rank at a step: a function of (seed, rank, step), without state.
+"""Examples of a rank at a step, by (seed, rank, step).
 
 An epoch is one permutation, equal on all ranks; rank r takes every `size`-th example from the r-th on.
 """
@@ -39,11 +39,9 @@ class Shard:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches in a rank's share; the rest is dropped."""
         return self.n // (self.batch * self.size)
 
     def indices(self, step: int) -> Tensor:
-        """Return the indices of this step's examples, int64 (batch,)."""
         epoch, turn = divmod(step, self.steps_per_epoch)
         order = _order(self.n, mix(self.seed, epoch, COMMON))
         return order[self.rank :: self.size][turn * self.batch : (turn + 1) * self.batch]

@@ -26,7 +26,7 @@ class SkewedShard:
 
     @classmethod
     def of(cls, kinds: Tensor, batch: int, rank: int, size: int, alpha: float, seed: int) -> SkewedShard:
-        Shard(len(kinds), batch, rank, size, seed)  # raises if the batch is too large
+        Shard(len(kinds), batch, rank, size, seed)  # checks the batch
         own = Dirichlet(alpha, least=batch).over(kinds, size, seed).indices(rank)
         return cls(own, Shard(len(own), batch, 0, 1, mix(seed, rank)))
 

@@ -1,7 +1,4 @@
-"""Training of one pipeline stage with torch's schedule.
-
-Equal stages of all replicas exchange gradients by a method.
-"""
+"""Training of one pipeline stage with torch's schedule; its replicas exchange gradients by a method."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ class StageAtWork:
     """This rank's stage of its replica. Create it on all ranks of the default group.
 
     `whole`: the model, equal on all ranks. `example`: a batch of its inputs. `crossing`: coding between
-    stages. `samples`: most examples of a replica, with ids from 0.
+    stages. `samples`: most examples of a replica.
     """
 
     def __init__(
@@ -92,10 +89,7 @@ class StageAtWork:
             self.stage.decoding = lambda: handle.stats().decode_s
 
     def step(self, x: Tensor, y: Tensor, samples: Tensor) -> float | None:
-        """Run forward and backward, and return the mean loss on the last stage.
-
-        `x`, `y`: this replica's inputs (batch, ...) and targets; `samples`: their ids, int64 (batch,).
-        """
+        """Run forward and backward; return the mean loss on the last stage. `samples`: int64 (batch,) ids."""
         losses: list[Tensor] = []
         if self.handle is not None:
             self.handle.samples = samples
@@ -165,7 +159,7 @@ class StageAtWork:
 
 
 def groups(pipeline: Pipeline, rank: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
-    """Return the groups of this pipeline and of equal stages. Every rank creates every group."""
+    """Return the groups of this pipeline and of equal stages. Every rank creates all."""
     stages, replicas = range(pipeline.stages), range(pipeline.replicas)
     lines = [dist.new_group([stage + pipeline.stages * r for stage in stages]) for r in replicas]
     line: dist.ProcessGroup = lines[pipeline.replica(rank)]
@@ -183,5 +177,5 @@ def shapes(whole: nn.Module, recipe: Recipe, pipeline: Pipeline, example: Tensor
     with torch.no_grad():
         for stage in range(pipeline.stages):
             out = recipe.cut(model, stage, pipeline.stages)(found[-1])
-            found.append(out.requires_grad_())  # its gradient is sent
+            found.append(out.requires_grad_())
     return found

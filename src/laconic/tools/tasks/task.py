@@ -35,7 +35,7 @@ class Recipe:
     """A model and its settings.
 
     `cut`: returns stage i of n, with the whole model's parameter names; raises `SpecError` for too many
-    stages. `arranged`: converts the task's tensors for the model.
+    stages. `arranged`: converts the task's tensors.
     """
 
     build: Callable[[], nn.Module]
@@ -44,7 +44,7 @@ class Recipe:
     nesterov: bool = True
     weight_decay: float = 1e-4
     warmup: float = 0.05  # share of rising steps, before the cosine decay
-    cut: Cut | None = None  # None: no stages
+    cut: Cut | None = None
     arranged: Callable[[Tensors], Tensors] | None = None
 
     def optimizer(
@@ -52,8 +52,8 @@ class Recipe:
     ) -> torch.optim.Optimizer:
         """Return SGD with this recipe's settings, or the optimiser that the method needs.
 
-        `lr`: peak learning rate; default: the recipe's or the optimiser's. `by`: a strategy with its own
-        momentum gets SGD without momentum.
+        `lr`: peak rate; default: the recipe's or the optimiser's. `by`: a strategy with its own momentum gets
+        SGD without.
         """
         for rule in by.rules if isinstance(by, Method) else ():
             made = rule.make([*model.parameters()], lr=lr, weight_decay=self.weight_decay)
@@ -89,8 +89,7 @@ def labels(y: Tensor) -> Tensor:
 class Task:
     """One built-in task. `batch`: examples per worker; `models`: recipes by name, the default first.
 
-    `kinds`: maps train_y (n, ...) to kinds (n,), for skewed shards. `speakers`: maps train_x (n, ...) to
-    speakers.
+    `kinds` and `speakers` map train_y and train_x (n, ...) to integers (n,).
     """
 
     name: str
@@ -106,10 +105,7 @@ class Task:
     speakers: Kinds | None = None
 
     def kinds_for(self, partition: Partition, data: Tensors) -> Tensor:
-        """Return each training example's label or speaker, integers (n,).
-
-        Raises `SpecError` if the data lack speakers.
-        """
+        """Return each training example's label or speaker, integers (n,). Raises `SpecError` without any."""
         if partition.deals_by == "labels":
             return self.kinds(data["train_y"])
         if self.speakers is None:
@@ -130,7 +126,7 @@ class Task:
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Return the mean cross-entropy in nats: logits (..., classes), integers y (...)."""
+    """Return the mean cross-entropy: logits (..., classes), integers y (...)."""
     return F.cross_entropy(logits.flatten(0, -2), y.flatten().long())
 
 

@@ -1,7 +1,6 @@
 """Training of a whole model on each rank.
 
-Evaluation uses the ranks' average. Batches, augmentation and rates depend on (seed, rank, step), so a resumed
-training computes the same bits.
+Batches, augmentation and rates depend on (seed, rank, step), so a resumed training computes the same bits.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from laconic.tools.tasks.transforms import Transforms, attach_all
 
 
 def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
-    """Train as one rank, and return the remaining ranks."""
     work = Replica(settings)
     if work.done:
         emit({"kind": "back", "step": work.done})
@@ -52,17 +50,14 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
 
 
 class Replica:
-    """Model, optimiser and data of a rank.
-
-    `done`: above 0 at first if this worker replaces a dead one. `plain`: the unwrapped model.
-    """
+    """A rank's training. `done`: above 0 at first if it replaces a dead worker."""
 
     def __init__(self, settings: TrainingSettings) -> None:
         self.settings = settings
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.task, self.tensors = find(settings.task), mapped(settings.data)
         recipe = self.task.recipe(settings.model)
-        torch.manual_seed(settings.seed)  # the same model on every rank
+        torch.manual_seed(settings.seed)
         self.plain = built(recipe, settings.bits, mix(settings.seed, self.rank))
         spec = strategy_or_method(settings.spec)
         sizes = {

@@ -22,7 +22,7 @@ TAKES: dict[Option, str] = {
     "sparsity": "--sparsity takes a sparsifier, such as rigl(density=0.1), or swat()",
     "activations": "--activations: activations take comet(...) or blocks(...)",
 }
-PACKED = "packed.pt"  # in the training's folder; for `lowbit.load_packed` or `load_tables`
+PACKED = "packed.pt"
 
 
 def transform_of(option: Option, text: str) -> Transform:

@@ -113,8 +113,6 @@ class Shifts(Topology):
 
 
 class Undirected(Topology):
-    """Symmetric graph."""
-
     @abstractmethod
     def links(self, size: int, step: int) -> Iterable[Arrow]:
         """Return the two ends of each link."""

@@ -1,7 +1,6 @@
 """Bipartite exponential: an odd and an even rank form a pair, at distances 1, 3, 5, 9, 17, ...
 
-Assran et al. 2019, arXiv:1811.10792: graph 1 of its code, there for D-PSGD and AD-PSGD (Lian et al. 2018,
-arXiv:1710.06952).
+Graph 1 of the code of Assran et al. 2019, arXiv:1811.10792, there for D-PSGD and AD-PSGD.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from laconic.strategies.gossip.topologies import Shifts, powers
 class DirectedExponential(Shifts):
     """Every rank r sends to r + 1, r - 1, r + 2, r - 2, r + 4, ... (mod size), one per step.
 
-    A rank may occur twice (size 8: +4 and -4 are the same rank), as in the authors' code.
+    A rank may occur twice, as in the authors' code.
 
     >>> [DirectedExponential().peers(rank=0, size=8, step=t).out[0] for t in range(6)]
     [1, 7, 2, 6, 4, 4]

@@ -12,9 +12,9 @@ from laconic.strategies.gossip.topologies import Arrow, Undirected
 
 @dataclass(frozen=True, repr=False)
 class Linear(Undirected):
-    """Rank r and r + 1 exchange, at every step. Not regular: uniform mixing needs PushSum weights.
+    """Rank r and r + 1 exchange, at every step. Uniform mixing needs PushSum weights.
 
-    "Linear" in the code of Assran et al. 2019 is a different graph: all odd distances, one per step.
+    "Linear" in the code of Assran et al. 2019 is a different graph.
 
     >>> [Linear().peers(rank=r, size=3, step=0).out for r in range(3)]
     [(1,), (0, 2), (1,)]

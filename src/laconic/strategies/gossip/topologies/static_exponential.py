@@ -1,6 +1,6 @@
 """Static exponential: at every step, all ranks at distances 1, 2, 4, ...
 
-Ying et al. 2021, arXiv:2110.13363; checked against `ExponentialTwoGraph` of BlueFog, their library.
+Ying et al. 2021, arXiv:2110.13363; checked against BlueFog, their library.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@
     here    every    local_every   pull   local_pull   mix   local_mix   average
 
 Teng et al. 2019, arXiv:1905.10395; order and constants as in the authors' code, in which a server counts as
-with count='total' (see `periods`).
+with count='total'.
 """
 
 from __future__ import annotations
@@ -62,9 +62,8 @@ class LSGD(Strategy):
         average: Number of last losses whose mean is a rank's score; default: 0, the same as `local_every`.
         count: "each" (default): an election follows when every rank has done the number of steps. "total":
             when all together have done that many times their number: fast ranks do more steps, and wait at
-            most for the slowest rank's current one. No two runs are then equal, and ranks may end after
-            different numbers of steps. A barrier or an all-reduce of the loss in the training loop would
-            deadlock with a rank in an election.
+            most for the slowest rank's current one. No two runs are then equal, ranks may end after different
+            numbers of steps, and a barrier or an all-reduce in the training loop would deadlock.
 
     Raises:
         SpecError: An argument is outside its range.

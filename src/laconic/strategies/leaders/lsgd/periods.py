@@ -5,8 +5,7 @@
             others of these are done
 
 Teng et al. 2019, arXiv:1905.10395. In the authors' code a server asks for an election after size * length
-steps. Here these include each rank's step before it, so that ranks in lockstep have elections at the same
-steps as with `each`.
+steps. Here ranks in lockstep have elections at the same steps as with `each`.
 """
 
 from __future__ import annotations

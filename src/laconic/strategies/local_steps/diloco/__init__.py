@@ -8,9 +8,8 @@
 Douillard et al. 2023, arXiv:2311.08105; as in torchft and PrimeIntellect's OpenDiLoCo. The local optimiser
 keeps its state. With lr=1, momentum=0 it is `local_sgd`.
 
-`fragments`, `overlap` and `mix` are Streaming DiLoCo: Douillard et al. 2025, arXiv:2501.18512, as in torchft:
-parts of the model do this one after another, hidden by inner steps. Ours: tensors are assigned to fragments
-by size, not by layers.
+`fragments`, `overlap` and `mix` are Streaming DiLoCo: Douillard et al. 2025, arXiv:2501.18512, as in torchft.
+Ours: tensors are assigned to fragments by size, not by layers.
 """
 
 from __future__ import annotations
@@ -53,9 +52,8 @@ log = logging.getLogger("laconic")
 class DiLoCo(Strategy):
     """Nesterov SGD on the outer gradient d, every `every` steps, for each fragment.
 
-    Over many rounds the model moves by up to lr / (1 - momentum) times the ranks' changes: 7 with the paper's
-    defaults, for AdamW inside, and 1.4 with SGD inside, which can then have the learning rate of data
-    parallel training (docs/outer.md).
+    Over many rounds the model moves by up to lr / (1 - momentum) times the ranks' changes: 7 with the
+    defaults for AdamW inside, and 1.4 with those for SGD (docs/outer.md).
 
     Wire, every `every` steps: that of `compressor` for one gradient, 4 n bytes if dense; one fragment at a
     time. Memory: 2 n float32, and that of `compressor`.
@@ -66,12 +64,12 @@ class DiLoCo(Strategy):
         momentum: Outer Nesterov momentum, in [0, 1); default: 0.5 if all optimisers inside are
             `torch.optim.SGD`, else 0.9.
         compressor: Sends d: a codec, selector, reducer or method, with error feedback if biased; default:
-            dense(). logquant(levels=7) has the paper's 4 bits, a sign and a power of two.
+            dense(). logquant(levels=7) has the paper's 4 bits.
         fragments: Parts of the model that are sent in order, `every` / `fragments` steps apart, 1 to `every`;
             default: 1.
         overlap: Inner steps during an exchange, 0 to `every` - 1; default: 0, all ranks wait.
         mix: Share of a rank's own parameters after an outer step, in [0, 1); default: 0. The paper uses 0.5
-            with an overlap, whose steps would otherwise be lost.
+            with an overlap.
 
     Raises:
         SpecError: An argument is outside its range, or `compressor` changes the optimiser.

@@ -39,8 +39,7 @@ class Fragment:
 def fragments_of(layout: Layout, count: int, every: int) -> Iterator[Fragment]:
     """Yield the nonempty fragments, at most `count`, whose outer steps are evenly spaced.
 
-    Large tensors go first, each to the smallest fragment, so that fragments have tensors from all depths, as
-    in the paper.
+    Large tensors go first, each to the smallest fragment, so that fragments have tensors from all depths.
     """
     loads, shares = [0] * count, [set[str]() for _ in range(count)]
     for entry in sorted(layout, key=lambda entry: -entry.numel):

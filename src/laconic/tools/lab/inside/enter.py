@@ -18,14 +18,14 @@ from typing import NoReturn
 from laconic.tools.lab import linux
 from laconic.tools.lab.inside.keeper import FIRST
 
-NOT_FOUND = 127  # exit code, as in shells
+NOT_FOUND = 127
 PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(keeper: str, number: int, command: list[str]) -> NoReturn:
     folder = os.getcwd()  # noqa: PTH109
     step_in(keeper, number)
-    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)  # until the command starts
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)
     child = os.fork()
     if child == 0:
         become(number, folder, command)
@@ -42,7 +42,6 @@ def main(keeper: str, number: int, command: list[str]) -> NoReturn:
 
 
 def step_in(keeper: str, number: int) -> None:
-    """Enter the keeper's namespaces; the pid namespace holds for children."""
     home = f"/proc/{keeper}"
     if not os.path.samefile(f"{home}/ns/user", "/proc/self/ns/user"):  # noqa: PTH121
         linux.enter(f"{home}/ns/user", linux.NEWUSER)

@@ -2,11 +2,9 @@
 
     keeper COUNT OWNER      COUNT network namespaces, until OWNER or stdin ends
 
-Namespaces are open files of one process, which is process 1 of its pid namespace. When it ends, the kernel
-kills everything in the lab and removes namespaces, interfaces and mounts.
-
-Without root it uses a new user namespace. It reads requests, one JSON list per line, and answers each with a
-list: see `answer`.
+Namespaces are open files of process 1 of a pid namespace. When it ends, the kernel kills everything in the
+lab and removes namespaces, interfaces and mounts. Without root it uses a new user namespace. It reads
+requests, one JSON list per line, and answers each with a list: see `answer`.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from laconic.tools.lab import linux
 
 FIRST = 10  # namespace k is file FIRST + k
 IN_SERVICE_S = 10.0
-BURY_S = 0.5  # between checks for ended orphans
+BURY_S = 0.5
 
 
 def main(count: int, owner: int) -> None:

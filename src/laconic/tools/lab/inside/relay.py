@@ -92,7 +92,7 @@ def port(name: str) -> socket.socket:
 def main(seed: int) -> None:
     gc.disable()  # no reference cycles
     with suppress(PermissionError):  # a user namespace may not have priority
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # hosts' processes must not delay links
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # hosts must not delay links
     shapes = os.fdopen(0, "rb", buffering=0)  # unbuffered, else select misses lines
     relay = Relay(json.loads(shapes.readline()), random.Random(seed))
     print("ready", flush=True)

@@ -18,8 +18,6 @@ from laconic.tools.report.summary import MB, Figure
 
 @dataclass(frozen=True)
 class Seed:
-    """One training by round: bytes of all clients; and its tests."""
-
     seed: int
     up: Array
     down: Array
@@ -51,10 +49,7 @@ class Trainings:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table. MB: of all clients in the whole run, mean over seeds.
-
-    `smaller`: bytes of the first baseline divided by this scheme's; NaN without a baseline.
-    """
+    """A line of the table. `smaller`: bytes of the first baseline divided by this scheme's, or NaN."""
 
     spec: str
     seeds: int
