@@ -119,7 +119,7 @@ def test_a_browser_draws_the_trace_of_a_loss_scale(tmp_path: Path) -> None:
     (tmp_path / EVENTS).write_text("".join(f"{json.dumps(event)}\n" for event in events))
     dom = browse(publish(tmp_path).report.resolve(), tmp_path / "profile", "--dump-dom")
     body = dom[: dom.index("<script>")]
-    assert "1 of 4 steps skipped, scale 32768 at the last" in body
+    assert "1 of 4 steps skipped, scale 32768 at the last step" in body
     drawn = body[body.index('id="scale_by_step"') :]
     drawn = drawn[: drawn.index("</figure>")]
     assert len(re.findall(r'class="js-line"[^>]* d="M[^"]+L[^"]+"', drawn)) >= 2

@@ -181,10 +181,10 @@ def in_room(where: str) -> list[Path]:
     folder = SOURCE / Path(*where.split(".")[1:])
     found = [path for path in folder.glob("*.py") if path.stem != "__init__"]
     found += [path.parent for path in folder.glob("*/__init__.py")]
-    return sorted(path for path in found if f"{where}.{path.stem}" not in spec.ROOMS)
+    return sorted(path for path in found if f"{where}.{path.stem}" not in spec.SPEC_PACKAGES)
 
 
-@pytest.mark.parametrize("where", spec.ROOMS)
+@pytest.mark.parametrize("where", spec.SPEC_PACKAGES)
 def test_a_room_is_a_table_of_contents(where: str) -> None:
     """A file in a registry room is a registered name; a helper is inside a family's package."""
     names = set(spec.names())
@@ -194,7 +194,7 @@ def test_a_room_is_a_table_of_contents(where: str) -> None:
 
 def test_a_name_means_one_thing() -> None:
     homes: dict[str, list[Path]] = {}
-    for where in spec.ROOMS:
+    for where in spec.SPEC_PACKAGES:
         for path in in_room(where):
             inside = [path] if path.suffix else [path, *path.glob("*.py")]
             for each in inside:
@@ -203,7 +203,7 @@ def test_a_name_means_one_thing() -> None:
     assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
 
 
-@pytest.mark.parametrize("where", spec.LIBRARIES)
+@pytest.mark.parametrize("where", spec.MIXED_PACKAGES)
 def test_every_spec_of_a_library_is_found_by_its_file(where: str) -> None:
     folder = SOURCE / Path(*where.split(".")[1:])
     for path in folder.rglob("*.py"):
@@ -221,7 +221,7 @@ def registered(package: ModuleType) -> set[str]:
     rooms = NAMED[package.__name__.removeprefix("laconic.")]
     homes = {name: spec.modules().get(name, "") for name in spec.names()}
     holds = {
-        name: max((each for each in spec.ROOMS if home.startswith(f"{each}.")), key=len, default="")
+        name: max((each for each in spec.SPEC_PACKAGES if home.startswith(f"{each}.")), key=len, default="")
         for name, home in homes.items()
     }
     return {name for name, room in holds.items() if room.removeprefix("laconic.") in rooms}

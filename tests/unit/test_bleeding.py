@@ -35,7 +35,7 @@ def test_each_step_adds_at_most_the_gradients_norm_and_in_the_end_all_is_sent(mo
     while not done:
         grad = torch.randn(MODEL.numel, generator=rng)
         before = grad.clone()
-        x, done = residual.bleed(grad, MATRICES, Turn(9 + steps, 0), most)
+        x, done = residual.release_part(grad, MATRICES, Turn(9 + steps, 0), most)
         assert torch.equal(grad, before)
         added = float((picked(x) - picked(grad)).norm())
         assert added <= most * float(picked(grad).norm()) * (1 + 1e-5)
@@ -51,9 +51,9 @@ def test_each_step_adds_at_most_the_gradients_norm_and_in_the_end_all_is_sent(mo
 def test_a_gradient_of_zeros_or_one_that_is_not_finite_adds_nothing():
     residual = Residual(MATRICES)
     residual.correct(torch.ones(MODEL.numel), MATRICES, Turn(0, 0))
-    x, done = residual.bleed(torch.zeros(MODEL.numel), MATRICES, Turn(1, 0), 1.0)
+    x, done = residual.release_part(torch.zeros(MODEL.numel), MATRICES, Turn(1, 0), 1.0)
     assert not picked(x).any() and not done
     for bad in (torch.inf, torch.nan):
-        x, _ = residual.bleed(torch.full((MODEL.numel,), bad), MATRICES, Turn(2, 0), 1.0)
+        x, _ = residual.release_part(torch.full((MODEL.numel,), bad), MATRICES, Turn(2, 0), 1.0)
         assert x is None
     assert bool(residual.state_dict()["residual/a"].eq(1).all())

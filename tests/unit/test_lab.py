@@ -78,8 +78,8 @@ def test_each_direction_has_its_rate_and_netem_holds_the_bucket() -> None:
 def test_names_of_interfaces_fit() -> None:
     last = wiring.MOST_HOSTS - 1
     assert len(f"v{last}") <= 15
-    assert wiring.hardware(last) == "02:00:00:00:00:40"
-    assert f"peer name eth0 address {wiring.hardware(0)}" in wiring.hub_lines(1, bridged=True)
+    assert wiring.mac_address(last) == "02:00:00:00:00:40"
+    assert f"peer name eth0 address {wiring.mac_address(0)}" in wiring.hub_lines(1, bridged=True)
     assert "br0" not in wiring.hub_lines(2, bridged=False)
 
 

@@ -19,7 +19,7 @@ TINY = 1e-8  # keeps quotients finite
 class DeepFacto(Proximal):
     """X = S M with S, M >= 0: a code S (rank,) per sample times shared parts M (rank, features).
 
-        V = max(x, 0)                                           rows x features
+        V = max(x, 0), e = 1e-8                                 rows x features
         S <- S * (V M^T) / (S M M^T + e)                        `updates` times, from equal entries
         A <- decay A + S^T S,  B <- decay B + S^T V,  M <- M * B / (A M + e)      only in training
 
@@ -104,7 +104,7 @@ class DeepFacto(Proximal):
         return flat.clamp(min=0)
 
     def _encode(self, v: Tensor) -> Tensor:
-        """Return the codes, from a start whose products have the mean of v."""
+        """Return the codes, from equal entries: S M has the mean of v."""
         start = v.mean(1, keepdim=True) / (self.parts.mean() * self.rank + TINY)
         code = start.expand(-1, self.rank).clone()
         wanted, gram = v @ self.parts.T, self.parts @ self.parts.T

@@ -1,6 +1,6 @@
 """Threshold ternary: small elements become zero, the others one number with their signs, deterministically.
 
-Li, Zhang, Liu 2016, arXiv:1605.04711 ("Ternary weight networks"), applied to gradients. [recalled]
+Li, Zhang, Liu 2016, arXiv:1605.04711 ("Ternary weight networks"), applied to gradients.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 from laconic.core.aliases import canonical_names
 from laconic.core.errors import SpecError
 
-ROOMS = (
+SPEC_PACKAGES = (
     "laconic.codecs",
     "laconic.codecs.selectors",
     "laconic.codecs.indices",
@@ -41,8 +41,8 @@ ROOMS = (
     "laconic.pipeline.codings",
     "laconic.replicator.deployments",
 )
-LIBRARIES = ("laconic.lowbit", "laconic.sparsity", "laconic.activations", "laconic.admm")
-"""Packages whose files are names or helpers: a transform of a model is one file there."""
+MIXED_PACKAGES = ("laconic.lowbit", "laconic.sparsity", "laconic.activations", "laconic.admm")
+"""Packages in which some files define a name and others are helpers."""
 
 READING = threading.Lock()  # ast.parse in several threads can fail (CPython 3.11)
 LONGEST = 10_000
@@ -67,7 +67,7 @@ class Spec(ABC):
     `name` is its name in a spec: by default that of its module. `examples` are spec strings for tests and
     the table of methods, by default the bare name. `paper` is the source, `status` says how the
     implementation was checked, and `code` names the public repository used for that. The default `status`
-    is for installed packages.
+    is meant for third-party packages.
     """
 
     name: ClassVar[str]
@@ -248,20 +248,20 @@ def names() -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def modules() -> dict[str, str]:
     homes: dict[str, str] = {}
-    for room in (*ROOMS, *LIBRARIES):
-        top, *below = room.split(".")
+    for package in (*SPEC_PACKAGES, *MIXED_PACKAGES):
+        top, *below = package.split(".")
         for root in importlib.import_module(top).__path__:
             folder = "/".join((root, *below))
-            for name, is_package in _inside(room, folder):
-                homes.setdefault(name, f"{room}.{name}")
-                for inner, _ in _inside(f"{room}.{name}", f"{folder}/{name}") if is_package else ():
-                    homes.setdefault(inner, f"{room}.{name}.{inner}")
+            for name, is_package in _inside(package, folder):
+                homes.setdefault(name, f"{package}.{name}")
+                for inner, _ in _inside(f"{package}.{name}", f"{folder}/{name}") if is_package else ():
+                    homes.setdefault(inner, f"{package}.{name}.{inner}")
     return homes
 
 
 def _inside(package: str, folder: str) -> list[tuple[str, bool]]:
     found = [(module.name, module.ispkg) for module in pkgutil.iter_modules([folder])]
-    return [(name, is_package) for name, is_package in found if f"{package}.{name}" not in ROOMS]
+    return [(name, is_package) for name, is_package in found if f"{package}.{name}" not in SPEC_PACKAGES]
 
 
 def own_maker(module: ModuleType, name: str) -> Callable[..., Any] | None:

@@ -1,4 +1,4 @@
-"""Data set of augmented examples, indexed by draws."""
+"""Data set of augmented examples, indexed by `copies_sampler.Draw`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CopiedDataset(Dataset[Any]):
             return [self._transformed(draw) for draw in draws]
         read = {index: self.dataset[index] for index in dict.fromkeys(draw.example for draw in draws)}
         return [
-            self.augment(read[draw.example], torch.Generator("cpu").manual_seed(draw.key >> 1))
+            self.augment(read[draw.example], torch.Generator("cpu").manual_seed(draw.key >> 1))  # fits int64
             for draw in draws
         ]
 

@@ -39,7 +39,7 @@ class OnDisk(Memory):
             os.close(self._file)
             raise
         self._rows: dict[int, Tensor] = {}  # by sample, in RAM
-        self._late: dict[int, int] = {}
+        self._pending_writes: dict[int, int] = {}
         self._wanted: frozenset[int] = frozenset()
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="laconic-rows")
@@ -56,16 +56,14 @@ class OnDisk(Memory):
         own = row.to("cpu", copy=True)
         with self._lock:
             self._rows[sample] = own
-            self._late[sample] = self._late.get(sample, 0) + 1
+            self._pending_writes[sample] = self._pending_writes.get(sample, 0) + 1
         self._last = self._thread.submit(self._store, sample, own)
 
     def prefetch(self, samples: list[int]) -> None:
         with self._lock:
             self._wanted = frozenset(samples)
-            done = [
-                sample for sample in self._rows if sample not in self._late and sample not in self._wanted
-            ]
-            for sample in done:
+            needed = self._pending_writes.keys() | self._wanted
+            for sample in self._rows.keys() - needed:
                 del self._rows[sample]
         self._last = self._thread.submit(self._fetch, samples)
 
@@ -101,11 +99,11 @@ class OnDisk(Memory):
             if self._failure is None:
                 _write_all(self._file, row, sample * self.nbytes)
         except OSError as error:
-            self._failure = _told(error, self.path, self.samples * self.nbytes)
+            self._failure = _explained(error, self.path, self.samples * self.nbytes)
         with self._lock:
-            self._late[sample] -= 1
-            if not self._late[sample]:
-                del self._late[sample]
+            self._pending_writes[sample] -= 1
+            if not self._pending_writes[sample]:
+                del self._pending_writes[sample]
                 if sample not in self._wanted and self._failure is None:
                     self._rows.pop(sample, None)
 
@@ -138,7 +136,7 @@ def _reserve(file: int, path: Path, samples: int, nbytes: int) -> None:
     try:
         os.posix_fallocate(file, 0, max(1, needed))
     except OSError as error:
-        raise _told(error, path, needed) from error
+        raise _explained(error, path, needed) from error
 
 
 def _write_all(file: int, row: Tensor, offset: int) -> None:
@@ -148,6 +146,9 @@ def _write_all(file: int, row: Tensor, offset: int) -> None:
         data, offset = data[done:], offset + done
 
 
-def _told(error: OSError, path: Path, needed: int) -> OSError:
-    reason = "the disk is full" if error.errno == errno.ENOSPC else os.strerror(error.errno or 0)
-    return OSError(error.errno, f"{reason}: buffers of {needed:,} bytes do not fit", str(path))
+def _explained(error: OSError, path: Path, needed: int) -> OSError:
+    if error.errno == errno.ENOSPC:
+        text = f"the disk is full: buffers of {needed:,} bytes do not fit"
+    else:
+        text = f"{os.strerror(error.errno or 0)}: cannot write buffers of {needed:,} bytes"
+    return OSError(error.errno, text, str(path))

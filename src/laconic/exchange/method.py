@@ -101,8 +101,7 @@ class Method(Composition):
 class Paper(Generic[Arguments]):
     """Registered method: call it for a `Method`.
 
-    `paper` is the source, `status` says how it was checked, `code` names the public repository used for that,
-    and `sends` describes its messages.
+    `paper`, `status` and `code` are as in `Spec`; `sends` describes its messages.
     """
 
     def __init__(
@@ -145,14 +144,15 @@ def routes(*parts: Route) -> Method:
 
 
 def governed_by(rule: Rule, compressor: Any) -> Method:
+    """Return `lift(compressor)` with this rule on each route."""
 
-    def governed(route: Route) -> Route:
+    def with_rule(route: Route) -> Route:
         feedback = route.feedback
         if isinstance(feedback, ErrorFeedback):
             feedback = replace(feedback, momentum="optimizer")
         return replace(route, rule=rule, feedback=feedback)
 
-    return routes(*map(governed, plain(compressor, "this method").routes))
+    return routes(*map(with_rule, plain(compressor, "this method").routes))
 
 
 def lift(spec: Any) -> Method:

@@ -29,7 +29,7 @@ from laconic.reducers.sum import BoundSum
 class Bucket:
     """Flat gradient float32 (n,) that becomes `scale` times the mean.
 
-    `waits`: whether the mean may be written after the step; until then routes can keep old values here.
+    `waits`: whether the mean may be written in `end()`; until then `flat` may hold old feedback values.
     """
 
     flat: Tensor
@@ -40,6 +40,7 @@ class Bucket:
     writes: list[Write] = field(default_factory=list)
 
     def write_mean(self, *, skipped: bool = False) -> None:
+        """Write the mean, or NaN."""
         if skipped:
             self.flat.fill_(math.nan)
             return
@@ -74,8 +75,7 @@ class BoundRoute:
         return cls(repr(route.reducer), tensors, feedback, reducer, gain, reducer.overlaps, tuple(memories))
 
     def correct(self, bucket: Bucket, part: Layout, scale: float) -> Tensor | None:
-        late = self.is_late(bucket)
-        return self.feedback.correct(bucket.flat, part, bucket.turn, scale, free=late)
+        return self.feedback.correct(bucket.flat, part, bucket.turn, scale, free=self.is_late(bucket))
 
     def begin(self, x: Tensor | None, part: Layout, bucket: Bucket) -> Callable[[], Sent | None]:
         """Start the reduction if it `overlaps`; return the call that ends it with the sent share.
@@ -112,8 +112,8 @@ class BoundRoute:
             each.accept(part)
 
     def is_late(self, bucket: Bucket) -> bool:
-        late = bucket.waits and self.feedback.holds_back
-        return late and self._reducer_at(bucket.turn).writes_late(bucket.turn.step)
+        may_wait = bucket.waits and self.feedback.holds_back
+        return may_wait and self._reducer_at(bucket.turn).writes_late(bucket.turn.step)
 
     def finite_is_unknown(self, turn: Turn) -> bool:
         return not (self.feedback.detects_non_finite or self._reducer_at(turn).detects_non_finite)
@@ -156,7 +156,10 @@ def parts_of(routes: Sequence[BoundRoute], bucket: Layout) -> Parts:
 
 
 def correct_all(parts: Parts, bucket: Bucket, scale: float) -> list[Tensor | None]:
-    """Return the reducer's input of each route; None where it is not finite and the reducer cannot tell."""
+    """Return the reducer's input of each route; None where it is not finite and the reducer cannot tell.
+
+    On a GPU one non-finite input makes all unchecked ones None.
+    """
     corrected = [route.correct(bucket, part, scale) for route, part in parts]
     unknown = [
         (i, x, part.segments)
@@ -174,7 +177,10 @@ def correct_all(parts: Parts, bucket: Bucket, scale: float) -> list[Tensor | Non
 
 
 def check_means(parts: Parts, bucket: Bucket) -> None:
-    """Raise `NonFiniteSum` on all ranks if an unchecked mean is not finite; deferred on a GPU."""
+    """Raise `NonFiniteSum` on all ranks if an unchecked mean is not finite.
+
+    A GPU checks the whole bucket, later.
+    """
     unknown = [part.segments.merged for route, part in parts if part.numel and route.mean_is_unknown(bucket)]
     if unknown and not bucket.flat.is_cpu:
         check(not_finite(*bucket.layout.segments.merged.views(bucket.flat)), lambda _: NonFiniteSum())

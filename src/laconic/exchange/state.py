@@ -72,7 +72,7 @@ def unlabel(state: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, 
 
 
 def check_has(state: Mapping[str, Any], keys: Iterable[str]) -> None:
-    """Raise `StateError` unless `state` is a dictionary with these keys and valid tensors."""
+    """Raise `StateError` unless `state` has these keys, and its 'tensors' are a dictionary."""
     if not isinstance(state, Mapping):
         raise StateError(f"a state of a handle must be a dictionary, got {arguments.shown(state)}")
     missing = next((key for key in keys if key not in state), None)
@@ -126,8 +126,9 @@ def resize(states: Sequence[Mapping[str, Any]] | Mapping[str, Any], size: int) -
     for state in saved:
         if isinstance(state, Mapping) and "parameters" in state:
             raise StateError(
-                "resize does not support states of a model under fully_shard: one without memory loads on any"
-                " number of ranks, and memory belongs to one shard: start again from the saved model"
+                "resize does not support states of a model under fully_shard: one without unsent gradients"
+                " loads on any number of ranks as it is; unsent gradients belong to their rank's shard: start"
+                " again from the saved model"
             )
         check_has(state, RankState.__annotations__)
     if not saved or [state.get("rank") for state in saved] != list(range(saved[0]["size"])):
@@ -183,14 +184,14 @@ def _carried(key: str, values: list[Tensor]) -> Tensor:
     return held
 
 
-def merged(key: str, value: Tensor, comm: Comm, having: int, *, mine: bool) -> Tensor:
-    """Compute `resize` for a tensor of `having` ranks, on all ranks; `mine`: include this rank's."""
-    counts = value.clone() if mine else torch.zeros_like(value)
+def merged(key: str, value: Tensor, comm: Comm, holders: int, *, mine: bool) -> Tensor:
+    """Compute `resize` for a tensor of `holders` ranks, on all ranks; `mine`: include this rank's."""
+    own = value.clone() if mine else torch.zeros_like(value)
     if not value.is_floating_point():
         lowest = torch.iinfo(torch.int64).min
-        whole = counts.to(torch.int64) if mine else torch.full_like(value, lowest, dtype=torch.int64)
+        whole = own.to(torch.int64) if mine else torch.full_like(value, lowest, dtype=torch.int64)
         return comm.all_reduce(whole, "max").to(value.dtype)
     if not ONCE.match(key):
-        return comm.all_reduce(counts).div_(having)
-    most, least = comm.all_reduce(counts.clone(), "max"), comm.all_reduce(counts, "min")
+        return comm.all_reduce(own).div_(holders)
+    most, least = comm.all_reduce(own.clone(), "max"), comm.all_reduce(own, "min")
     return torch.where(most == 0, least, most)

@@ -39,7 +39,7 @@ class Seconds:
         return Seconds(*(mine[name] + others[name] for name in mine))
 
     def add(self, began: float, ended: float, first: float | None, busy: float) -> None:
-        """Add an exchange: begin, end, begin of its first collective, and seconds in all collectives."""
+        """Add an exchange: start, end, start of the first collective, and seconds in all collectives."""
         self.encode_s += (ended if first is None else first) - began
         if first is not None:
             self.communicate_s += busy

@@ -123,7 +123,7 @@ class TopDiff(UplinkMask):
 class Uplink:
     """Encoder and decoder of clients' messages.
 
-    Wire: all dense tensors, perhaps with buffers, float32, in the layout's order; then one message of
+    Wire: all dense tensors of the layout, buffers included, float32, in its order; then one message of
     `mask.codec` with the sparse tensors.
 
     Args:

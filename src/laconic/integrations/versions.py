@@ -29,7 +29,7 @@ def check(library: str, use: str) -> None:
 
 
 def release(text: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version.
+    """Return the first two numbers of a version.
 
     >>> release("2.10.0rc1") > release("2.6")
     True

@@ -1,4 +1,4 @@
-"""Checks of arguments on which native code relies. It checks received bytes itself."""
+"""Checks of arguments on which native code relies; it checks only the bytes of a message itself."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def addressable(sizes: Sequence[int]) -> None:
     longest = max(sizes, default=0)
     if longest > LONGEST:
         raise ValueError(
-            f"positions are int32, so a tensor has at most {LONGEST} elements, got {longest}: cut it in"
-            " several, or send it by a codec without positions, such as qsgd"
+            f"positions are int32, so a tensor has at most {LONGEST} elements, got {longest}: cut it into"
+            " several tensors, or send it by a codec without positions, such as qsgd"
         )
 
 

@@ -16,7 +16,7 @@ class Add(nn.Module):
 
 
 class QuantAdd(nn.Module):
-    """Q(x) + Q(y), each between its own running ends; rounds the gradient at random.
+    """Q(x) + Q(y), each rounded by its own `Activation`; the gradient is rounded stochastically.
 
     >>> import torch
     >>> QuantAdd(Precision(bits=8))(torch.zeros(2, 3), torch.ones(2, 3)).tolist()

@@ -48,13 +48,13 @@ def convert(
         model: Float32; not changed.
         bits: Bits of activations, weights and gradients, 2 to 8.
         seed: Seed of rounding, different on each rank.
-        rounding: Of activations: "nearest" or "stochastic". Activation checkpointing repeats the bits of a
-            layer's last 512 calls.
+        rounding: Of activations: "nearest" or "stochastic". Activation checkpointing draws the
+            same bits again for a layer's last 512 calls.
         keep: Modules that stay float32, with children.
 
     Raises:
-        AttachError: A module with parameters has no low-bit form, hooks or another dtype; a hook computes a
-            weight; `keep` names no module.
+        AttachError: A module with parameters has no low-bit form, has hooks, or is not float32; a hook
+            computes a weight; `keep` names no module.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 10))
     >>> [type(layer).__name__ for layer in convert(net)]

@@ -3,8 +3,9 @@
     y = Q(w) Q(x) + b;  dx = Q(w)^T Q(dy) where |x| <= 1;  dw = Q(dy) Q(x)^T where |w| <= 1
 
 Hubara et al. 2016, arXiv:1609.07061; with one bit, Courbariaux et al. 2016, arXiv:1602.02830. Q: see
-`levels`. Products of levels are exact integers below 2^24, and the bias is added last: a packed layer has the
-same bits. Padding counts as 0. Layers compute in their weight's dtype, also under autocast.
+`laconic.lowbit.levels`. Products of levels are exact integers below 2^24, and the bias is added last: a
+packed layer has the same bits. Padding counts as 0. Layers compute in their weight's dtype, also under
+autocast.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from laconic.transforms.transformed import TransformedLayer
 
 
 class FewBitLayer(TransformedLayer):
-    state: ClassVar[str] = "has few bits already"
+    refusal: ClassVar[str] = "has few bits already"
     rounding: Rounding
 
     @classmethod

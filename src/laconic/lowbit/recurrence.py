@@ -1,4 +1,4 @@
-"""LSTM and GRU steps, and runs over sequences as nn.LSTM."""
+"""LSTM and GRU steps, and runs over sequences like nn.LSTM."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from laconic.core.errors import AttachError
 
 State = tuple[Tensor, ...]  # h, and c of an LSTM
-Product = Callable[[Tensor, int], Tensor]  # of h (b, n) at a time step
-Back = Callable[[Tensor, str, int], Tensor]  # of a product with "ih" or "hh" at a time step
+Product = Callable[[Tensor, int], Tensor]  # (h (b, n), step) -> W h + b
+Back = Callable[
+    [Tensor, str, int], Tensor
+]  # (product, "ih" or "hh", step) -> product; may round its gradient
 
 
 class Recurrent(Protocol):

@@ -1,4 +1,4 @@
-"""Auto: the least compression that the link allows, measured on the spot.
+"""Auto: only as much compression as saves time on this link, measured on the spot.
 
 The policy is ours. Candidates: the dense sum, float16, CGX's reduction in 8 and 4 bits (Markov et al. 2022,
 arXiv:2111.08617), the signs of the largest hundredth (STC: Sattler et al. 2019, arXiv:1903.02891) and the
@@ -15,7 +15,7 @@ from laconic.exchange.method import Method, Route, everything, lift, method, rou
 from laconic.reducers import Reducer
 from laconic.reducers.autotune import CANDIDATES, Autotune
 
-SAFE = CANDIDATES[3]  # 4 bits: sparser ones cost accuracy with momentum in the optimiser
+SAFE = CANDIDATES[3]  # 4 bits: the sparse candidates cost accuracy with momentum in the optimiser
 # stc: 0.1 points below dense with SGD's momentum before the exchange, ResNet-9 of 18 epochs (docs/auto.md)
 SAFE_WITH_SGD = CANDIDATES[4]
 
@@ -35,13 +35,14 @@ def auto(
     pinned: Reducer | None = None,
 ) -> Method:
     """Start with dense steps. Then the next lossier candidate alternates with the one in use, and replaces it
-    if it saves at least `gain` of a step (a sparse one twice that) with statistical significance, after 5 to
-    15 steps of each in a first pass, at most 100 of the slower and 300 of the faster one in a second. A pass
-    ends when two consecutive candidates do not pay (the first sparse one is still tried), or if the exchange
-    takes less than `gain` of a step. Vectors are always dense. All candidates share one residual, which dense
-    or nearly dense steps add in parts no larger than the gradient. The search repeats every `every` steps in
-    both directions; among lossier candidates if the exchange takes 1.5 times as long as before, among less
-    lossy ones if 1.5 times less. All ranks decide the same. A single rank stays dense.
+    if it saves at least `gain` of a step (a sparse one twice that) with statistical significance. A search
+    has two passes: the first times 5 to 15 steps of each, the second at most 100 of the slower and 300 of the
+    faster one. A pass ends when two consecutive candidates do not pay (the first sparse one is still tried),
+    or if the exchange takes less than `gain` of a step. Vectors are always dense. All candidates share one
+    residual, which dense or nearly dense steps release gradually, each at most the gradient's norm. The
+    search repeats every `every` steps in both directions; among lossier candidates if the exchange takes 1.5
+    times as long as before, among less lossy ones if 1.5 times less. All ranks decide the same. A single rank
+    stays dense.
 
     While a sparse candidate is in use, a `torch.optim.SGD`'s momentum is applied before the exchange, then
     handed back; other optimisers keep theirs.

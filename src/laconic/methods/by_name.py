@@ -74,7 +74,7 @@ def _matches(names: tuple[str, ...], patterns: tuple[str, ...]) -> dict[str, str
             shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
             raise SpecError(
                 f"by_name: no tensor of this model matches {pattern!r}; it has {len(names)}: {shown}"
-                " (without embeddings with sparse gradients)"
+                " (not counting embeddings with sparse gradients)"
             )
         if all(name in first for name in found):
             earlier = " and ".join(repr(own) for own in dict.fromkeys(first[name] for name in found))

@@ -1,7 +1,7 @@
 """Adam whose second moment is learnt in a warm-up and then frozen, to compress the momentum.
 
-Tang et al. 2021, arXiv:2102.02888 (1-bit Adam) [recalled]. Adam's update is not linear in the gradients, so
-error feedback fails; with v frozen it is linear in the momentum.
+Tang et al. 2021, arXiv:2102.02888 (1-bit Adam; from memory, not checked against code). Adam's update is not
+linear in the gradients, so error feedback fails; with v frozen it is linear in the momentum.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from laconic.reducers.sum import Sum
 log = logging.getLogger("laconic")
 EARLIEST = (CHECKS + 1) * (1000 // CHECKS)  # first step that can freeze v, with usual betas
 SETTLED, FROZEN = "settled", "frozen/"
-LATE = 1.5  # times the steps that v averages: a warm-up that is still going on is logged
+LATE = 1.5  # an unfinished warm-up is logged after this many times 1 / (1 - b2) steps
 
 
 @dataclass(frozen=True)

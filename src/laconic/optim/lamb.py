@@ -33,7 +33,7 @@ class LAMB(Layerwise):
         weight_decay: Decoupled decay, 0 or more.
         bias_correction: Divide by 1 - b^t, unlike the authors' code.
         most: Largest norm of weights that counts (the paper's phi), above 0. None: no limit.
-        least_dim: Tensors of fewer dimensions are excluded. Also for each group.
+        least_dim: Tensors of fewer dimensions are excluded. Can be set per group.
 
     Raises:
         SpecError: A setting is outside its range.

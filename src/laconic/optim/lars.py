@@ -35,7 +35,7 @@ class LARS(Layerwise):
         weight_decay: L2 decay, 0 or more.
         trust: The paper's trust coefficient eta, above 0.
         nesterov: Look ahead by one step of momentum.
-        least_dim: Tensors of fewer dimensions are excluded. Also for each group.
+        least_dim: Tensors of fewer dimensions are excluded. Can be set per group.
 
     Raises:
         SpecError: A setting is outside its range.

@@ -23,8 +23,8 @@ class Changes(Channel):
     """State m[sample] of each sample, stored in the codec `keep`.
 
     Body: the samples' wires, preceded by their lengths, uint32 (rows,), unless both codecs have fixed sizes.
-    Both sides store decode(keep.encode(m + decoded change)), bit-identical; in `buffer.settle` if the step
-    can still fail.
+    Both sides store keep.encode(m + decoded change), bit-identical. If the step can still fail,
+    `buffer.settle` stores it.
     """
 
     def __init__(

@@ -83,18 +83,18 @@ def compress(
     stages = stages_of(schedule_or_stage)
     schedule = schedule_or_stage if is_schedule(schedule_or_stage) else None
     comm = TorchComm.own(group or stages[0].group)
-    exact = dist.get_backend(stages[0].group) != "gloo"
+    exact_lengths = dist.get_backend(stages[0].group) != "gloo"
 
     def build() -> Handle:
         plan = _plan(spec, forward, backward, samples, keep, folder, most_bytes, seed)
-        return _attached(Handle(plan, schedule, stages, comm, exact), schedule, stages)
+        return _attach(Handle(plan, schedule, stages, comm, exact_lengths), schedule, stages)
 
     try:
         handle = built_by_all(comm, build)
     except BaseException:
         comm.close()
         raise
-    handle.when_removed(comm.close, _warned_at_exit(handle))
+    handle.when_removed(comm.close, _register_exit_warning(handle))
     return handle
 
 
@@ -157,7 +157,10 @@ def _plan(
 ) -> Plan:
     if spec is not None:
         method = parse(spec) if isinstance(spec, str) else spec
-        if forward != FORWARD or (backward != BACKWARD and not isinstance(method, Change)):
+        if isinstance(method, Change):
+            if forward != FORWARD:
+                raise SpecError(f"{method!r} sets the coding of activations: omit forward={forward!r}")
+        elif forward != FORWARD or backward != BACKWARD:
             raise SpecError(
                 f"{method!r} sets both directions: pass it, or forward= and backward=,"
                 f" not both: got forward={forward!r}, backward={backward!r}"
@@ -193,7 +196,7 @@ def _plan(
     return Plan(up, lift_codec(backward), samples or 0, kept, place, seed)
 
 
-def _attached(handle: Handle, schedule: Any, stages: Sequence[Any]) -> Handle:
+def _attach(handle: Handle, schedule: Any, stages: Sequence[Any]) -> Handle:
     from laconic.pipeline.stage import CompressedStage
 
     def ends(stage: Any) -> None:
@@ -205,7 +208,7 @@ def _attached(handle: Handle, schedule: Any, stages: Sequence[Any]) -> Handle:
         stage._laconic, stage._laconic_begin, stage._laconic_end = links, handle.begin, ends
         stage._laconic_ids = functools.partial(setattr, handle, "samples")
         stage.__class__ = type(f"Compressed{kind.__name__}", (CompressedStage, kind), {})
-        handle.when_removed(functools.partial(_restored, stage, kind))
+        handle.when_removed(functools.partial(_restore, stage, kind))
     if (batches := handle.batches) is not None:
         plain = schedule._step_microbatches
 
@@ -265,13 +268,14 @@ def _guard_loss(handle: Handle, schedule: Any) -> None:
         handle.when_removed(functools.partial(delattr, schedule, name))
 
 
-def _restored(stage: Any, kind: type) -> None:
+def _restore(stage: Any, kind: type) -> None:
     stage.__class__ = kind
     for name in ("_laconic", "_laconic_begin", "_laconic_end", "_laconic_ids"):
         delattr(stage, name)
 
 
-def _warned_at_exit(handle: Handle) -> Callable[[], None]:
+def _register_exit_warning(handle: Handle) -> Callable[[], None]:
+    """Return the unregister call."""
     known = weakref.ref(handle)
 
     def warn_if_alive() -> None:

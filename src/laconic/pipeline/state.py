@@ -73,7 +73,7 @@ def _damaged(what: str) -> StateError:
 
 
 def check_fit(buffers: Mapping[str, Saved], channels: Sequence[Changes]) -> None:
-    """Raise `StateError` unless each buffer has a boundary and its width, where known already."""
+    """Raise `StateError` for a buffer of another boundary or row width, if boundaries are known."""
     known = {channel.name: channel for channel in channels}
     for name, buffer in buffers.items():
         if known and name not in known:

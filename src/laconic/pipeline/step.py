@@ -24,8 +24,9 @@ class Step:
         ids: int64 (batch,) on the CPU, or None.
         failure: first error on this rank.
         heard: whether another rank has failed.
+        begun: whether `begin_first` has succeeded.
         foreseen: error known before the step.
-        short: whether a batch was too short; shapes may be made up.
+        short: whether rows of a short batch were repeated.
     """
 
     number: int = 0
@@ -55,7 +56,7 @@ class Step:
             self.failure = error, f"{where}: {error}" if where else str(error)
 
     def begin_first(self, comm: Comm, error: Exception | None) -> None:
-        """Begin the first step on all ranks: torch sends shapes first, and ranks would wait."""
+        """Begin the first step on all ranks: torch first sends shapes, and waits for a failed rank."""
         if not self.begun:
             if error is not None:
                 self.fail(error, "")

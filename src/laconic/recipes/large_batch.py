@@ -20,7 +20,7 @@ from laconic.optim import LAMB, LARS
 from laconic.optim.schedule import Scaling, WarmUpThenDecay, rate_factor
 
 Kind = Literal["lamb", "lars", "sgd"]
-TRUST = 0.02  # LARS's eta, which suits the rates of SGD, also used for vectors
+TRUST = 0.02  # LARS's eta, for SGD's rates, which its vectors (no trust ratio) need
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ def large_batch(
 ) -> tuple[Optimizer, LambdaLR]:
     """Return optimiser and schedule to train `model` with `batch` examples per step, over all ranks.
 
-    The rate scales with the batch, with warm-up, layer-wise trust ratios and polynomial decay; vectors have
-    no weight decay. Call `schedule.step()` after each `optimizer.step()`. Both work with `laconic.compress`
-    and `laconic.distribute`; each `state_dict` resumes exactly.
+    The rate scales with the batch, with warm-up and polynomial decay; LAMB and LARS add layer-wise trust
+    ratios; vectors have no weight decay. Call `schedule.step()` after each `optimizer.step()`. Both work with
+    `laconic.compress` and `laconic.distribute`; each `state_dict` resumes exactly.
 
     Args:
         model: The model.
-        batch: Examples per step, over all ranks and micro-batches; see `Accumulation`.
+        batch: Examples per step, over all ranks and micro-batches; see `laconic.recipes.Accumulation`.
         base_batch: Examples per step for which `lr` was tuned.
         steps: All steps of the training; the rate ends at 0.
-        optimizer: "lamb", "lars", or "sgd" with momentum.
+        optimizer: "lamb", "lars", or "sgd" with Nesterov momentum.
         lr: Rate at `base_batch`. None: 0.004 for LAMB; 0.05 for LARS, with trust coefficient 0.02, and SGD.
         scaling: "linear", "sqrt" or "none". None: "sqrt" for LAMB, "linear" otherwise.
         warmup_steps: Steps in which the rate rises from `lr` to the scaled one. None: a tenth of `steps`, 0

@@ -43,7 +43,7 @@ class Averaging(GradientController):
                 for answer in answers:
                     self.handle.buckets.wait(answer)
             for bucket in self._buckets:
-                bucket.give()
+                bucket.write_gradients()
         with self._stepping():
             update()
 
@@ -55,8 +55,8 @@ class Averaging(GradientController):
     def averaged(self) -> Iterator[float]:
         with ExitStack() as stack:
             with self._waiting():
-                apart = stack.enter_context(super().averaged())
-            yield apart
+                distance = stack.enter_context(super().averaged())
+            yield distance
 
     def finish(self) -> None:
         with self._waiting():
@@ -74,9 +74,9 @@ class Averaging(GradientController):
         self.handle.buckets.end()
 
 
-def averaging(seat: RankContext, optimizer: Optimizer, compressor: Any, name: str, seed: int) -> Averaging:
-    """Bind averaging to this replica, with the first replica's parameters; all in sync call it."""
-    comm = Metered(seat.side)
+def averaging(context: RankContext, optimizer: Optimizer, compressor: Any, name: str, seed: int) -> Averaging:
+    """Bind averaging to this replica, with the first replica's parameters; all replicas in sync call it."""
+    comm = Metered(context.side)
 
     def build() -> Handle:
         handle = Handle(as_method(compressor), named(optimizer), optimizer, comm, seed=seed)
@@ -84,7 +84,7 @@ def averaging(seat: RankContext, optimizer: Optimizer, compressor: Any, name: st
             warn_of_gathers(handle.method, handle.layout, comm.size)
         return handle
 
-    with seat.waiting():
+    with context.waiting():
         agree(comm, lambda: {"the optimiser's name": name})
         handle = built_by_all(comm, build, Handle.abandon)
         with torch.no_grad():
@@ -92,7 +92,7 @@ def averaging(seat: RankContext, optimizer: Optimizer, compressor: Any, name: st
                 for each in group["params"]:
                     comm.broadcast(each.data)
     comm.reset()
-    return Averaging(handle, optimizer, seat.waiting)
+    return Averaging(handle, optimizer, context.waiting)
 
 
 def as_method(compressor: Any) -> Method:

@@ -51,10 +51,10 @@ class CheckedOrder(Order):
                 return
             texts = gather_text(comm, note)
         except PeerError as error:
-            raise PeerError(f"{self._alone(note)}: {error}") from error
+            raise PeerError(f"{self._describe_wait(note)}: {error}") from error
         raise PeerError(describe_difference(self._count, texts))
 
-    def _alone(self, note: str) -> str:
+    def _describe_wait(self, note: str) -> str:
         counts = [counter.add(0) for counter in self._counters]
         behind = ", ".join(f"replica {i} at {count}" for i, count in enumerate(counts) if count < self._count)
         late = f"; behind it: {behind}" if behind else ""

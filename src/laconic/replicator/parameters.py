@@ -64,7 +64,7 @@ class GradientBucket:
             else:
                 view.copy_(dense(each.grad))
 
-    def give(self) -> None:
+    def write_gradients(self) -> None:
         for view, each in zip(self.gradients(), self.held, strict=True):
             if each.grad is None or each.grad.is_sparse:
                 each.grad = torch.empty_like(each)

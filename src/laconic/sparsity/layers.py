@@ -23,7 +23,7 @@ from laconic.transforms.transformed import TransformedLayer
 
 
 class _Swat(TransformedLayer):
-    state: ClassVar[str] = "is sparse already, by swat()"
+    refusal: ClassVar[str] = "is sparse already, by swat()"
     thresholds: Thresholds
 
     @classmethod

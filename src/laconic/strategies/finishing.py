@@ -26,14 +26,14 @@ def adopt_consensus(bound: BoundStrategy, membership: Membership, strategy: Stra
             bound.steps,
             clocked=strategy.clocked,
             shared=strategy.counts_together,
-            apart=isinstance(bound, BoundAlone),
+            independent=isinstance(bound, BoundAlone),
         )
         if why:
             raise PeerError(why)
     side = membership.side_comm
     bound.drain(side)
     model = bound.consensus(side)
-    side.all_reduce(model.new_zeros(1))  # a consensus may be local
+    side.all_reduce(model.new_zeros(1))  # a barrier: the consensus may involve no communication
     if heartbeats is not None:
         heartbeats.end_finish()
     bound.adopt_(model)

@@ -1,6 +1,6 @@
-"""Joint calls of a strategy's ranks: each makes them after the same step, unless its ranks count together.
+"""Joint calls of a strategy's ranks: each makes them after the same step, unless ranks share a step count.
 
-A lone call ends all ranks with a `PeerError`; with heartbeats, until a rank is lost.
+If only some ranks make a call, all raise `PeerError`; with heartbeats, only until a rank is lost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def make_jointly(call: str, bound: BoundStrategy, strategy: Strategy, membership
     )
 
 
-def if_pending(call: str, bound: BoundStrategy) -> str:
+def call_if_it_drains(call: str, bound: BoundStrategy) -> str:
     return "" if type(bound).drain is BoundStrategy.drain else call
 
 

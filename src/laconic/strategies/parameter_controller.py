@@ -20,7 +20,7 @@ from laconic.exchange.stats import Stats
 from laconic.strategies.alone import Alone, or_alone
 from laconic.strategies.controller import Controller
 from laconic.strategies.finishing import adopt_consensus
-from laconic.strategies.joint import if_pending, make_jointly
+from laconic.strategies.joint import call_if_it_drains, make_jointly
 from laconic.strategies.membership import Membership
 from laconic.strategies.membership.average import Stand, average_
 from laconic.strategies.replica import Replica
@@ -220,7 +220,7 @@ class ParameterController(Controller):
         return self.bound.comm.rank
 
     def state_dict(self) -> RankState:
-        self._collectively(if_pending("state_dict()", self.bound), self._drain)
+        self._collectively(call_if_it_drains("state_dict()", self.bound), self._drain)
         return self._state()
 
     def _drain(self) -> None:
@@ -276,7 +276,7 @@ class ParameterController(Controller):
         return identity(self.strategy, self.replica.layout, comm.rank, comm.size, self._seed)
 
     def remove(self) -> None:
-        self._collectively(if_pending("remove()", self.bound), self._drain, last=True)
+        self._collectively(call_if_it_drains("remove()", self.bound), self._drain, last=True)
         self.bound.close()
         if self.shared_scaler is not None:
             self.shared_scaler.remove()

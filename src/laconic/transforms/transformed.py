@@ -16,9 +16,9 @@ _table_layers: WeakSet[nn.Module] = WeakSet()
 
 
 class TransformedLayer(nn.Module):
-    """Base of a transform's layers. `state`: for errors, such as "has few bits"."""
+    """Base of a transform's layers. `refusal`: for errors, such as "has few bits"."""
 
-    state: ClassVar[str]
+    refusal: ClassVar[str]
 
 
 def mark_table_layers(layers: Iterable[nn.Module]) -> None:
@@ -34,11 +34,11 @@ def refuse_transformed(modules: Mapping[str, nn.Module], keep: Collection[str] =
         if is_kept(name, keep):
             continue
         if isinstance(module, TransformedLayer):
-            state = module.state
+            refusal = module.refusal
         elif module in _table_layers:
-            state = "is quantised to a table already"
+            refusal = "is quantised to a table already"
         elif any(each is not None and mask_of(each) is not None for each in module._parameters.values()):
-            state = "is masked already"
+            refusal = "is masked already"
         else:
             continue
-        raise AttachError(f"{name!r} {state}: call the first handle's remove() before another")
+        raise AttachError(f"{name!r} {refusal}: call the first handle's remove() before another")

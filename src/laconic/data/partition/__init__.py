@@ -18,6 +18,7 @@ from laconic.core.spec import Spec
 from laconic.core.turn import mix, name_key
 
 Kinds = Tensor | Sequence[int]
+NAME = "kinds (labels or speakers)"
 
 
 class Partition(Spec):
@@ -52,7 +53,7 @@ class Partition(Spec):
         arguments.whole("seed", seed)
         checked = integers(kinds)
         found = self.number(checked, clients)
-        self.fits(checked, found)
+        self.check_fits(checked, found)
         return Deal(self, checked, found, seed)
 
     def number(self, kinds: Tensor, clients: int | None) -> int:
@@ -62,7 +63,7 @@ class Partition(Spec):
         arguments.whole("clients", clients, 1, len(kinds), hint)
         return clients
 
-    def fits(self, kinds: Tensor, clients: int) -> None:
+    def check_fits(self, kinds: Tensor, clients: int) -> None:
         """Raise `SpecError` if these kinds cannot be assigned to this many clients."""
 
     @abstractmethod
@@ -120,16 +121,16 @@ def integers(kinds: Kinds) -> Tensor:
             np.asarray(kinds) if not isinstance(kinds, Tensor) else kinds, dtype=None, device="cpu"
         )
     except (TypeError, ValueError):
-        raise SpecError(f"labels must be integers (n,), got {arguments.shown(kinds)}") from None
+        raise SpecError(f"{NAME} must be integers (n,), got {arguments.shown(kinds)}") from None
     if not len(given.shape):
-        raise SpecError(f"labels must be integers (n,), one per example, got {arguments.shown(kinds)}")
+        raise SpecError(f"{NAME} must be integers (n,), one per example, got {arguments.shown(kinds)}")
     if given.numel() == 0:
-        raise SpecError("labels must hold one integer per example, got none; load the data set first")
+        raise SpecError(f"{NAME} must hold one integer per example, got none; load the data set first")
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-        raise SpecError(f"labels must be integers, got {given.dtype}; pass class numbers, as y.long() does")
+        raise SpecError(f"{NAME} must be integers, got {given.dtype}; pass class numbers, as y.long() does")
     if given.dim() != 1:
         raise SpecError(
-            f"labels must be integers (n,), one per example, got shape {tuple(given.shape)};"
+            f"{NAME} must be integers (n,), one per example, got shape {tuple(given.shape)};"
             " for one-hot rows use argmax(-1)"
         )
     whole: Tensor = given.detach().cpu().long()

@@ -53,7 +53,7 @@ class ClassesPerClient(Partition):
         arguments.whole("classes_per_client: classes", self.classes, least=1)
         arguments.number("classes_per_client: gamma", self.gamma, above=0, most=1, hint="1.0: equal sizes")
 
-    def fits(self, kinds: Tensor, clients: int) -> None:
+    def check_fits(self, kinds: Tensor, clients: int) -> None:
         number = len(classes(kinds)[0])
         if self.classes > number:
             raise SpecError(

@@ -51,7 +51,7 @@ class Dirichlet(Partition):
         arguments.number("dirichlet: alpha", self.alpha, above=0, hint=HINT)
         arguments.whole("dirichlet: least", self.least)
 
-    def fits(self, kinds: Tensor, clients: int) -> None:
+    def check_fits(self, kinds: Tensor, clients: int) -> None:
         if self.least * clients > len(kinds):
             raise SpecError(
                 f"{self!r}: least must be at most {len(kinds) // clients} for {len(kinds)} examples on"

@@ -42,7 +42,7 @@ class LabelShards(Partition):
     def __post_init__(self) -> None:
         arguments.whole("label_shards: per_client", self.per_client, least=1)
 
-    def fits(self, kinds: Tensor, clients: int) -> None:
+    def check_fits(self, kinds: Tensor, clients: int) -> None:
         if clients * self.per_client > len(kinds):
             raise SpecError(
                 f"{self!r}: {clients} clients need {clients * self.per_client} shards, but there are"

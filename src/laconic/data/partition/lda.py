@@ -68,7 +68,7 @@ class LDA(Partition):
 def _drawn(
     rng: np.random.Generator, mixture: NDArray[np.float64], left: NDArray[np.int64], size: int
 ) -> NDArray[np.int64]:
-    """Return the counts per kind of `size` draws; those of an exhausted kind are repeated."""
+    """Return the counts per kind of `size` draws; draws beyond the rest of a kind are drawn again."""
     taken = np.zeros_like(left)
     while missing := size - int(taken.sum()):
         open_kinds = taken < left

@@ -58,7 +58,9 @@ class Residual(BoundFeedback):
         self._old[id(layout)] = old
         return residual
 
-    def bleed(self, grad: Tensor, layout: Layout, turn: Turn, most: float) -> tuple[Tensor | None, bool]:
+    def release_part(
+        self, grad: Tensor, layout: Layout, turn: Turn, most: float
+    ) -> tuple[Tensor | None, bool]:
         """Correct with x = grad + part * residual, 0 <= part <= 1.
 
         The norm of the second term is at most `most` times that of the gradient. Also return whether part is

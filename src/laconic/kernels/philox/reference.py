@@ -18,7 +18,7 @@ ROUNDS = 10
 LOWER_KEY = 0xD1B54A32D192ED03  # stream that breaks ties
 CHUNK = 1 << 15  # counters that fit in a CPU's cache
 DEVICE_CHUNK = 1 << 22  # counters at a time elsewhere: 300 MB
-SMALL = 1 << 12  # counters of a joined stream
+SMALL = 1 << 12  # counters of a run generated together with others
 
 Key = tuple[int, int] | tuple[Tensor, Tensor]  # low and high word
 Run = tuple[int, int, int]  # key, first counter, number of counters
@@ -99,7 +99,7 @@ def _tables(counts: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tens
 
 
 def without_padding(x: Tensor, sizes: Sequence[int], multiple: int) -> Tensor:
-    """Remove the padding of runs to a multiple."""
+    """Remove the padding of each run up to a multiple."""
     if len(sizes) == 1:
         return x[: sizes[0]]
     if not any(size % multiple for size in sizes):

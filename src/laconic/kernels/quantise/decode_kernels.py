@@ -9,7 +9,7 @@ import triton.language as tl
 from laconic.kernels.quantise.base3_kernels import ternary
 from laconic.kernels.quantise.tile import ROWS, TILE, element, load_codes, load_tile, remaining
 
-FOURS = tl.constexpr(TILE // 4)
+FOURS = tl.constexpr(TILE // 4)  # words of four codes
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def get_scales_kernel(
 
     A message has three flags: 0 scale, 1 code, 2 padding. One more is set if any is.
     """
-    message = tl.program_id(1).to(tl.int64)  # stride times it exceeds an i32
+    message = tl.program_id(1).to(tl.int64)  # message * stride can exceed int32
     wire_ptr += message * stride
     number = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     inside = number < count
@@ -55,7 +55,7 @@ def check_levels_kernel(
     wire_ptr, stride, flags_ptr, segment_ptr, first_ptr, sizes_ptr, body_ptr, end_ptr,
     LEVELS: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    message = tl.program_id(1).to(tl.int64)  # stride times it exceeds an i32
+    message = tl.program_id(1).to(tl.int64)
     segment, first = tl.load(segment_ptr + tl.program_id(0)), tl.load(first_ptr + tl.program_id(0))
     at = element(ROWS)
     body = tl.load(body_ptr + segment) + (first >> 3) * BITS
@@ -112,7 +112,7 @@ def unscaled(
 
 @triton.jit
 def quotient(size, LEVELS: tl.constexpr, HIGH: tl.constexpr, LOW: tl.constexpr):
-    """Return size / LEVELS, by the factors of `inverse`."""
+    """Return size / LEVELS, by the factors of `plan.inverse`."""
     if LEVELS == 1:
         return size
     if HIGH == 0:

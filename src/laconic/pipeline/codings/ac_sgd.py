@@ -1,6 +1,6 @@
 """AC-SGD: activations as quantised changes, their gradients quantised directly.
 
-Wang et al. 2022, arXiv:2206.01299 (also called AQ-SGD); release DS3Lab/AC-SGD [V].
+Wang et al. 2022, arXiv:2206.01299 (also called AQ-SGD); release DS3Lab/AC-SGD (checked).
 
 Differences: the release has one symmetric fp16 scale per hidden channel of a whole micro-batch, which
 saturates at (1 - 2^-(b-1)) of the maximum; `minmax` has a minimum and a unit per `block` of one sample. Its

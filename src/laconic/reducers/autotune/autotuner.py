@@ -82,7 +82,7 @@ class Autotuner:
         self._step = -2
         self._began: float | None = None  # when this step began, unless skipped
         self._exchange_s = 0.0
-        self._apart = False
+        self._uncounted = False
         self._steps: list[Timed] = []  # of the window
         self._strange = 0  # consecutive windows with a change
         self._patience = PATIENCE
@@ -122,7 +122,7 @@ class Autotuner:
         self._step, self._began = step, None
         if began is None or not follows:
             return
-        timed = Timed(self._exchange_s, now - began, self._apart)
+        timed = Timed(self._exchange_s, now - began, self._uncounted)
         self._before = {name: self.__dict__[name] for name in CHANGING}
         self._before |= {"_steps": [*self._steps], "warm": set(self._search.warm)}
         if self._trial is None:
@@ -138,11 +138,11 @@ class Autotuner:
         except StopIteration as end:
             self._decide(end.value)
 
-    def note(self, entered: float, left: float, apart: bool = False) -> None:
+    def note(self, entered: float, left: float, uncounted: bool = False) -> None:
         if self._began is None:
-            self._began, self._exchange_s, self._apart = entered, 0.0, False
+            self._began, self._exchange_s, self._uncounted = entered, 0.0, False
         self._exchange_s += left - entered
-        self._apart |= apart
+        self._uncounted |= uncounted
 
     def put_back(self) -> None:
         self._began = None
@@ -206,9 +206,11 @@ class Autotuner:
         self._look(ways)
 
     def _agreed(self, step: Timed, device: torch.device) -> Timed:
-        given = torch.tensor((-step.exchange_s, step.whole_s, step.apart), dtype=torch.float64, device=device)
-        exchange_s, whole_s, apart = self._comm.all_reduce(given, "max").tolist()
-        return Timed(-exchange_s, whole_s, bool(apart))
+        given = torch.tensor(
+            (-step.exchange_s, step.whole_s, step.uncounted), dtype=torch.float64, device=device
+        )
+        exchange_s, whole_s, uncounted = self._comm.all_reduce(given, "max").tolist()
+        return Timed(-exchange_s, whole_s, bool(uncounted))
 
 
 def verdict(measured: Mapping[int, float], chosen: int, names: Sequence[str], gain: float) -> str:

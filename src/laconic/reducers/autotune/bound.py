@@ -1,4 +1,4 @@
-"""BoundAutotune: the working reduction, with one residual for all candidates."""
+"""BoundAutotune: the bound reduction, with one residual for all candidates."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logging.getLogger("laconic")
 
 
 class BoundAutotune(BoundReducer):
-    """Working reduction. `optimised`: the optimiser's side, for momentum before the exchange."""
+    """Bound reduction. `optimised`: the optimiser's side, for momentum before the exchange."""
 
     detects_non_finite: ClassVar[bool] = True
 
@@ -64,20 +64,22 @@ class BoundAutotune(BoundReducer):
         self._residual = self._switched or Residual(matrices)
         self._matrices, self._names = matrices, frozenset(matrices.names)
         self._holding: set[str] = set()  # tensors whose residual may not be zero
-        self._bleeding: set[str] = set()  # with more residual than a step should add
+        self._releasing: set[str] = set()  # with more residual than a step should add
         self._stepped = True  # since the last backward pass
         self._used = 0
-        self._before: tuple[int, int, set[str], set[str]] | None = None  # step; the three above before it
-        self._most = 1 / math.sqrt(comm.size)  # least share of a gradient's norm in the mean
+        # step; `_used`, `_holding` and `_releasing` before it
+        self._before: tuple[int, int, set[str], set[str]] | None = None
+        # limit of |added residual| / |gradient|: |mean| / |gradient| of unrelated gradients
+        self._residual_share = 1 / math.sqrt(comm.size)
         self._whole = [sends_all(candidate, matrices) for candidate in spec.candidates]
         self._parts = PerLayout(
             lambda bucket: (bucket.where(is_matrix), bucket.where(lambda entry: not is_matrix(entry)))
         )
-        twice = [place for place, whole in enumerate(self._whole) if not whole]
+        need_twice_the_gain = [place for place, whole in enumerate(self._whole) if not whole]
         pinned = None if spec.pinned is None else spec.candidates.index(spec.pinned)
         self._alone = comm.size == 1 and pinned is None
         last = spec.last(local=self._switched is not None)
-        names, search = [*map(repr, spec.candidates)], Search(spec.gain, last, twice)
+        names, search = [*map(repr, spec.candidates)], Search(spec.gain, last, need_twice_the_gain)
         self.autotuner = Autotuner(names, comm, search, spec.every, clock, 0 if self._alone else pinned)
         if self._alone:
             self.autotuner.usual_s = UNMEASURED
@@ -89,13 +91,13 @@ class BoundAutotune(BoundReducer):
         if not self.autotuner.searching and self._whole[self.autotuner.current]:
             self._log("SGD's momentum is back in the optimiser")
             self._switched.give_back(self._comm)
-            self._bleeding = set(self._holding)
+            self._releasing = set(self._holding)
 
     def release_momentum(self, kept: float | None = None) -> None:
         if self._switched is not None:
             if self._switched.local and kept is not None:
                 self._holding = set(self._names)
-                self._bleeding = set(self._names)
+                self._releasing = set(self._names)
             self._switched.release_momentum(kept)
             self._switched = None
             self.autotuner.limit(self._spec.last(local=False))
@@ -113,16 +115,16 @@ class BoundAutotune(BoundReducer):
     ) -> Sent | None:
         self.autotuner.begin(turn.step, out.device)
         if self._before is None or self._before[0] != turn.step:
-            self._before = turn.step, self._used, set(self._holding), set(self._bleeding)
+            self._before = turn.step, self._used, set(self._holding), set(self._releasing)
         entered = self._clock()
         self._residual.finish_before(turn.step)
         matrices, vectors = self._parts(layout)
         candidate = self.autotuner.current
         if candidate != self._used:
-            self._used, self._bleeding = candidate, set(self._holding)
+            self._used, self._releasing = candidate, set(self._holding)
         self._apply_momentum(turn.step)
-        late = candidate == 0 and not self._is_empty(matrices)
-        if late or (candidate == 0 and len(matrices) and self.momentum_names):
+        drains_residual = candidate == 0 and not self._is_empty(matrices)
+        if drains_residual or (candidate == 0 and len(matrices) and self.momentum_names):
             sent = self._all_at_once(x, layout, matrices, turn, out, alpha)
         elif candidate == 0 or not len(matrices):
             sent = self._dense.reduce(x, layout, turn, out, alpha)
@@ -133,7 +135,7 @@ class BoundAutotune(BoundReducer):
             return None
         if out.is_cuda and self.autotuner.times:  # the clock does not see pending GPU work
             torch.cuda.current_stream(out.device).synchronize()
-        self.autotuner.note(entered, self._clock(), apart=late)
+        self.autotuner.note(entered, self._clock(), uncounted=drains_residual)
         return sent
 
     def _apply_momentum(self, step: int) -> None:
@@ -179,11 +181,11 @@ class BoundAutotune(BoundReducer):
         return sent
 
     def _corrected(self, x: Tensor, matrices: Layout, turn: Turn) -> Tensor | None:
-        if not self._whole[self._used] or self._bleeding.isdisjoint(matrices.names):
+        if not self._whole[self._used] or self._releasing.isdisjoint(matrices.names):
             return self._residual.correct(x, matrices, turn)
-        corrected, all_of_it = self._residual.bleed(x, matrices, turn, self._most)
+        corrected, all_of_it = self._residual.release_part(x, matrices, turn, self._residual_share)
         if all_of_it:
-            self._bleeding.difference_update(matrices.names)
+            self._releasing.difference_update(matrices.names)
         return corrected
 
     def _is_empty(self, matrices: Layout) -> bool:
@@ -197,7 +199,7 @@ class BoundAutotune(BoundReducer):
     def put_back(self, layout: Layout) -> None:
         self.autotuner.put_back()
         if self._before is not None:
-            self._used, self._holding, self._bleeding = self._before[1], *map(set, self._before[2:])
+            self._used, self._holding, self._releasing = self._before[1], *map(set, self._before[2:])
         matrices = self._parts(layout)[0]
         self._residual.put_back(matrices)
         for each in self._candidates:
@@ -245,6 +247,6 @@ class BoundAutotune(BoundReducer):
             if self._switched is None:  # momentum that was released stays in the optimiser
                 self._residual.release_momentum(1.0)
         self._holding.update(self._matrices.names)
-        self._bleeding.update(self._matrices.names)
+        self._releasing.update(self._matrices.names)
         if chosen != UNDECIDED and state[USUAL] != UNMEASURED:
             self.autotuner.resume(chosen, float(state[USUAL]))

@@ -25,12 +25,12 @@ T = TypeVar("T")
 class Timed(NamedTuple):
     """Seconds of a step: in its exchange, and from its first bucket to the next step's.
 
-    `apart`: not counted, because a dense step also sent the residual.
+    `uncounted`: a dense step also sent the residual.
     """
 
     exchange_s: float
     whole_s: float
-    apart: bool = False
+    uncounted: bool = False
 
 
 Trial = Generator[int, Timed, T]
@@ -100,7 +100,7 @@ class Search:
             return known
         sparse = more in self._twice
         turn, tested, gain = rival, 0, min(1.0, self.gain * (2 if sparse else 1))
-        unequal = looks is FULL and not (sparse and less == 0)  # after sparse steps, dense ones are `apart`
+        unequal = looks is FULL and not (sparse and less == 0)  # dense steps after sparse are `uncounted`
         while True:
             leads = unequal and tested > COUNTED and self._leads(turn, less + more - turn)
             clearly = yield from self._turn(turn, less, more, count=LEADING * COUNTED if leads else COUNTED)
@@ -124,7 +124,7 @@ class Search:
         while counted < count:
             step = yield candidate
             cold -= 1
-            if step.apart or (cold >= 0 and step.exchange_s <= LONG_S):
+            if step.uncounted or (cold >= 0 and step.exchange_s <= LONG_S):
                 continue
             steps.append(step)
             counted += 1

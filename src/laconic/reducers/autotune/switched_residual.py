@@ -83,9 +83,11 @@ class SwitchedResidual(LocalResidual):
             torch.div(old, 1 - self._momentum(entry.name), out=new)
         return fresh
 
-    def bleed(self, grad: Tensor, layout: Layout, turn: Turn, most: float) -> tuple[Tensor | None, bool]:
+    def release_part(
+        self, grad: Tensor, layout: Layout, turn: Turn, most: float
+    ) -> tuple[Tensor | None, bool]:
         if not self.local:
-            return super().bleed(grad, layout, turn, most)
+            return super().release_part(grad, layout, turn, most)
         fresh = self.correct(grad, layout, turn)
         if fresh is None:
             return None, False

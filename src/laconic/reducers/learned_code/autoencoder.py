@@ -2,8 +2,8 @@
 
 The net of LGC (Abrahamyan et al. 2021, arXiv:2103.08870), as in a public third-party implementation:
 
-    encoder   1 -> 64 -> 128 -> 256 -> 64 channels, each a convolution of 3 with stride 2, then 64 -> 4 of 1
-    decoder   4 -> 32 -> 64 -> 128 -> 32 channels, each transposed of 3 with stride 2, then 32 -> 1 of 1
+    encoder   1 -> 64 -> 128 -> 256 -> 64 channels, kernel 3, stride 2; then 64 -> 4, kernel 1
+    decoder   4 -> 32 -> 64 -> 128 -> 32 channels, transposed, kernel 3, stride 2; then 32 -> 1, kernel 1
 
 with a leaky ReLU (0.01) after each but the last of both. Ours: zero padding to a multiple of 16, and no ReLU
 on the code: with one the error was 0.89 instead of 0.81 of the energy.

@@ -16,14 +16,16 @@ from laconic.core.layout import Segments
 from laconic.reducers.entries import Entries, contained, counted
 from laconic.reducers.oktopk.regions import Regions
 
-NOTHING, SMALL, ANY = 0, 1, 2  # held-back entries of a piece: none, below the threshold, or more
+NOTHING, SMALL, ANY = 0, 1, 2  # held-back entries of a piece: none; only below the threshold; maybe above it
 
 
 def global_topk(
     wires: list[Tensor], regions: Regions, ks: Tensor, thresholds: Tensor, comm: Comm
 ) -> tuple[Tensor, Entries, Tensor]:
-    """Return the ks[i] largest |1/N * sum over ranks| of each tensor, from the ranks' wires to this region:
-    positions int64 (K,) in the bucket, entries of its tensors, and the least of each, float32 (s,).
+    """Return the ks[i] largest |1/N * sum over ranks| of each tensor; `wires`: each rank's for this region.
+
+    Returns positions int64 (K,) in the bucket, the same entries by tensor, and each tensor's least |value|,
+    float32 (s,).
     """
     here, pieces = regions.at(comm.rank), regions.pieces[comm.rank]
     tensors = regions.tensor_of[here]
@@ -31,16 +33,16 @@ def global_topk(
     least = torch.minimum(-(-chosen // comm.size), ks[tensors])
     most = torch.minimum(-(-2 * chosen // comm.size) + 4, ks[tensors])
     given, held = offer(sums, least, most, thresholds[tensors], ks[tensors])
-    came, all_held = exchanged(given, held, regions, comm)
-    best = came.best(ks)
-    missing = came.doubtful(best, all_held, thresholds)
+    received, all_held = exchanged(given, held, regions, comm)
+    best = received.best(ks)
+    missing = received.doubtful(best, all_held, thresholds)
     if bool(missing.any()):
         floors = kernels.per_index(best.floors[tensors], sums.counts, sums.values.device)
         starts = pieces.starts_tensor
         rest = (sums.values.abs() >= floors) & ~contained(sums.positions(starts), given.positions(starts))
         left = (ks[tensors] - given.counts) * missing[here]  # the given entries are the largest
         more, _ = exchanged(sums.where(rest).among(left), held, regions, comm)
-        best = came.plus(more).best(ks)
+        best = received.plus(more).best(ks)
     return best.positions, best.entries(regions.tensors), best.floors
 
 

@@ -1,7 +1,7 @@
 """Sum over ranks of small integers, in as few bits as possible: levels up, sums down.
 
-With b bits and size N, (N-1)/N * b + 1/N * (b + about log2 N) bits per integer. An all_reduce needs whole
-bytes.
+With b bits and size N, (N-1)/N * b + 1/N * (b + about log2 N) bits per integer, each message counted
+once. An all_reduce needs whole bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.messages import combined
 
-BLOCK = 8  # integers of any bits that fill whole bytes; chunks are multiples of it
+BLOCK = 8  # integers of any width that fill whole bytes; chunks are multiples of it
 SUM_BITS = 30  # maximum width of a sum
 
 
@@ -36,7 +36,7 @@ def _cut(n: int, most: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]
 def integer_sum_nbytes(n: int, most: int) -> int:
     """Return the bytes that a rank sends in `integer_sum`: the most in a group of any size.
 
-    It is on a rank with a whole chunk, in the smallest group for a width of the sums.
+    The maximum occurs on a rank with a whole chunk, in the smallest group for some width of the sums.
 
     >>> integer_sum_nbytes(8000, most=2), 8 * 2500 / 8000  # of 2 or 4 ranks
     (2500, 2.5)

@@ -4,8 +4,8 @@
     x_i <- W_ii x_i + sum_j W_ij x_j          over the neighbours j of this step
 
 Lian et al. 2017, arXiv:1705.09056; in the order of the code of Assran et al. 2019. Metropolis weights make W
-symmetric and doubly stochastic on any graph: no weight is sent, and the mean is kept. On a regular graph the
-trajectory is that of SGP, bit for bit.
+symmetric and doubly stochastic on any graph: no weight is needed (16-bit messages have one), and the
+mean is kept. On a regular graph the trajectory is that of SGP, bit for bit.
 """
 
 from __future__ import annotations

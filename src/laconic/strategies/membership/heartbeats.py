@@ -172,11 +172,12 @@ class Heartbeats:
         self.why = self._store.get(f"{generation}/called").decode()
         self._outside = self.rank not in (*self.members, *self.finishing)
 
-    def wait_to_finish(self, steps: int, *, clocked: bool, shared: bool, apart: bool) -> str:
+    def wait_to_finish(self, steps: int, *, clocked: bool, shared: bool, independent: bool) -> str:
         """Wait until all ranks are in `finish()`; return why they need a new group first, or "".
 
         `clocked`: ranks may communicate after different numbers of steps. `shared`: ranks count their steps
-        together, so another may wait for this one in any step. `apart`: no rank waits for another in a step.
+        together, so another may wait for this one in any step. `independent`: no rank waits for another in a
+        step.
         """
         self._begun, self._standstill = {}, Standstill()
         with self._reaching_the_store():
@@ -188,7 +189,7 @@ class Heartbeats:
                 if not late:
                     if waiting := sorted(places.keys() & living - {*self.members}):
                         return f"ranks {waiting} wait in finish()"
-                    alike = clocked or apart or len({places[rank].steps for rank in self.members}) == 1
+                    alike = clocked or independent or len({places[rank].steps for rank in self.members}) == 1
                     return "" if alike else "ranks have finished after different numbers of steps"
                 if lost := sorted(late - living):
                     return f"ranks {lost} have no heartbeat"
@@ -196,7 +197,7 @@ class Heartbeats:
                 still_s = self._standstill.lasts_s(begun)
                 if still_s > self.hung_after_s:
                     return f"ranks {sorted(late)} have started no step for {still_s:.0f} s"
-                if not apart and (max(begun.values()) > steps or (shared and still_s > STILL_S)):
+                if not independent and (max(begun.values()) > steps or (shared and still_s > STILL_S)):
                     return f"rank {self.rank} has finished, and others continue training"
                 time.sleep(POLL_S)
         return "another rank has requested a new group"

@@ -128,7 +128,7 @@ def entries() -> list[CatalogueEntry]:
 
 
 def pieces() -> dict[str, dict[str, Callable[..., Any]]]:
-    """Return the makers of names that can only be part of other specs, by title."""
+    """Return the makers of names that `--with` does not take by themselves, by title."""
     makers = {name: find(name) for name in names()}
     return {
         title: {

@@ -1,5 +1,5 @@
-"""Interrupts: Ctrl-C and SIGTERM end a command, but never during a write: an exception in a queue's `put` can
-corrupt its lock, and TensorBoard's writer then hangs.
+"""Interrupts: Ctrl-C and SIGTERM end a command, but not inside `held()`, which guards writes: an exception in
+a queue's `put` can corrupt its lock, and TensorBoard's writer then hangs.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from rich.text import Text
 from laconic.tools.cli.entries import FEW, MANY, TITLES, CatalogueEntry
 from laconic.tools.cli.presets import PRESETS
 
-LEAST = 20
-BESIDE = 2 + 4 * 2 + 2 * 6  # indent, padding, figures of up to 6
+LEAST_PAYLOAD_WIDTH = 20
+BESIDE = 2 + 4 * 2 + 2 * 6  # width beside name and payload: indent, padding, two figures of 6
 NAMED_ONLY = ("selector", "codec", "reducer")
 
 
@@ -31,8 +31,8 @@ def print_short(screen: Console, found: Sequence[CatalogueEntry], *, with_preset
     for size in (FEW, MANY):
         table.add_column(f"N = {size}", justify="right", no_wrap=True)
     room = screen.width - max(len(entry.name) for entry in found) - BESIDE
-    says = room >= LEAST
-    if says:
+    shows_payload = room >= LEAST_PAYLOAD_WIDTH
+    if shows_payload:
         table.add_column("payload", max_width=room, no_wrap=True, overflow="ellipsis")
     named: list[tuple[str, str]] = []
     for kind, group in groupby(found, key=lambda entry: entry.kind):
@@ -43,7 +43,7 @@ def print_short(screen: Console, found: Sequence[CatalogueEntry], *, with_preset
         table.add_row(Text(TITLES[kind].partition(":")[0], "bold"))
         for name in reversed(each):
             sent = (bits(each[name], size) for size in (FEW, MANY))
-            table.add_row(f"  {name}", *sent, *([each[name].sends] if says else []))
+            table.add_row(f"  {name}", *sent, *([each[name].sends] if shows_payload else []))
     screen.print()
     screen.print(table)
     for title, names in named:

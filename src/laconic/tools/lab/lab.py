@@ -216,7 +216,9 @@ class Lab:
         late = not (self.profile.link.direct and self.profile.direct)
         if late and not (self.profile.direct and self._has_netem()):
             self.means = "relay"
-        everywhere = [{"in": number, "write": wiring.QUIET, "text": "1"} for number in range(self.hosts + 1)]
+        everywhere = [
+            {"in": number, "write": wiring.DISABLE_IPV6, "text": "1"} for number in range(self.hosts + 1)
+        ]
         cables = wiring.hub_lines(self.hosts, bridged=self.means == "tc")
         names = {"in": self._hub, "names": wiring.names(self.hosts)}
         self._kept.ask(names, *everywhere, self._batch(self._hub, "ip", cables))

@@ -1,8 +1,8 @@
 """A lab's network as input of `ip` and `tc`.
 
 Host k has one interface, eth0, with address 10.77.0.k+1. Its other end is port vk in the network's namespace,
-where a bridge or a relay joins all ports. Token buckets at both limit packets; netem makes delay, jitter and
-loss at the port.
+where a bridge or a relay joins all ports. Token buckets at both ends limit packets; netem makes delay, jitter
+and loss at the port.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from laconic.tools.lab.link import Link
 
 INTERFACE = "eth0"
 MOST_HOSTS = 64
-QUIET = "/proc/sys/net/ipv6/conf/all/disable_ipv6"  # IPv6 traffic would be counted
+DISABLE_IPV6 = "/proc/sys/net/ipv6/conf/all/disable_ipv6"  # IPv6 traffic would be counted
 QUEUE_MS = 400  # queue of a token bucket
 BURST_S = 1e-3  # at full rate, so a late timer loses nothing
 LEAST_BURST = 32_000
@@ -36,14 +36,14 @@ def names(hosts: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def hardware(host: int) -> str:
+def mac_address(host: int) -> str:
     return f"02:00:00:00:00:{host + 1:02x}"
 
 
 def hub_lines(hosts: int, *, bridged: bool) -> str:
     lines = ["link add br0 type bridge mcast_snooping 0", "link set br0 up"] if bridged else []
     for host in range(hosts):
-        far = f"name {INTERFACE} address {hardware(host)} netns /proc/1/fd/{FIRST + host}"
+        far = f"name {INTERFACE} address {mac_address(host)} netns /proc/1/fd/{FIRST + host}"
         lines.append(f"link add v{host} type veth peer {far}")
         lines.append(f"link set v{host} {'master br0 ' if bridged else ''}up")
     return "\n".join(lines) + "\n"

@@ -5,8 +5,8 @@
     step              forward + max(backward, last bucket done) + update
 
 Strategies exchange parameters after the update, or during the next step; rules such as 1-bit Adam in the
-update. Coding takes a core: with fewer than two per worker, it lengthens backward, as does the toll of
-messages, which are slower then.
+update. Coding lengthens backward with fewer than two cores per worker, and the CPU time of messages (toll)
+always does. Messages beside computing are slower.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _pipelined(
             late += shared * part * coding_s
         coded = begin + part * coding_s
         left_s = max(work.backward_s + late - coded, 0.0)
-        beside = min(left_s / message.busy_s, 1.0) if message.busy_s else 0.0  # share behind backward
+        beside = min(left_s / message.busy_s, 1.0) if message.busy_s else 0.0  # overlap with backward
         late += beside * message.toll_s
         passed_s = beside * message.busy_s + (1 - beside) * message.idle_s
         communicate_s += passed_s

@@ -27,7 +27,7 @@ from laconic.tools.plan.rehearsal import (
 )
 from laconic.tools.plan.stage import Gradients, InTurn
 
-STEPS = 2
+STEPS = 2  # for warm-up; at least as many are recorded
 MAX_ELEMENTS = 1 << 23
 LEAST_ELEMENTS = 1 << 16
 

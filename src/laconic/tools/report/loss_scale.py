@@ -35,7 +35,7 @@ def loss_scale(run: Run) -> str:
 def _told(method: MethodSeries) -> str:
     parts = (
         f"seed {seed.seed}: {seed.skipped} of {len(seed.steps):,} steps skipped, scale"
-        f" {seed.loss_scale[-1]:g} at the last"
+        f" {seed.loss_scale[-1]:g} at the last step"
         for seed in method.seeds
     )
     return "; ".join(parts)

@@ -51,9 +51,9 @@ def noise_section(series: Iterable[tuple[str, NoiseSeries]], batch: int, workers
     return (
         "<section><h2>How large a batch would pay</h2>"
         f"<p class='note'>The gradient noise scale, in examples a step over all workers, by quarter of the"
-        f" training; this run has {batch * workers:,}. Up to that batch a larger one saves nearly as many"
-        " steps as it has more examples; far beyond, hardly any. McCandlish et al. 2018, arXiv:1812.06162;"
-        " first seed; on the entries that a method sums as they are.</p>"
+        f" training; this run has {batch * workers:,}. Well below the noise scale, doubling the batch"
+        " nearly halves the steps; far above it, it saves hardly any. McCandlish et al. 2018,"
+        " arXiv:1812.06162; first seed; on the entries that a method sums as they are.</p>"
         f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></section>"
     )
 
@@ -94,11 +94,11 @@ def advice(scale: float, batch: int) -> str:
     >>> advice(1000.0, 128)
     '1,000: this batch has room to grow 7.8 times'
     >>> advice(100.0, 400)
-    '100: this batch is 4.0 times larger'
+    '100: this batch is 4.0 times as large'
     """
     if not math.isfinite(scale) or scale <= 0:
         return words(scale)
     ratio = scale / batch
     if ratio >= 1:
         return f"{words(scale)}: this batch has room to grow {ratio:.1f} times"
-    return f"{words(scale)}: this batch is {1 / ratio:.1f} times larger"
+    return f"{words(scale)}: this batch is {1 / ratio:.1f} times as large"

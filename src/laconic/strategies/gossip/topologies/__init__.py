@@ -45,7 +45,7 @@ class Topology(Spec):
         """Whether edges go both ways at every step and size."""
         return False
 
-    def fits(self, size: int) -> None:
+    def check_fits(self, size: int) -> None:
         """Raise `SpecError` if the graph is not defined for this many ranks, 2 or more."""
 
     def peers(self, rank: int, size: int, step: int) -> Peers:
@@ -59,7 +59,7 @@ class Topology(Spec):
         """Raise `SpecError` unless paths connect every two ranks in both directions."""
         hint = "gossip is between workers: start more of them"
         arguments.whole(f"{self!r}: the number of ranks", size, least=2, hint=hint)
-        self.fits(size)
+        self.check_fits(size)
         graphs = [graph_at(self, size, step) for step in self.span(size)]
         sends = [{to for graph in graphs for to in graph[rank].out} for rank in range(size)]
         hears = [{source for graph in graphs for source in graph[rank].into} for rank in range(size)]

@@ -29,7 +29,7 @@ class BipartiteExponential(Undirected):
     status: ClassVar[Status] = "verified"
     code: ClassVar[str] = "facebookresearch/stochastic_gradient_push"
 
-    def fits(self, size: int) -> None:
+    def check_fits(self, size: int) -> None:
         if size % 2:
             raise SpecError(
                 f"{self!r} pairs odd ranks with even ones and needs an even number of ranks, got {size};"

@@ -46,7 +46,7 @@ class Exponential(Shifts):
     def __repr__(self) -> str:
         return "exponential()" if self.fanout == 1 else f"exponential(peers={self.fanout})"
 
-    def fits(self, size: int) -> None:
+    def check_fits(self, size: int) -> None:
         if self.fanout >= size:
             raise SpecError(
                 f"exponential: peers must be in 1..{size - 1} among {size} ranks, got {self.fanout};"
@@ -57,5 +57,5 @@ class Exponential(Shifts):
         return len(powers(self.fanout + 1, size))
 
     def distances(self, size: int, step: int) -> Iterator[int]:
-        power = (self.fanout + 1) ** step
+        power = (self.fanout + 1) ** step  # 0 <= step < period
         return (j * power for j in range(1, self.fanout + 1))

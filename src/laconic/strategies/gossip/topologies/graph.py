@@ -52,7 +52,7 @@ class Graph(Topology):
     def symmetric(self) -> bool:
         return not self.directed or {(other, one) for one, other in self.edges} == set(self.edges)
 
-    def fits(self, size: int) -> None:
+    def check_fits(self, size: int) -> None:
         for edge in self.edges:
             if max(edge) >= size:
                 raise SpecError(

@@ -34,7 +34,7 @@ class Torus(Undirected):
     def __post_init__(self) -> None:
         arguments.whole("torus: rows", self.rows, hint="0 makes the grid nearest to a square")
 
-    def fits(self, size: int) -> None:
+    def check_fits(self, size: int) -> None:
         if self.rows and size % self.rows:
             raise SpecError(
                 f"torus: rows must divide the number of ranks, got rows={self.rows} for {size} ranks;"

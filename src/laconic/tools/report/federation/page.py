@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from laconic.tools.report.federation.series import FederatedRun, Row, Trainings, read_federated_run
+from laconic.tools.report.federation.series import FederatedRun, Row, SchemeRuns, read_federated_run
 from laconic.tools.report.html import REPORT, ratio, write_page
 from laconic.tools.report.series import Array
 from laconic.tools.report.summary import SUMMARY, plain
@@ -92,7 +92,7 @@ def _cells(row: Row) -> list[str]:
     return cells + [f"<td>{html.escape(value)}</td>" for value in values]
 
 
-def _curves(scheme: Trainings, clients: int) -> dict[str, Any]:
+def _curves(scheme: SchemeRuns, clients: int) -> dict[str, Any]:
     tested, accuracies = scheme.tests()
     up, down = scheme.mean_mb("up"), scheme.mean_mb("down")
     rounds = np.arange(1, scheme.rounds + 1, dtype=np.float64)

@@ -17,22 +17,22 @@ from laconic.tools.report.summary import MB, Figure
 
 
 @dataclass(frozen=True)
-class Seed:
+class SeedRun:
     seed: int
     up: Array
     down: Array
-    asked: Array
+    chosen_clients: Array  # per round
     failed: int
     tested: Array
     accuracy: Array
     test_loss: Array
-    turns: Counter[int]
+    turns: Counter[int]  # rounds by chosen client
 
 
 @dataclass(frozen=True)
-class Trainings:
+class SchemeRuns:
     spec: str
-    seeds: tuple[Seed, ...]
+    seeds: tuple[SeedRun, ...]
 
     @property
     def rounds(self) -> int:
@@ -67,7 +67,7 @@ class Row:
 @dataclass(frozen=True)
 class FederatedRun:
     config: dict[str, Any]
-    schemes: tuple[Trainings, ...]
+    schemes: tuple[SchemeRuns, ...]
 
     @property
     def complete(self) -> bool:
@@ -89,23 +89,23 @@ def read_federated_run(folder: Path) -> FederatedRun:
         events.setdefault((event["scheme"], event["seed"]), []).append(event)
     schemes = []
     for spec in config["schemes"]:
-        seeds = [_seed(seed, found) for (scheme, seed), found in sorted(events.items()) if scheme == spec]
+        seeds = [_seed_run(seed, found) for (scheme, seed), found in sorted(events.items()) if scheme == spec]
         if seeds:
-            schemes.append(Trainings(spec, tuple(seeds)))
+            schemes.append(SchemeRuns(spec, tuple(seeds)))
     return FederatedRun(config, tuple(schemes))
 
 
-def _seed(seed: int, events: list[dict[str, Any]]) -> Seed:
+def _seed_run(seed: int, events: list[dict[str, Any]]) -> SeedRun:
     tests = [event for event in events if "accuracy" in event]
 
     def array(values: Any) -> Array:
         return np.array([*values], dtype=np.float64)
 
-    return Seed(
+    return SeedRun(
         seed=seed,
         up=array(event["up"] for event in events),
         down=array(event["down"] for event in events),
-        asked=array(len(event["chosen"]) for event in events),
+        chosen_clients=array(len(event["chosen"]) for event in events),
         failed=sum(len(event["failed"]) for event in events),
         tested=array(event["round"] for event in tests),
         accuracy=array(event["accuracy"] for event in tests),
@@ -114,9 +114,9 @@ def _seed(seed: int, events: list[dict[str, Any]]) -> Seed:
     )
 
 
-def _row(scheme: Trainings) -> Row:
+def _row(scheme: SchemeRuns) -> Row:
     up, down = scheme.mean_mb("up").sum(), scheme.mean_mb("down").sum()
-    each = max(1.0, float(np.mean([seed.asked[: scheme.rounds].sum() for seed in scheme.seeds])))
+    each = max(1.0, float(np.mean([seed.chosen_clients[: scheme.rounds].sum() for seed in scheme.seeds])))
     return Row(
         spec=scheme.spec,
         seeds=len(scheme.seeds),
