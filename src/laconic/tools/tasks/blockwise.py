@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import torch
@@ -133,9 +133,10 @@ def step_costs(before: Stats, now: Stats) -> Event:
         "waited_s": waited,
         "payload_sent": up.sent_bytes + back.sent_bytes,
         "payload_received": up.received_bytes + back.received_bytes,
-        "network_sent": wire(up) + wire(back),
-        "network_received": up.received_bytes + back.received_bytes,
-        "dense": wire(up, up.dense_bytes) + wire(back, back.dense_bytes),
+        "network_sent": network_sent(up) + network_sent(back),
+        "network_received": network_received(up) + network_received(back),
+        "dense": network_sent(replace(up, sent_bytes=up.dense_bytes))
+        + network_sent(replace(back, sent_bytes=back.dense_bytes)),
         "phases": {},
     }
 
@@ -144,16 +145,18 @@ def at_work(trainer: BlockTrainer, before: Stats, now: Stats) -> dict[str, Any]:
     return {
         "primal": now.primal,
         "dual": now.dual,
-        "activations_sent": wire(_since(before.activations, now.activations)),
-        "targets_sent": wire(_since(before.targets, now.targets)),
+        "activations_sent": network_sent(_since(before.activations, now.activations)),
+        "targets_sent": network_sent(_since(before.targets, now.targets)),
         "spans": [list(astuple(span)) for span in trainer.spans()],
     }
 
 
-def wire(messages: Messages, nbytes: int | None = None) -> int:
-    sent = messages.sent_bytes if nbytes is None else nbytes
-    forth = messages.sent * PACKETS.forth(-(-sent // max(messages.sent, 1)))
-    return forth + messages.received * PACKETS.back(-(-messages.received_bytes // max(messages.received, 1)))
+def network_sent(of: Messages) -> int:
+    return PACKETS.one_way(of.sent, of.sent_bytes, of.received, of.received_bytes)
+
+
+def network_received(of: Messages) -> int:
+    return PACKETS.one_way(of.received, of.received_bytes, of.sent, of.sent_bytes)
 
 
 def _since(before: Messages, now: Messages) -> Messages:

@@ -28,9 +28,12 @@ class Messages:
         return Messages(*(now - then for now, then in pairs))
 
     @property
-    def wire(self) -> int:
-        forth = self.sent * PACKETS.forth(-(-self.sent_bytes // max(self.sent, 1)))
-        return forth + self.received * PACKETS.back(-(-self.received_bytes // max(self.received, 1)))
+    def network_sent(self) -> int:
+        return PACKETS.one_way(self.sent, self.sent_bytes, self.received, self.received_bytes)
+
+    @property
+    def network_received(self) -> int:
+        return PACKETS.one_way(self.received, self.received_bytes, self.sent, self.sent_bytes)
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def _spent(passed: Passed, schedule_s: float, exchanged: dict[str, Any]) -> dict
     busy_s = passed.forward_s + passed.backward_s + passed.encode_s + passed.decode_s
     waited = max(schedule_s - busy_s, 0.0)
     up, down = passed.activations, passed.gradients
-    dense = passed.dense_activations.wire + passed.dense_gradients.wire
+    dense = passed.dense_activations.network_sent + passed.dense_gradients.network_sent
     return {
         "forward_s": passed.forward_s,
         "backward_s": passed.backward_s,
@@ -125,11 +125,11 @@ def _spent(passed: Passed, schedule_s: float, exchanged: dict[str, Any]) -> dict
         "waited_s": waited,
         "payload_sent": up.sent_bytes + down.sent_bytes + exchanged["payload_sent"],
         "payload_received": up.received_bytes + down.received_bytes + exchanged["payload_received"],
-        "network_sent": up.wire + down.wire + exchanged["network_sent"],
-        "network_received": up.received_bytes + down.received_bytes + exchanged["network_received"],
+        "network_sent": up.network_sent + down.network_sent + exchanged["network_sent"],
+        "network_received": up.network_received + down.network_received + exchanged["network_received"],
         "dense": dense + exchanged["dense"],
-        "activations_sent": up.wire,
-        "gradients_sent": down.wire,
+        "activations_sent": up.network_sent,
+        "gradients_sent": down.network_sent,
         "replicas_sent": exchanged["network_sent"],
         "phases": exchanged["phases"],
     }
