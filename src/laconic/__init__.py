@@ -2,7 +2,7 @@
 
 handle = laconic.compress(ddp_model, optimizer, "dgc(density=0.001, warmup_steps=400)")
 
-`import laconic` imports neither torch nor a submodule: each name is imported when it is first used.
+`import laconic` does not import torch: each public name is imported when it is first used.
 """
 
 from __future__ import annotations

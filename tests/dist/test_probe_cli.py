@@ -41,7 +41,7 @@ def test_two_workers_probe_and_plan_and_a_terminal_is_told_every_three_seconds(t
     said = re.sub(r"\x1b\[[0-9;]*m", "", "".join(text for _, text in heard))
     assert code == 0, said
     assert "starting 2 workers" in said and "links, " in said  # a training step may end between two looks
-    assert "2 of 2 known: fp16()" in said and said.index("2 of 2") < said.index("all at once  ")
+    assert "2 of 2 done: fp16()" in said and said.index("2 of 2") < said.index("all at once  ")
     waits = [later - sooner for (sooner, _), (later, _) in pairwise(heard)]
     assert max(waits[1:]) < 15.0, "three seconds, and more on a busy machine; first, imports hold the GIL"
 

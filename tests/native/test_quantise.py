@@ -216,7 +216,7 @@ def test_wires_that_no_encoder_makes_are_refused_before_a_write() -> None:
     for match, bad in cases:
         refused(match, lambda b=bad: kernels.dequantise_add_(b, whole, out, form))
     one, powers = (torch.ones(1), Segments.whole(1), out), Form(9, grid="powers")
-    refused("levels up to 9", lambda: kernels.levels_add_(integers([10]), *one, powers))
+    refused("levels must be in -9..9", lambda: kernels.levels_add_(integers([10]), *one, powers))
     assert bool((out == 1).all())
 
 

@@ -399,7 +399,7 @@ REFUSED: list[tuple[Callable[[], nn.Module], dict, type[Exception], str]] = [
     (tied, {}, AttachError, r"'embed.weight' and 'head.weight' are one tensor.*keep=\('embed', 'head'\)"),
     (frozen, {}, AttachError, r"'head.weight' is not trained.*keep=\('head',\)"),
     (lambda: net(proj_size=4), {}, AttachError, r"an LSTM with proj_size.*keep=\('cell',\)"),
-    (lambda: net().double(), {}, AttachError, "torch.float64, but tables take float32"),
+    (lambda: net().double(), {}, AttachError, "torch.float64, but only float32 weights can"),
     (lambda: nn.Sequential(nn.Embedding(4, 4, sparse=True)), {}, AttachError, "sparse gradients or max_norm"),
     (pruned, {}, AttachError, r"'head.weight' is computed by a hook: remove .*keep=\('head',\)"),
     (

@@ -29,7 +29,7 @@ WRONG = [
     ("--stages 2 --schedule zb", ["--schedule must be 1f1b or gpipe, got 'zb'"]),
     ("--stages 2 --micro-batches 3", ["got 3", "give 2, 4, 8, 16"]),
     ("--stages 2 --micro-batches 32", ["--micro-batches must divide --batch 16", "got 32"]),
-    ("--stages 2 --batch 1", ["--batch 1 cannot be cut into 2", "or --schedule gpipe"]),
+    ("--stages 2 --batch 1", ["--batch 1 is less than --stages 2", "or --schedule gpipe"]),
     ("--stages 2 --replicas-with cgx()", ["--replicas-with needs --replicas of 2 or more"]),
     ("--stages 2 --replicas 2 --replicas-with cxg()", ["unknown name 'cxg'", "did you mean cgx"]),
     *(

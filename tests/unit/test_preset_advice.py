@@ -48,8 +48,8 @@ def test_diloco_logs_its_outer_momentum_and_what_to_change(caplog):
 @for_each(
     "spec, said",
     [
-        ("dgc(density=0.01)", "once in 100 steps: a training of fewer than about 4000 steps"),
-        ("topk(density=0.05)", "once in 20 steps: a training of fewer than about 800 steps"),
+        ("dgc(density=0.01)", "once in 100 steps: a training run of fewer than about 4000 steps"),
+        ("topk(density=0.05)", "once in 20 steps: a training run of fewer than about 800 steps"),
         ("cgx()", ""),
         ("auto()", ""),
         ("dense()", ""),

@@ -13,9 +13,12 @@ Norms = Literal["bounded", "exact"]
 
 
 class CodingRule(Spec):
-    """Base of the codings. `norms`: whether inputs of batch norms are encoded too."""
+    """Base of the codings; see `Comet` for `every`, `share`, `mode`.
 
-    adaptive: ClassVar[bool] = False  # whether each layer has its own bound
+    `norms`: 'bounded' encodes inputs of batch norms too, 'exact' leaves them.
+    """
+
+    adaptive: ClassVar[bool] = False  # each layer has its own bound
     every: int = 100
     share: float = 0.01
     mode: Literal["law", "paper"] = "law"

@@ -1,4 +1,4 @@
-"""Statistics of one layer, and the error bound of its input."""
+"""Statistics of one layer, and its input's error bound."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch.utils.hooks import RemovableHandle
 from laconic.activations.coding import CodingRule
 from laconic.kernels.error_bound import LEAST, MOST
 
-EARLY_STEPS = (0, 3, 10, 30)  # momentum grows
+EARLY_STEPS = (0, 3, 10, 30)  # extra statistics while momentum builds up
 MAX_RELATIVE_BOUND = 0.5  # of the input's rms; larger errors are not like noise
-A = 0.32  # the paper's factor
+A = 0.32  # of arXiv:2111.09562
 STATE = ("calls", "spread", "limit", "rms", "support", "mean_grad", "bound", "_fresh")
 Geometry = tuple[tuple[int, int, int], ...]  # stride, padding, dilation per dimension
 Momentum = Callable[[Tensor], Tensor | None]
 
 
 class Layer:
-    """Convolution, linear layer or batch norm. `calls` counts steps: a step ends when the optimiser steps,
+    """Convolution, linear layer or batch norm. `calls`: number of steps; one ends when the optimiser steps,
     the weight changes or its gradient is cleared.
     """
 
@@ -63,7 +63,7 @@ class Layer:
             self._version = None
 
     def begin(self, x: Tensor) -> bool:
-        """Count a call; return whether its statistics are due."""
+        """Note a call; begin a step if it is its first; return whether statistics are due."""
         if not x.numel():
             return False
         cleared = self._in_backward and self.weight.grad is None
@@ -97,9 +97,9 @@ class Layer:
         return min(max(bound, LEAST), MOST) if bound > 0 and math.isfinite(bound) else None
 
     def current(self, x: Tensor) -> float:
-        """Return the bound for x; without statistics, assume that the gradient is noise.
+        """Return the bound for x. Before one is solved, guess it.
 
-        Then mean |grad| = 0.8 rms(g) rms(x) sqrt(n), for batch norms less: the factor is 0.5.
+        For noise, mean |grad| is 0.8 rms(g) rms(x) sqrt(n); 0.5 is used, as batch norms have less.
         """
         if self.bound is not None:
             return self.bound
@@ -138,8 +138,8 @@ class Layer:
     def record_norm(self, grad: Tensor, inverse: float) -> None:
         """Add the error of a batch norm's scale.
 
-        Its input's gradient has the relative error correlation * inverse * eb / sqrt(3), where the
-        correlation of g with the normalised input is the scale's gradient / (n rms(g)).
+        Its input's gradient has the relative error c * inverse * bound / sqrt(3). `inverse`: rms of 1/sigma
+        over channels; c: correlation of g with the normalised input, the scale's gradient / (n rms(g)).
         """
         g = grad.detach().float()
         n, rms = g.numel() / g.shape[1], float(g.square().mean().sqrt())
@@ -153,7 +153,7 @@ class Layer:
 
 
 def terms(x: torch.Size, out: torch.Size, weight: torch.Size, geometry: Geometry | None) -> float:
-    """Return the mean number of terms of a weight's gradient, without padding."""
+    """Return a weight gradient's mean number of terms, without padding."""
     if geometry is None:
         return out.numel() / out[-1]
     total = float(out[0])

@@ -19,7 +19,7 @@ WIDE, HIGH = 360, 16  # pixels of the longest bar, and of a row
 
 @dataclass(frozen=True)
 class Row:
-    """Bytes saved by one layer, or by a function after it."""
+    """Bytes saved by one layer, or a function after it."""
 
     name: str
     dense: int
@@ -28,7 +28,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes saved for backward by one forward pass. Each storage counts once, parameters not at all."""
+    """Bytes saved for backward by one forward pass. Each storage counts once, parameters never."""
 
     spec: str
     rows: tuple[Row, ...]
@@ -46,7 +46,7 @@ class Kept:
         return self.dense / max(self.kept, 1)
 
     def table(self) -> str:
-        """Return a text table with the sum."""
+        """Return a text table with a sum."""
         rows = [*self.rows, Row("all", self.dense, self.kept)]
         wide = max(len(row.name) for row in rows)
         lines = [f"{'kept for backward':{wide}}  {'dense, kB':>12}  {'kept, kB':>12}  {'smaller':>8}"]
@@ -77,17 +77,17 @@ class Kept:
 def measure(
     model: nn.Module, batch: Tensor | tuple[Any, ...], spec: str | Coding | Session = "comet()"
 ) -> Kept:
-    """Return the bytes that a forward pass of `model` on `batch` saves for backward.
+    """Return the bytes that `model` saves for backward on `batch`.
 
     Does not change the model's buffers, the random state or a session's statistics.
 
     Args:
-        model: In its current mode.
-        batch: Its argument, or a tuple of arguments.
+        model: Run in its current mode, train or eval.
+        batch: The model's argument, or a tuple of arguments.
         spec: As for `compress`, with the bounds of a first step; or a session, with its current bounds.
 
     Raises:
-        AttachError: Inside a block of `compress`, or as for `compress`.
+        AttachError: As for `compress`, or inside its block.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     >>> kept = measure(net, torch.ones(32, 64))

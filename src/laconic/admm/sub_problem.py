@@ -33,7 +33,11 @@ class Visit:
 
 @dataclass(frozen=True)
 class Solution:
-    """Result of a sub-problem. `x`: None on the first block. `term`: mean before the steps."""
+    """Result of a sub-problem.
+
+    `x`: None on the first block; `term`: mean loss before the steps; `primal`, `dual`: |X - f| and |X -
+    before|, over |f|.
+    """
 
     x: Tensor | None
     term: float
@@ -44,7 +48,7 @@ class Solution:
 class SubProblem:
     """Training of one block.
 
-    `loss`: of the last block; others, with None, use beta/2 |target - f|^2 per sample.
+    `loss`: of the last block; None: beta/2 |target - f|^2 per sample.
     """
 
     def __init__(
@@ -72,7 +76,10 @@ class SubProblem:
         return found
 
     def solve(self, visit: Visit, target: Tensor) -> Solution:
-        """Run the steps of T and X. `target`: X + U of the next boundary, or labels on the last block."""
+        """Train the block's parameters T and input X for `steps` steps.
+
+        `target`: X + U of the next boundary, or labels on the last block.
+        """
         x, first = visit.x, 0.0
         for step in range(self.training.steps):
             term, gradient = self._descend(x, target, wants_x=visit.f is not None)
@@ -85,7 +92,7 @@ class SubProblem:
         return Solution(x, first, float((x - visit.f).norm() / size), float((x - visit.before).norm() / size))
 
     def _descend(self, x: Tensor, target: Tensor, wants_x: bool) -> tuple[float, Tensor | None]:
-        """Make one step of T; return the block's term and its gradient per sample of X."""
+        """Step T; return the term and its gradient per sample of X."""
         x = x.detach().requires_grad_(wants_x)
         with torch.enable_grad():
             term = self._term(self.layers(x), target)

@@ -17,10 +17,10 @@ from laconic.kernels.quantise.form import Form, Measure
 class NaturalDithering(Quantiser):
     """Natural dithering (Horvath et al. 2019, arXiv:1905.10988).
 
-    Levels 0, 2^(1 - s), ..., 1/2, 1 of the `norm` of each `block`, s = `levels`: in distribution, dithering
-    to 2^(s - 1) uniform levels followed by natural compression.
+    Levels 0, 2^(1 - s), ..., 1/2, 1 of the `norm` of each `block`, s = `levels`. This has the same
+    distribution as dithering to 2^(s - 1) uniform levels, then natural compression.
 
-    Wire: that of `qsgd`; 1 to 127 levels. Error, with m the longest block and t = 2^(1 - s): omega = max(1/8,
+    Wire: as `qsgd`; 1 to 127 levels. Error, with m the longest block and t = 2^(1 - s): omega = max(1/8,
     (sqrt(1 + (m - 1) t^2) - 1) / 2) for 'max'; for 'l2', with r = t sqrt(m), r - 1 where r >= 9/4, else 1/8 +
     2/9 r^2. Unbiased.
 

@@ -1,8 +1,8 @@
 """Quantile: values in bins of equal count, each sent as the mean of its bin.
 
-The quantile-bucket quantisation of SketchML (Jiang et al. 2018, SIGMOD), verified against its public code
-(ccchengff/SketchML). Differences: bins come from all values, not a sketch of them; a bin's value is the mean
-of its members, not the middle of its interval; no bin has both signs.
+Quantile-bucket quantisation of SketchML (Jiang et al. 2018, SIGMOD). Differences: bins come from all
+values, not a sketch; a bin's value is the mean of its members, not the middle of its interval; no bin has
+both signs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ MOST = 1 << 16
 
 @dataclass(frozen=True, repr=False)
 class Quantile(Codec):
-    """The n sorted values of a tensor are cut into B = min(bins, n) bins, by share below zero and not.
+    """The n sorted values of a tensor are cut into B = min(bins, n) bins.
+
+    Negative and other values get bins in proportion to their number.
 
     Wire: mean of each bin float32 (B,), ascending; then the bin of each element in ceil(log2 B) bits: 4 B +
     ceil(n ceil(log2 B) / 8) bytes. Up to `bins` elements are exact. Error: a bin of m entries of one sign
-    loses at most (1 - 1/m) of its sum of squares, and rounding at most doubles a bin: omega = 1 - 1/m with m
-    = ceil(2 n / B).
+    loses at most (1 - 1/m) of its sum of squares, and rounding the number of bins per sign at most doubles a
+    bin's size: omega = 1 - 1/m with m = ceil(2 n / B).
 
     >>> import torch
     >>> codec = Quantile(bins=2)

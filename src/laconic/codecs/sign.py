@@ -1,7 +1,7 @@
 """Sign: one bit per element and one number per block, its mean magnitude.
 
 Zheng, Huang, Kwok 2019, arXiv:1905.10936 (blockwise, dist-EF-blockSGD); Karimireddy et al. 2019,
-arXiv:1901.09847 (why it needs error feedback); Bernstein et al. 2018, arXiv:1802.04434 (signSGD). [recalled]
+arXiv:1901.09847 (why it needs error feedback); Bernstein et al. 2018, arXiv:1802.04434 (signSGD).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MOST = 1 << 30  # elements of a block
 class Sign(Codec):
     """C(x) = mean |x| * sign(x) per block of `block` elements, the last one shorter.
 
-    Wire: mean magnitudes float32 (ceil(n / block),), sign bits (ceil(n / 8) bytes; 1 is negative, the first
-    is the lowest bit): 1 + 32 / block bits per element.
+    Wire: mean magnitudes float32 (ceil(n / block),), sign bits (ceil(n / 8) bytes; 1 is negative, lowest bit
+    first): 1 + 32 / block bits per element.
 
     Error: omega = 1 - 1/b, b = min(n, block). With m = |x|_1 / b of a block of b elements,
 
@@ -52,7 +52,7 @@ class Sign(Codec):
     examples: ClassVar[tuple[str, ...]] = ("sign()", "sign(block=64)", "sign(block=37)", "sign(block=1)")
 
     def __post_init__(self) -> None:
-        arguments.whole("sign: block", self.block, 1, MOST, "for one mean a tensor use signmean()")
+        arguments.whole("sign: block", self.block, 1, MOST, "for one mean per tensor, use signmean()")
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         return kernels.sign_encode(x, segments, self.block, keys)

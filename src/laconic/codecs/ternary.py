@@ -18,11 +18,11 @@ class Ternary(Quantiser):
     """The code of TernGrad (Wen et al. 2017, arXiv:1705.07878).
 
         s = min(max |x|, max(clip sigma, rms))
-        x clipped to -s and s;   sign(x) s where U < |x| / s, else 0
+        x clipped to -s and s;   sign(x) s with probability |x| / s, else 0
 
-    sigma is the population standard deviation of the tensor; `clip=0` does not clip. The root mean square rms
-    is ours: it equals sigma for a mean of 0, and keeps a tensor with a large mean from being clipped to
-    sigma. A clip below 1 is like 1.
+    sigma is the population standard deviation; `clip=0` does not clip. The root mean square rms is ours: it
+    equals sigma for a mean of 0, and keeps a tensor with a large mean from being clipped to sigma. A clip
+    between 0 and 1 acts as 1.
 
     Wire: scale float32 (1,), then codes [sign | level] of 2 bits, padded to a byte: 4 + ceil(n / 4) bytes;
     with `packing='base3'`, five per byte: 4 + ceil(n / 5) bytes. Error: omega = (sqrt(n) - 1) / 2 without

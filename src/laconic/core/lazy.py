@@ -1,4 +1,4 @@
-"""Lazy packages: a public name, declared in `__all__`, is imported when it is first used."""
+"""Lazy packages: a public name, declared in `__all__`, is imported at its first use."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class NamePackage(_OnDemand):
         return spec.find(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set the submodule's maker when Python binds an imported submodule."""
+        """Bind the class or function of that name where Python binds its submodule."""
         if isinstance(value, ModuleType) and name in self.__all__:
             value = spec.own_maker(value, name)
         super().__setattr__(name, value)
 
 
 def import_lazily(package: str, homes: dict[str, str]) -> None:
-    """Make the calling package lazy; `homes`: modules by name."""
+    """Make the package lazy; `homes`: modules by name."""
     module = sys.modules[package]
     module.__class__ = LazyPackage
     module.__dict__["homes"] = homes

@@ -1,7 +1,7 @@
 """Hooks around an optimiser's `step`, and a view of its parameter groups.
 
-Before `step` the method's rules update their tensors and hide them. Groups are never rewritten, so schedulers
-work.
+Before `step` the method's rules update their tensors, and hide their gradients from the optimiser. Groups are
+never rewritten, so schedulers work.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class OptimiserHooks:
         return getattr(self.optimiser, "grad_scale", None) is not None
 
     def _group(self, name: str) -> dict[str, Any] | None:
-        """Return the group that holds this tensor now: scripts change groups in place."""
+        """Return this tensor's group: scripts change groups in place."""
         held, groups = self.parameter(name), self.optimiser.param_groups
         if name in self._places:
             group, at = self._places[name]
@@ -129,13 +129,13 @@ class OptimiserHooks:
         self._hand_over.set_buffer(self.parameter(name), value)
 
     def why_in_optimizer(self, name: str) -> str | None:
-        """Return why momentum stays in the optimiser: "" without momentum, None if local."""
+        """Return why the method cannot take over momentum: "" without any, None if it can."""
         if self._outer is not self.optimiser:
             return f"{type(self._outer).__name__} wraps an optimiser"
         return why_in_optimizer(self.optimiser, self.settings(name), self._parameters[name])
 
     def hand_over(self, names: Collection[str], decay: dict[str, Tensor], *, keep: bool) -> Collection[str]:
-        """Replace these gradients in this step, so that it adds no momentum."""
+        """Replace these gradients in this step, so that the optimiser adds no momentum."""
         tensors = {name: (self.parameter(name), self.settings(name)) for name in names}
         tensors = {name: each for name, each in tensors.items() if each[0].grad is not None}
         changed, stepped = self._hand_over.prepare(tensors, decay, self.scale)
@@ -166,7 +166,7 @@ class OptimiserHooks:
         return args, kwargs
 
     def refine(self, name: str, mean: Tensor) -> None:
-        """Give a master the float32 mean in place of its rounded one."""
+        """Replace a master's gradient, rounded to half precision, by the float32 mean."""
         parameter, master = self._parameters[name], self.parameter(name)
         if master is parameter or master.grad is None:
             return

@@ -18,7 +18,7 @@ def split(*arms: tuple[Takes, Any]) -> Method:
     alike: list[tuple[Route, list[int]]] = []
     for wants, spec in arms:
         for route in lift(spec).routes:
-            same = next((own for other, own in alike if route == other), None)  # but for their tensors
+            same = next((own for other, own in alike if route == other), None)  # `takes` is not compared
             if same is None:
                 alike.append((route, [len(wanted)]))
             else:

@@ -18,26 +18,26 @@ class Stats:
         steps: Steps so far.
         payload_sent: Bytes that the method passed to collectives, each counted once.
         payload_received: Bytes that collectives returned.
-        network_sent: Bytes that this rank put on the wire, by the model in `laconic.comm.wire_model`, with
-            headers and acknowledgements. Among N ranks an `all_gather` sends N - 1 copies, an all-reduce
-            2(N-1)/N of its bytes.
+        network_sent: Bytes that this rank put on the wire, by `laconic.comm.wire_model`, with headers and
+            acknowledgements. Among N ranks an `all_gather` sends N - 1 copies, an all-reduce 2(N-1)/N of its
+            bytes.
         network_received: The same for received bytes.
         dense: `network_sent` of all-reduces of the same tensors in float32.
         encode_s: Seconds before the first collective of each exchange. On a GPU these three are measured in
-            the first 8 steps, then in one step of 8 and multiplied by 8.
+            the first 8 steps, then in one of 8, times 8.
         communicate_s: Seconds in collectives.
         decode_s: The remaining seconds of each exchange.
         buckets: DDP's buckets per step.
         phases: Payload sent, by purpose and collective; the sum is `payload_sent`. For a method, such as
-            "gather(qsgd()) all_gather", the first part is the printed reducer; "sum()" includes dense
-            vectors. Others are "sparse gradients" (of embeddings, uncompressed), "parameters minmax()"
-            (FSDP2's all-gather, by its codec) and "parameters as they are" (of modules with several
-            dtypes). For a strategy: "gossip" (to neighbours), "slow momentum" (SlowMo's mean), "centre"
-            (EASGD), "periods" (LSGD's step counts), "election" (ranks' losses), "local leader" and "leader"
-            (the best model of a group and of all ranks), "inside a machine". A collective without a purpose
-            is a mean of parameters, or an agreement, such as on a scale.
+            "gather(qsgd()) all_gather", the first part is the printed reducer; "sum()" also includes
+            one-dimensional tensors left uncompressed. Others are "sparse gradients" (of embeddings,
+            uncompressed), "parameters minmax()" (FSDP2's all-gather, by its codec) and "parameters as they
+            are" (of modules with several dtypes). For a strategy: "gossip" (to neighbours), "slow momentum"
+            (SlowMo's mean), "centre" (EASGD), "periods" (LSGD's step counts), "election" (ranks' losses),
+            "local leader" and "leader" (the best model of a group and of all ranks), "inside a machine".
+            Without a purpose: a mean of parameters, or an agreement, such as on a scale.
         noise: Gradient noise, in batches of a rank: `noise.examples(unit=64)` is the largest useful batch
-            if a rank has 64 examples. Measured on the tensors summed uncompressed; None without any, on one
+            if a rank has 64 examples. Measured on tensors summed uncompressed; None without any, on one
             rank, and for strategies.
     """
 

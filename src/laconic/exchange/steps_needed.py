@@ -20,8 +20,8 @@ def log_steps_needed(method: Method) -> None:
     density = lowest_density(method)
     if density is not None:
         log.info(
-            "%s sends an entry about once in %.0f steps: a training of fewer than about %.0f steps loses"
-            " accuracy; a larger density= loses less",
+            "%s sends an entry about once in %.0f steps: a training run of fewer than about %.0f steps"
+            " loses accuracy; a larger density= loses less",
             method,
             1 / density,
             MULTIPLE / density,

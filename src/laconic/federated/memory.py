@@ -26,13 +26,13 @@ DIGEST = 16
 
 
 class Memory(ABC):
-    """Storage of one client's state. `way_out`: advice if the state does not fit."""
+    """Storage of one client's state. `way_out`: advice if it does not fit."""
 
     way_out = "use another memory"
 
     @abstractmethod
     def load(self) -> dict[str, Any]:
-        """Return the saved state, or an empty one. Raises `StateError` if it is damaged."""
+        """Return the saved state, or an empty one. Raises `StateError` if damaged."""
 
     @abstractmethod
     def save(self, state: Mapping[str, Any]) -> None:
@@ -56,8 +56,8 @@ class InMemory(Memory):
 class InFile(Memory):
     """Memory in the file FOLDER/RUN/CLIENT.client.
 
-    Replaced atomically. The file: b"lacnmem1", BLAKE2b of the rest (16 bytes), and the output of
-    `torch.save`, which does not detect a flipped bit.
+    Replaced atomically. The file: b"lacnmem1", BLAKE2b of the rest (16 bytes), and `torch.save`'s
+    output, which does not detect a flipped bit.
 
     Args:
         folder: Folder of all runs.
@@ -97,7 +97,8 @@ class InFile(Memory):
                 file.write(written.getbuffer())
         except OSError as error:
             raise StateError(
-                f"cannot save {self.path}: {error}; free space on its disk; the previous state is unchanged"
+                f"cannot save {self.path}: {error}; make {self.path.parent} writable, and"
+                " check that its disk has free space; the previous state is unchanged"
             ) from error
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Exchanges of sharded gradients that overlap the backward pass.
 
 On a CPU, FSDP2 waits for a reduce-scatter on autograd's thread, then only makes views of the output, which
-may be filled until backward returns. On a GPU a job runs immediately, on FSDP2's stream.
+need not be filled before backward returns. On a GPU a job runs immediately, on FSDP2's stream.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class OverlappedExchanges:
 
 
 def may_wait(output: Tensor, group: Any) -> bool:
-    """Return whether FSDP2 only makes views of this output in the current backward pass.
+    """Return whether FSDP2 only makes views of this output in this backward pass.
 
-    Otherwise it reads it immediately, to cast, divide, accumulate or offload it, or to call hooks.
+    Otherwise it reads it now, to cast, divide, accumulate or offload it, or to call hooks.
     """
     return (
         torch._C._current_graph_task_id() >= 0
@@ -70,9 +70,8 @@ def may_wait(output: Tensor, group: Any) -> bool:
 
 def reads_immediately(parameter: Any, dtype: torch.dtype) -> bool:
     shard = parameter.sharded_param
-    if (
-        getattr(parameter, "sharded_grad_dtype", parameter.orig_dtype) != dtype
-    ):  # the former from torch 2.15 on
+    # `sharded_grad_dtype`: from torch 2.15 on
+    if getattr(parameter, "sharded_grad_dtype", parameter.orig_dtype) != dtype:
         return True
     hooks = getattr(shard, "_post_accumulate_grad_hooks", None)
     return bool(shard.grad is not None or parameter.offload_to_cpu or hooks)

@@ -88,7 +88,7 @@ def compress_sharded(
 
 @outside_inference_mode("stats", "state_dict", "load_state_dict", "discard", "remove")
 class ShardedHandle:
-    """A compressed model under `fully_shard` on one rank: statistics, state and removal."""
+    """A compressed model under `fully_shard` on one rank: statistics, state, removal."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class ShardedHandle:
         else:
             self._gradients = Replicas(self.method, model, gradients, within)
         self._made = self._gradients.made
-        self._saves = SaveWatch(gradients.comm.counter(), gradients.comm.size, "Save one file a rank")
+        self._saves = SaveWatch(gradients.comm.counter(), gradients.comm.size, "Save one file per rank")
         self._parameters = parameters
         self._gathers: dict[str, Any] = {}
         if parameters is not None:
@@ -182,7 +182,8 @@ class ShardedHandle:
             if gather or saved_by_rank_0():
                 raise StateError(
                     f"the memory of {self.method} is as large as the model's shard on each rank and is not"
-                    " gathered: save it on each rank, or call keep_with(accelerator, handle)"
+                    " gathered: save it on each rank, or call laconic.integrations.keep_with(accelerator,"
+                    " handle)"
                 )
             self._saves.saved(self._shards.step)
         return self._state()
@@ -199,8 +200,8 @@ class ShardedHandle:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state from `state_dict`.
 
-        Raises `StateError`, with nothing changed, if the model, method, seed or parameters= differs, or, with
-        memory, if that is missing or the rank or size differs.
+        Raises `StateError`, with nothing changed, if the model, method, seed, parameters= or, with memory,
+        the rank or size differs, or the memory is missing.
         """
         own = self._state()
         own = {key: value for key, value in own.items() if key not in self._gradients.counts}
@@ -215,11 +216,11 @@ class ShardedHandle:
         self._made = self._gradients.made
 
     def discard(self) -> None:
-        """Clear the residuals. Call it on every rank, between steps."""
+        """Clear the residuals. Call on every rank, between steps."""
         self._gradients.discard()
 
     def remove(self) -> None:
-        """Restore FSDP's collectives. Call it on every rank, between steps."""
+        """Restore FSDP's collectives. Call on every rank, between steps."""
         detach, self._detach = self._detach, []
         model = self._model()
         if detach and model is not None:
@@ -263,7 +264,7 @@ def sharded(method: Method) -> tuple[ScatterReduce, ErrorFeedback | None]:
     if any(route.rule is not None for route in method.routes):
         why = "it changes how the optimiser steps"
     elif reducer is None:
-        why = "it sums, as fully_shard does; in 16 bits with MixedPrecisionPolicy(reduce_dtype=...)"
+        why = "fully_shard already sums: for 16 bits use MixedPrecisionPolicy(reduce_dtype=...)"
     elif len(reducers) > 1 or not isinstance(reducer, ScatterReduce):
         why = f"{reducer!r} has no first half that leaves each rank its shard"
     elif len(feedbacks) > 1 or not isinstance(feedback, (NoFeedback, ErrorFeedback)):
@@ -271,6 +272,6 @@ def sharded(method: Method) -> tuple[ScatterReduce, ErrorFeedback | None]:
     elif isinstance(feedback, ErrorFeedback) and (feedback.damped or reducer.feedback == "both"):
         why = "shards support only plain error feedback, without damped=True and feedback='both'"
     if why:
-        raise AttachError(f"{method} cannot be sharded: {why}; use cgx(bits=4), or more bits")
+        raise AttachError(f"{method} cannot be sharded: {why}; use cgx(bits=4), or a larger bits=")
     assert isinstance(reducer, ScatterReduce)
     return reducer, feedback if isinstance(feedback, ErrorFeedback) else None

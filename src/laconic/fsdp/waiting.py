@@ -1,8 +1,8 @@
-"""Gradients that wait for the end of the backward pass, since their module may have more of them.
+"""Gradients that wait for the end of the backward pass, as their module may have more.
 
 FSDP2 reduces a module's gradient once per call and adds them up; an exchange takes each tensor once per step.
-So further gradients add up here, and the mean is added at the end. Once one gradient waits, all later ones
-do, so that the order of exchanges is equal even if ranks count different calls.
+So gradients add up here, and the mean is added at the end. Once one waits, all later ones do: the order of
+exchanges is equal even if ranks count different calls.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class WaitingGradients:
         if name in self._exchanged:
             raise AttachError(
                 f"{name or 'the model'} has two gradients in one backward pass, and the first is exchanged"
-                " already: call the module itself in the forward pass, once for each gradient"
+                " already: call module(x), not its methods or submodules, once for each use in the forward"
+                " pass"
             )
         return bool(self._sums) or name in self._repeated or has_more_calls(module)
 

@@ -9,7 +9,7 @@ from laconic.core.turn import mix, name_key
 from laconic.lowbit.grid import Precision, straight
 from laconic.lowbit.recomputation import RecomputedCalls, is_recomputed
 
-DECAY = 0.1  # of running values per batch
+DECAY = 0.1  # share of running values kept per batch
 
 
 class Activation(nn.Module):

@@ -1,6 +1,7 @@
-"""Shift-based batch normalisation: factors are rounded to powers of two.
+"""Shift-based batch normalisation: factors are powers of two.
 
     c = x - mean;  var = mean(c AP2(c));  y = c AP2(1 / sqrt(var + eps)) AP2(gamma) + beta
+    AP2(v) = sign(v) 2^round(log2 |v|)
 
 Courbariaux et al. 2016, arXiv:1602.02830, with the constants of the authors' Torch7 code. Gradients pass AP2
 straight through: our reading.

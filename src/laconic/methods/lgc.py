@@ -1,8 +1,8 @@
 """LGC, learned gradient compression: dense steps, then top-k steps that train a net, then the net's codes.
 
-Abrahamyan et al. 2021, arXiv:2103.08870. A reconstruction: phases, net and dense layers follow a third
-party's implementation of the parameter-server instance, here `per_node`; the ring instance is from memory.
-Our changes: `learned_code`.
+Abrahamyan et al. 2021, arXiv:2103.08870. Phases, net and dense layers follow an unofficial implementation of
+the parameter-server instance, here `per_node`; the ring instance is from memory of the paper. Our
+changes are listed in `laconic.reducers.learned_code`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def lgc(
 ) -> Method:
     """Per tensor of two dimensions and more, except the first and the last, with error feedback:
 
-        1. `dense_steps` steps: summed without compression
+        1. `dense_steps` steps: summed uncompressed
         2. `train_steps` steps: the values at a leader's largest entries, which train a net; leaders change
         3. from then on: codes of these values, a quarter as long
 
@@ -65,7 +65,7 @@ def lgc(
         innovation: Share of entries that each rank adds without "ring".
         dense_steps: Steps of phase 1, 0 or more.
         train_steps: Steps of phase 2, 1 or more.
-        last_layer: "dense" sums the last layer; "topk", the paper's from memory, sends its density * n
+        last_layer: "dense" sums the last layer; "topk", as we remember the paper, sends its density * n
             largest entries after phase 1 by `cltk`, with error feedback.
         momentum: As for `stc`.
 

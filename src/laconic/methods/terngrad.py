@@ -1,7 +1,7 @@
 """TernGrad: every entry of a gradient is +1, -1 or 0, times one scale per tensor.
 
-Wen et al. 2017, arXiv:1705.07878. Clipping, the maximum of the scales, and float32 for small tensors and the
-last layer as in the authors' release (wenwei202/terngrad) [V].
+Wen et al. 2017, arXiv:1705.07878. Clipping, the maximum of the scales and float32 for small tensors follow
+the authors' release (wenwei202/terngrad), as does `last_layer='fp32'`, not the default.
 """
 
 from __future__ import annotations
@@ -47,18 +47,19 @@ def terngrad(
     The root mean square rms is ours (see `ternary`). There is no feedback: apart from entries beyond `clip`,
     the error has mean zero. One-dimensional tensors are summed uncompressed.
 
-    Payload: 2 bits per entry and 4 bytes per tensor; with a shared scale (N-1)/N * 2 bits up and 1/N *
-    log2(2N + 1), rounded up, down.
+    Payload: 4 bytes per tensor, and per entry 2 bits, or with a shared scale 2 (N-1)/N bits sent to be
+    summed and ceil(log2(2N + 1)) / N bits of sums sent back.
 
     Args:
-        clip: Standard deviations at which entries are clipped; 0: no clipping.
-        scale: "shared"; or "own", for ranks with gradients of different size, which gather all messages.
+        clip: Limit of entries in standard deviations; 0: no clipping.
+        scale: "shared"; or "own": ranks keep their scales and gather all messages, for gradients of
+            different size.
         last_layer: "ternary", or "fp32": the model's last matrix is not compressed.
         small: Tensors with fewer elements are not compressed.
         packing: "bits", 2 bits per entry, or with `scale='own'` "base3", 1.6 bits.
 
     Raises:
-        SpecError: An argument is invalid, or packing='base3' is used without scale='own'.
+        SpecError: An argument is invalid, or packing='base3' without scale='own'.
 
     >>> terngrad(last_layer="fp32")
     terngrad(last_layer='fp32')

@@ -77,7 +77,7 @@ class Handle:
 
     @property
     def upcoming(self) -> Tensor | Sequence[int] | None:
-        """Sample ids of the step after the next, whose buffers are read ahead from disk."""
+        """Ids of the step after that of `samples`, whose buffers are read ahead from disk."""
         return self._upcoming
 
     @upcoming.setter
@@ -94,14 +94,13 @@ class Handle:
         """Call `schedule.step(*args, **kwargs)` with the ids of its samples. Call this on every rank.
 
         Args:
-            args: arguments of the schedule's step.
+            args, kwargs: arguments of the schedule's step.
             samples: int64 (batch,), distinct ids in 0..N-1, equal on all ranks.
-            upcoming: ids of the next step, which buffers in a folder read ahead.
-            kwargs: its keyword arguments.
+            upcoming: ids of the step after that of `samples`, read ahead from disk.
 
         Raises:
-            AttachError: The handle was removed; or `compress` was given stages, not their schedule: set
-                `handle.samples`, then call the schedule's step.
+            AttachError: The handle was removed; or `compress` was given stages: set `handle.samples`, then
+                call the schedule's step.
             StateError, NonFiniteError, WireError, OSError: The step failed; raised on every rank.
         """
         self._check_attached()
@@ -199,7 +198,7 @@ class Handle:
         if stats.first_visits and not stats.changes:
             warn(
                 f"{self.plan.forward!r} has sent {stats.first_visits} samples for the first time and none"
-                " again, so its buffers were useless. In training of one epoch, quantise directly: forward="
+                " again, so its buffers were useless. To train for one epoch, quantise directly: forward="
                 f"'{self.plan.direct!r}'",
             )
 

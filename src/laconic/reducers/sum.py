@@ -24,7 +24,7 @@ from laconic.reducers import BoundReducer, Reducer
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 BLOCK = 1 << 18  # elements rounded at a time, for the cache
-FINEST = 100  # largest exponent k of a scale 2^k with a normal inverse
+FINEST = 100  # largest exponent k of a scale 2^k: 2^-k / N is normal
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,8 +63,8 @@ class Sum(Reducer):
 class DenseShare(Sent):
     """Dense share: `kept` (n,), times `gain`, on the segments.
 
-    Without `kept`, x was `out`, and the mean has overwritten it. Otherwise it is a copy, because memory
-    changes before the step is known to be valid.
+    Without `kept`, x was `out`, and the mean has overwritten it. Otherwise it is a copy: x, a residual, may
+    change before this share is subtracted.
     """
 
     segments: Segments
@@ -85,7 +85,7 @@ class DenseShare(Sent):
 
 @dataclass(frozen=True)
 class BoundSum(BoundReducer):
-    """Working reduction, without state between steps.
+    """Reduction without state between steps.
 
     `late`: on a GPU, `deferred.check` raises `NonFiniteSum`, for a caller inside `deferred()`.
     """

@@ -1,4 +1,4 @@
-"""Statistics of a replica's exchanges and the staleness of its gradients."""
+"""Exchange and staleness statistics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class ReplicatorStats(Stats):
     """Cumulative figures of this replica.
 
     Attributes:
-        updates: Updates of the parameters, by all groups together; without servers, steps.
+        updates: Updates of the parameters, by all groups of replicas; in deployments without servers, the
+            number of steps.
         staleness: Number of this replica's gradients by staleness: others' updates between pull and
             application.
         refused: Gradients rejected as too stale.

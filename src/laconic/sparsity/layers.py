@@ -67,7 +67,7 @@ class SwatConv2d(_Swat, nn.Conv2d):
 
 
 class SwatLinear(_Swat, nn.Linear):
-    """Dense layer of x (..., c)."""
+    """Linear layer of x (..., c)."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(self.weight.dtype)

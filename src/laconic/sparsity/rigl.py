@@ -1,15 +1,16 @@
 """RigL: the smallest weights drop, and those with the largest dense gradient grow.
 
-Evci et al. 2020, arXiv:1911.11134. Every `every` turns, for a weight with z entries in use:
+Evci et al. 2020, arXiv:1911.11134. A turn is a training iteration; every `every`-th updates masks instead of
+stepping the optimiser. For a weight with z entries in use:
 
     count = floor(f * z),  f = drop / 2 * (1 + cos(pi * turn / (until * steps)))
-    drop the count smallest |w|;  grow the count largest |sum over ranks of the dense gradient|
+    drop the `count` entries with the smallest |w|
+    grow the `count` with the largest |sum over ranks of the dense gradient|
     new entries: w = 0 and optimiser slots = 0;  entries dropped and grown at once keep their value
 
-This replaces the optimiser's step. Checked against the authors' code (google-research/rigl), with its sum
-over ranks and first update at turn 0. Ours: a key decides between equal values (theirs: noise of 1e-5 on
-|w|); slots are cleared at the drop (theirs: at the growth). `accumulate` is from nollied/rigl-torch, with
-normalised gradients.
+Checked against the authors' code (google-research/rigl), with its sum over ranks and first update at turn 0.
+Ours: a key decides between equal values (theirs: noise of 1e-5 on |w|); slots are cleared at the drop
+(theirs: growth). `accumulate` is from nollied/rigl-torch, with normalised gradients.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Rigl(ChangingMasks):
         until: Fraction of the training after which masks are fixed, in (0, 1].
         layout: "erk": narrow layers are denser; "uniform": equal densities, the first layer dense; "2:4"
             needs density=0.5.
-        accumulate: Turns, up to the update, with gradients in the score. With several, each turn has norm 1,
-            and `every` should be larger.
+        accumulate: Turns, up to the update, with gradients in the score. With several, each turn's gradient
+            is scaled to norm 1, and `every` should be larger.
 
     >>> Rigl(density=0.2, every=50)
     rigl(density=0.2, every=50)
@@ -85,7 +86,7 @@ def rigl(
     seed: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> SparseTraining:
-    """Call `sparsify` with RigL; arguments as for `Rigl` and `sparsify`.
+    """Call `sparsify` with `Rigl`; see both for arguments.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))

@@ -1,7 +1,7 @@
 """Sparse matrix.
 
     CSR    values as float32, columns as int32, and the start of each row: 8 bytes per entry
-    2:4    two of every four consecutive entries of a row, with 2-bit positions: 17 bytes instead of 32
+    2:4    two of every four consecutive entries of a row, 2-bit positions: 17 bytes per 8 entries, not 32
 
 Products convert 2:4 (Mishra et al. 2021, arXiv:2104.08378) to dense: it only saves memory.
 """

@@ -200,7 +200,7 @@ class Replica:
                 raise AttachError(MOVED.format(entry.name))
 
     def detach(self) -> None:
-        """Give every parameter its own memory until the next call, to save a part of the model."""
+        """Give every parameter its own memory until the next `as_flat`, to save a part of the model."""
         for each in self.parameters.values():
             if each.dtype == torch.float32:
                 each.data = each.detach().clone()

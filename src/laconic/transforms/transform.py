@@ -9,10 +9,9 @@ A `Transform` is the configuration, parsed from a spec such as "rigl(density=0.1
         for batch in loader:
             handle.before_step(evaluated=False)
             ...                                      forward, backward, optimizer.step()
-    handle.finish()                                  the model that the training was for
+    handle.finish()                                  the final model, to evaluate and deploy
 
-A new transform is one file in `lowbit`, `sparsity` or `activations`, with a subclass of `Transform` of that
-name.
+A new transform is a subclass of `Transform` in a file of its name in `lowbit`, `sparsity` or `activations`.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class StoredInputs:
 
 
 class TransformHandle(ABC):
-    """Transform attached to one model. `model`: the transformed model."""
+    """Transform attached to one model: `model`, transformed."""
 
     model: nn.Module
 
@@ -73,14 +72,14 @@ class TransformHandle(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state, after the model and the optimiser have loaded theirs."""
+        """Load a state, after those of model and optimiser."""
 
     @abstractmethod
     def remove(self) -> None:
         """Detach from the model and the optimiser. A second call does nothing."""
 
     def finish(self) -> nn.Module:
-        """Return the model that the training was for."""
+        """Return the final model, to evaluate and deploy."""
         return self.model
 
     def save_packed(self, path: Path) -> Mapping[str, Tensor] | None:
@@ -103,7 +102,7 @@ class TransformHandle(ABC):
         return nullcontext()
 
     def figures(self) -> dict[str, Any]:
-        """Return the numbers to log with an evaluation. Called once after each, by every rank."""
+        """Return the numbers to log after each evaluation. Called once by every rank."""
         return {}
 
 
@@ -111,9 +110,9 @@ class Transform(Spec):
     """Configuration of a transform: a frozen dataclass.
 
     Attributes:
-        option: The option of `laconic train` that takes it.
+        option: Its option of `laconic train`.
         replicas_equal: Whether replicas must be equal after every step.
-        after_distribute: Whether to attach after the model is distributed, instead of before.
+        after_distribute: Whether to attach after the model is distributed.
     """
 
     option: ClassVar[Option]

@@ -19,23 +19,24 @@ FARTHEST = 1e5  # standard deviations: no entry of 2^31 is farther out than 46,3
 
 
 class Quantiser(Codec):
-    """Wire of a tensor of n elements, in blocks of B (0: the whole tensor), with s levels:
+    """Wire of n elements in blocks of B (0: the whole tensor) with s levels:
 
         scales   float32 (ceil(n / B),)
-        codes    [sign 1 | level] in b = 1 + bit_length(s) bits each, low bits first, padded to a byte
+        codes    [sign 1 | level] in b = 1 + bit_length(s) bits each, low bits first, padded to a byte;
+                 packing='base3': five per byte
 
-    4 ceil(n / B) + ceil(n b / 8) bytes. An element is rounded at random, without bias, to a level next to |x|
-    / scale. NaN and Inf raise `NonFiniteError`.
+    4 ceil(n / B) + ceil(n b / 8) bytes, or + ceil(n / 5). An element is rounded at random, without bias, to a
+    level next to |x| / scale. NaN and Inf raise `NonFiniteError`.
     """
 
     @property
     @abstractmethod
     def form(self) -> Form:
-        """Levels, blocks and packing of the wire. Raises `ValueError` for options that no wire can have."""
+        """Levels, blocks and packing of the wire. Raises `ValueError` for impossible options."""
 
     @abstractmethod
     def measures(self, x: Tensor, segments: Segments) -> Measure:
-        """Return the scales of these ranges of flat x."""
+        """Return how the blocks of x are scaled."""
 
     @cached_property
     def _form(self) -> Form:

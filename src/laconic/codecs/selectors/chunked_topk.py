@@ -45,7 +45,7 @@ class ChunkedTopK(DensitySelector):
         arguments.whole("chunked_topk: chunk", self.chunk, 1)
 
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
-        kernels.addressable(segments.sizes)  # chunks of a longer tensor would pass
+        kernels.addressable(segments.sizes)  # `topk` checks only the chunks
         chunks, of, before = cut(segments, self.chunk)
         indices, counts = kernels.topk(x, chunks, counts_per_segment(self.density, chunks))
         if not x.is_cpu:

@@ -21,8 +21,8 @@ def validate_kernel(  # type: ignore[no-untyped-def]
     CHUNK: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Check heads and a tensor's last byte; set its message's flags."""
-    part = table_ptr + tl.program_id(0) * 6
+    """Check blocks' heads (unit, low: float32) and a tensor's last byte; set its message's flags."""
+    part = table_ptr + tl.program_id(0) * 6  # columns: `gpu_tables._heads`
     start, count, last = tl.load(part), tl.load(part + 1), tl.load(part + 2)
     used, message = tl.load(part + 3).to(tl.int32), tl.load(part + 4) + tl.program_id(1)
     wire = wire_ptr + tl.program_id(1).to(tl.int64) * stride
@@ -33,7 +33,7 @@ def validate_kernel(  # type: ignore[no-untyped-def]
     wrong = (unit < 0) | (unit >= INFINITE) | ((low & MAGNITUDE) >= INFINITE)
     end = low.to(tl.float32, bitcast=True) + unit.to(tl.float32, bitcast=True) * MOST
     endless = (end.to(tl.int32, bitcast=True) & MAGNITUDE) >= INFINITE
-    last_byte = tl.load(wire + last + i * 0, mask=i == 0, other=0).to(tl.int32)
+    last_byte = tl.load(wire + last + i * 0, mask=i == 0, other=0).to(tl.int32)  # i * 0 broadcasts
     padded = (last_byte >> used) != 0
     flag = flags_ptr + message * KINDS + i * 0
     one = i * 0 + 1
@@ -61,11 +61,11 @@ def add_kernel(  # type: ignore[no-untyped-def]
     WORDS: tl.constexpr,
 ):
     if tl.load(flags_ptr + any_flag) == 0:
-        tile = table_ptr + tl.program_id(0) * 6
+        tile = table_ptr + tl.program_id(0) * 6  # columns: `_tiles`
         start, head, body = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
         count = tl.load(tile + 4).to(tl.int32)
         if ALIGNED:
-            start = (start >> 2) * 4
+            start = (start >> 2) * 4  # a multiple of 4, for the compiler
         row, column = row_numbers(), tl.arange(0, 4)[None, :]
         place = row[:, None] * 4 + column
         block = block_numbers(BLOCK)

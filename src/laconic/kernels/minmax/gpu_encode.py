@@ -34,11 +34,11 @@ def encode_kernel(  # type: ignore[no-untyped-def]
     WORDS: tl.constexpr,
 ):
     """Store a tile's heads and levels, and a flag if a value is not finite."""
-    tile = table_ptr + tl.program_id(0) * 6
+    tile = table_ptr + tl.program_id(0) * 6  # columns: `gpu_tables._tiles`
     start, head, body = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     first, count, number = tl.load(tile + 3), tl.load(tile + 4).to(tl.int32), tl.load(tile + 5)
     if ALIGNED:
-        start = (start >> 2) * 4
+        start = (start >> 2) * 4  # a multiple of 4, for the compiler
     most: tl.constexpr = (1 << WIDTH) - 1.0
     row, column = row_numbers(), tl.arange(0, 4)[None, :]
     place = row[:, None] * 4 + column
@@ -52,10 +52,10 @@ def encode_kernel(  # type: ignore[no-untyped-def]
         least = tl.min(x, axis=1)
         greatest = tl.max(x, axis=1)
     worst = tl.max(x.to(tl.int32, bitcast=True) & MAGNITUDE, axis=1)
-    tl.store(flags_ptr + number + row * 0, row * 0 + 1, mask=worst >= INFINITE)
+    tl.store(flags_ptr + number + row * 0, row * 0 + 1, mask=worst >= INFINITE)  # row * 0 broadcasts
     low = tl.min(tl.min(tl.min(by_block(least, BLOCK), axis=1), axis=4), axis=2)
     high = tl.max(tl.max(tl.max(by_block(greatest, BLOCK), axis=1), axis=4), axis=2)
-    low = tl.minimum(tl.maximum(low, -FARTHEST), FARTHEST) + 0.0
+    low = tl.minimum(tl.maximum(low, -FARTHEST), FARTHEST) + 0.0  # -0.0 becomes 0.0
     high = tl.minimum(tl.maximum(high, -FARTHEST), FARTHEST) + 0.0
     unit = tl.div_rn(high - low, low * 0.0 + most)
     block = block_numbers(BLOCK)

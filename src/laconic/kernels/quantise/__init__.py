@@ -22,9 +22,9 @@ LARGEST = Measure()
 def norms(x: Tensor, segments: Segments, measure: Measure = LARGEST, block: int = 0) -> Tensor:
     """Return one float32 per block of these ranges of x float32 (n,): (B,).
 
-    Blocks have `block` elements, a tensor's last perhaps fewer; block 0 is the whole tensor. The norm is
-    'max' |x|, which `clip` limits to that many standard deviations (at least the root mean square); 'l2'; or
-    'mean' |x|. It is not finite where an element is not.
+    Blocks have `block` elements (0: the whole tensor), a tensor's last perhaps fewer. The norm is 'max' |x|,
+    which `clip` limits to that many standard deviations (at least the root mean square); 'l2'; or 'mean' |x|.
+    Not finite where an element is not.
 
     >>> norms(torch.tensor([3.0, -4.0, 2.0]), Segments.whole(3), block=2).tolist()
     [4.0, 2.0]
@@ -153,7 +153,7 @@ def levels_add_(
     if form.powers and signed.numel():
         least, largest = torch.aminmax(signed)
         beyond = (torch.maximum(-least, largest) > most).to(torch.int32).view(1)
-        deferred.check(beyond, lambda _: WireError(f"there are levels up to {most}, got a larger one"))
+        deferred.check(beyond, lambda _: WireError(f"levels must be in -{most}..{most}, got a larger one"))
         signed = signed if signed.is_cpu else signed.clamp(-most, most)
     if dispatch.gpu(signed, scales, out):
         from laconic.kernels.quantise import gpu

@@ -1,4 +1,4 @@
-"""Triton kernels that pack levels, add the packed levels of ranks, and decode sums."""
+"""Triton kernels that pack levels, add packed levels of ranks, and decode sums."""
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 from __future__ import annotations
@@ -39,7 +39,7 @@ def packed_sum_kernel(
     wires_ptr, nbytes, ranks, sums_ptr, sums_nbytes, flags_ptr, n, most,
     BITS: tl.constexpr, SPAN: tl.constexpr, SUM_BITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Pack sums over ranks of integers in 0..most. Flag r is set if rank r sent others."""
+    """Pack sums over ranks of integers in 0..most. Flag r: rank r sent a larger one or nonzero padding."""
     first = tl.program_id(0).to(tl.int64) * (ROWS * 8)
     at = element(ROWS)
     total = tl.zeros([ROWS, 8], tl.int32)
@@ -48,7 +48,7 @@ def packed_sum_kernel(
     wires_ptr += body
     for rank in range(ranks):
         code = load_codes(wires_ptr, at * BITS, end, BITS, SPAN, True)
-        beyond = (at >= left) & (code != 0)  # padding is zero
+        beyond = (at >= left) & (code != 0)
         if tl.max(tl.max((beyond | (code > most)).to(tl.int32), axis=1), axis=0) > 0:
             tl.store(flags_ptr + rank, 1)
         total += code
@@ -158,7 +158,6 @@ def add_levels_(
     signed: Tensor, bits: int, zero: int, scales: Tensor, flags: Tensor | None,
     segments: Segments, out: Tensor, form: Form, alpha: float, fresh: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Add values of levels by `levels_kernel`."""
     for_all = plan(segments, form, out.device)
     at, wide = for_all.at, aligned(for_all, out)
     used = segments.numel * bits % 8 or 8
@@ -166,7 +165,8 @@ def add_levels_(
         for count, masked, segment, first in for_all.tiles:
             launch(
                 levels_kernel, (count,), signed, signed.numel(), used, zero, scales,
-                signed if flags is None else flags, out, segment, first, at.starts, at.sizes,
+                signed if flags is None else flags,  # unused without packed codes
+                out, segment, first, at.starts, at.sizes,
                 at.first_element, at.first_block, float(alpha), form.levels, bits, form.powers,
                 *inverse(form.levels, zero), form.block, fresh, masked, wide,
             )  # fmt: skip

@@ -27,8 +27,8 @@ class Sampling:
     """Samples of segments, and rules of selection by threshold.
 
     A segment's threshold t is the `ranks`-th largest of its `samples`, `strides` apart. Selected are the `ks`
-    largest entries above the first of t, t lower, ..., t lower^rounds that at least `needs` reach, or else of
-    all nonzero ones. Rank 0 stands for all entries, -1 for none.
+    largest entries above the first of t, lower * t, ..., lower^rounds * t that at least `needs` reach, or
+    else of all nonzero ones. Rank 0 means all entries, -1 none.
     """
 
     strides: tuple[int, ...]
@@ -71,7 +71,6 @@ def sampling(sizes: tuple[int, ...], density: float, ratio: float) -> tuple[Tens
 def dgc_sampling(
     sizes: tuple[int, ...], ks: tuple[int, ...], density: float, ratio: float, lower: float, rounds: int
 ) -> Sampling:
-    """Return the samples of DGC's selection."""
     rows = []
     for n, k in zip(sizes, ks, strict=True):
         stride, samples, rank = geometry(n, density, ratio)

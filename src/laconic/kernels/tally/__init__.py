@@ -1,4 +1,4 @@
-"""Packed levels of many ranks: their packed sums and the sums' values."""
+"""Packed sums of many ranks' levels, and their values."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def packed_sum(wires: Tensor, n: int, most: int) -> Tensor:
     """Sum n integers in 0..most over ranks, packed: uint8 (ranks, m) to uint8 (m',).
 
     An integer has bit_length(most) bits, a sum bit_length(ranks * most). Raises `WireError`, with the rank,
-    for an integer above `most` and for nonzero padding.
+    for an integer above `most` and nonzero padding.
 
     >>> wires = torch.tensor([[0b10_01_00], [0b10_00_01]], dtype=torch.uint8)
-    >>> f"{int(packed_sum(wires, n=3, most=2)[0]):b}"  # 4, 1, 1 in three bits each, of nine
+    >>> f"{int(packed_sum(wires, n=3, most=2)[0]):b}"  # sums 1, 1, 4 in three bits each, lowest first
     '1001'
     """
     ranks, (bits, sum_bits) = len(wires), _bits(most, len(wires))
@@ -69,8 +69,8 @@ def packed_levels_add_(
 ) -> Tensor:
     """Add alpha * (code - ranks * levels) / levels * scale to the segments of `out`, in place.
 
-    `wire` uint8 has K packed codes in 0..2 * ranks * levels: sums over ranks of signed levels, or the levels
-    of one rank. `scales` float32 (B,). The grid of `form` is uniform. Raises `WireError` for other codes;
+    `wire` uint8 has K packed codes in 0..2 * ranks * levels: sums over ranks of signed levels, or one
+    rank's. `scales` float32 (B,). The grid of `form` is uniform. Raises `WireError` for other codes;
     `out` is then undefined.
     """
     bits = _checked(wire, scales, segments, out, form, ranks)
@@ -108,7 +108,7 @@ def _checked(wire: Tensor, scales: Tensor, segments: Segments, out: Tensor, form
     if wire.numel() != expected or scales.numel() != form.blocks(segments):
         raise WireError(
             f"{segments.numel} codes of {bits} bits in {form.blocks(segments)} blocks are {expected} bytes"
-            f" and so many scales, got {wire.numel()} and {scales.numel()}"
+            f" and {form.blocks(segments)} scales, got {wire.numel()} and {scales.numel()}"
         )
     return bits
 

@@ -105,14 +105,15 @@ def _refuse_unfit(layers: Mapping[str, nn.Module]) -> None:
             )
         if isinstance(layer, nn.LSTM) and layer.proj_size:
             raise AttachError(
-                f"{name!r} is an LSTM with proj_size, whose packed form would not be exact: use none, or keep"
-                f" it in float32 with keep=({name!r},)"
+                f"{name!r} is an LSTM with proj_size, whose packed form would not be exact: set proj_size=0,"
+                f" or keep it in float32 with keep=({name!r},)"
             )
         for key in layer_weights(layer):
             weight = layer.get_parameter(key)
             if weight.dtype != torch.float32:
                 raise AttachError(
-                    f"{name}.{key} is {weight.dtype}, but tables take float32: call model.float()"
+                    f"{name}.{key} is {weight.dtype}, but only float32 weights can be quantised to a table:"
+                    " call model.float()"
                 )
 
 

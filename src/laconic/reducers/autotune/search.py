@@ -17,7 +17,7 @@ LEADING = 3  # factor of the faster candidate's steps
 FEW = 2  # steps of each for a clear difference
 LONG_S, WAIT_S = 1.0, 10.0  # longer exchanges count at once; one step suffices
 MISSES = 2  # consecutive failures that end the search
-LESS, MORE = "less", "more"  # directions: towards less or more loss
+LESS, MORE = "less", "more"  # directions: towards less or more lossy candidates
 
 T = TypeVar("T")
 

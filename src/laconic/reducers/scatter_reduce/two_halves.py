@@ -1,4 +1,4 @@
-"""Both halves of a scatter-reduce, bound to a model's tensors and a group: `scatter`, then `gather`."""
+"""Halves of a scatter-reduce, bound to a model's tensors and a group: `scatter`, then `gather`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TwoHalves(BoundReducer):
     def scatter(
         self, x: Tensor | None, partition: Partition, turn: Turn, out: Tensor
     ) -> tuple[Tensor | None, Sent | None]:
-        """Return the mean of this rank's pieces, float32 (home.numel,), and its share of all means.
+        """Return the mean of this rank's pieces (`partition.home`), float32 (n,), and the sent share of x.
 
         Returns (None, None) if any rank's gradient is not finite. `out`, the destination, may be `x`.
         """

@@ -1,4 +1,4 @@
-"""Pairs: an independent process group for each worker and server."""
+"""Pairs: an independent process group for each pair of a worker and a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SERVER, WORKER = 0, 1
 
 
 def connect(world: Comm, servers: Iterable[int], workers: Iterable[int]) -> dict[int, Comm]:
-    """Return this rank's pairs. Called by all ranks; the order of workers, then servers, avoids deadlocks."""
+    """Return this rank's pairs. Called by all ranks; ordering workers, then servers, avoids deadlocks."""
     found: dict[int, Comm] = {}
     for server, worker in ((server, worker) for worker in workers for server in servers):
         mine = world.rank in (server, worker)

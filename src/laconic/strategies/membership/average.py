@@ -1,4 +1,4 @@
-"""Agreement of a new group's ranks: average model, furthest place, and common memory."""
+"""Agreement of a new group's ranks: average model, most steps, and common memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from laconic.strategies.replica import Replica
 class Stand:
     """State of a rank when a new group forms.
 
-    `place`: its progress; `present`: it has missed no group; `memory`: equal on all ranks; `up_to_date`: from
-    its last step.
+    `place`: completed steps, then calls since; `present`: no group formed without it since its last;
+    `memory`: equal on all ranks; `up_to_date`: from its last step.
     """
 
     place: int
@@ -30,9 +30,9 @@ class Stand:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Common state. `place`: the furthest of any rank. `averaged`: ranks whose models were averaged.
+    """Common state. `place`: the largest. `averaged`: ranks whose models were averaged.
 
-    `memory`: of the furthest of these ranks with up-to-date memory, else of the furthest with any.
+    `memory`: of the averaged rank with the largest place and up-to-date memory, else with any.
     """
 
     place: int

@@ -74,7 +74,7 @@ def check_name(name: str, out: Path) -> None:
 
 
 def check_free(folder: Path, *, overwrite: bool, way_out: str) -> None:
-    """Raise `StateError` if this folder holds other files or another run, `SpecError` if it cannot exist."""
+    """Raise `StateError` if it exists and is not a run, or is another run; `SpecError` if it cannot exist."""
     try:
         if in_the_way := next((each for each in folder.parents if each.exists() and not each.is_dir()), None):
             raise SpecError(f"--out: {in_the_way} is a file, and runs need a folder: give another")

@@ -1,4 +1,4 @@
-"""Notice while torch waits for the machines of a run, outside Python, where no signal handler runs.
+"""A message, and a working Ctrl-C, while torch waits in native code for a run's other machines.
 
 A thread reads the byte that a signal writes, and ends the process if the main thread does not.
 """

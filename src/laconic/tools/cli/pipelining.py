@@ -44,7 +44,7 @@ class PipelineOptions:
         recorded=False,
     )
     micro_batches: int | None = option(
-        "with --stages: parts of a replica's batch [default: two a stage, if they divide it]",
+        "with --stages: parts of a replica's batch [default: two per stage, if that divides the batch]",
         group=STAGES,
         recorded=False,
     )
@@ -95,8 +95,8 @@ class PipelineOptions:
             parts = [n for n in parts if n >= self.stages]
             if not parts:
                 raise SpecError(
-                    f"1f1b needs a micro-batch a stage or more, and --batch {batch} cannot be cut into"
-                    f" {self.stages}: give a larger --batch, or --schedule gpipe"
+                    f"1f1b needs at least one micro-batch per stage, and --batch {batch} is less than"
+                    f" --stages {self.stages}: give a larger --batch, or --schedule gpipe"
                 )
         if self.micro_batches is None:
             return max((n for n in parts if n <= PER_STAGE * self.stages), default=parts[0])

@@ -40,7 +40,7 @@ def probe(
     out: Annotated[Path, typer.Option("--out", "-o", help="the file to write")] = Path("probe.json"),
     told_in: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Measure links, a training step and codecs on this machine, or on several by torchrun or in a lab."""
+    """Measure links, a training step and codecs here; on several machines with torchrun or `laconic lab`."""
     check_file(out)
     chosen = find(task)
     recipe = chosen.recipe(model)

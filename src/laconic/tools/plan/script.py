@@ -35,9 +35,9 @@ def probe_script(
     group: dist.ProcessGroup | None = None,
     told: Callable[[str], object] | None = None,
 ) -> Probe:
-    """Measure links, a step of this training, and the costs of methods, for `laconic plan`.
+    """Measure links, a training step and costs of methods, for `laconic plan`.
 
-    All ranks call it, before `laconic.compress` or `laconic.distribute`. It runs a dozen steps, then restores
+    All ranks call it before `laconic.compress` or `laconic.distribute`. It runs a dozen steps, then restores
     model, optimiser, gradients and random generators.
 
         probe_script(model, optimizer, lambda: loss_of(model(x), y)).write("probe.json")
@@ -54,8 +54,8 @@ def probe_script(
         The measurements, equal on all ranks.
 
     Raises:
-        SpecError: A spec is invalid, or cannot be rehearsed.
-        AttachError: There is one rank, or the model is already compressed or distributed.
+        SpecError: A spec is invalid, or its cost cannot be measured in one process.
+        AttachError: There is one rank, or the optimiser is distributed.
     """
     asked = contenders(specs)
     if is_ours(optimizer):
@@ -91,7 +91,7 @@ def _rehearsed(
 ) -> Iterator[Rehearsed]:
     tell(f"encoding and decoding of {len(asked)} methods")
     for number, each in enumerate(rehearse_all(asked, layout), 1):
-        tell(f"encoding and decoding, {number} of {len(asked)} known: {each.spec}")
+        tell(f"encoding and decoding, {number} of {len(asked)} done: {each.spec}")
         yield each
 
 

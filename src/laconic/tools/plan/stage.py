@@ -19,7 +19,7 @@ SHARED = 0.5  # scale of the shared gradient, relative to a worker's noise
 
 
 class Watch:
-    """CPU seconds of a thread before its first collective, and between later ones."""
+    """CPU seconds of a thread: `before_s` until its first collective, then `after_s`, outside collectives."""
 
     def __init__(self) -> None:
         self.start()

@@ -58,12 +58,12 @@ class LSGD(Strategy):
         local_pull: Pull to the local leader over `local_every` steps, in [0, 1]; default: 0.1.
         mix: Share of a new global leader in x, in [0, 1]; default: 0.1.
         local_mix: Share of a new local leader in x, in [0, 1]; default: 0.1.
-        ranks_per_node: Consecutive ranks per machine; default: 0, the value that torchrun sets.
+        ranks_per_node: Consecutive ranks per machine; default: 0, torchrun's LOCAL_WORLD_SIZE.
         average: Number of last losses whose mean is a rank's score; default: 0, the same as `local_every`.
-        count: "each" (default): an election follows when every rank has done the number of steps. "total":
-            when all together have done that many times their number: fast ranks do more steps, and wait at
-            most for the slowest rank's current one. No two runs are then equal, ranks may end after different
-            numbers of steps, and a barrier or an all-reduce in the training loop would deadlock.
+        count: "each" (default): an election follows when every rank has done `local_every` or `every` steps;
+            "total": when the N ranks together have done N times as many. Fast ranks then do more steps, and
+            wait at most for the slowest rank's current one; no two runs are equal, ranks may end after
+            different numbers of steps, and a barrier or an all-reduce in the training loop would deadlock.
 
     Raises:
         SpecError: An argument is outside its range.
@@ -122,7 +122,7 @@ class LSGD(Strategy):
             )
 
     def check_left(self, size: int, optimizer: Optimizer) -> None:
-        """Accept any two ranks: each keeps its original machine."""
+        """Accept any remaining ranks: each keeps its machine."""
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundLSGD:
         return BoundLSGD(self, replica, comm, machines(comm, self.ranks_per_node))

@@ -9,7 +9,7 @@ Douillard et al. 2023, arXiv:2311.08105; as in torchft and PrimeIntellect's Open
 keeps its state. With lr=1, momentum=0 it is `local_sgd`.
 
 `fragments`, `overlap` and `mix` are Streaming DiLoCo: Douillard et al. 2025, arXiv:2501.18512, as in torchft.
-Ours: tensors are assigned to fragments by size, not by layers.
+Ours: tensors are assigned to fragments by size, not layers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DiLoCo(Strategy):
     """Nesterov SGD on the outer gradient d, every `every` steps, for each fragment.
 
     Over many rounds the model moves by up to lr / (1 - momentum) times the ranks' changes: 7 with the
-    defaults for AdamW inside, and 1.4 with those for SGD (docs/outer.md).
+    defaults for AdamW, 1.4 for SGD (docs/outer.md).
 
     Wire, every `every` steps: that of `compressor` for one gradient, 4 n bytes if dense; one fragment at a
     time. Memory: 2 n float32, and that of `compressor`.
@@ -65,7 +65,7 @@ class DiLoCo(Strategy):
             `torch.optim.SGD`, else 0.9.
         compressor: Sends d: a codec, selector, reducer or method, with error feedback if biased; default:
             dense(). logquant(levels=7) has the paper's 4 bits.
-        fragments: Parts of the model that are sent in order, `every` / `fragments` steps apart, 1 to `every`;
+        fragments: Parts of the model, sent in order, `every` / `fragments` steps apart, 1 to `every`;
             default: 1.
         overlap: Inner steps during an exchange, 0 to `every` - 1; default: 0, all ranks wait.
         mix: Share of a rank's own parameters after an outer step, in [0, 1); default: 0. The paper uses 0.5
@@ -137,7 +137,7 @@ class DiLoCo(Strategy):
 class OnItsWay:
     """Outer gradient that is being averaged, to apply after step `due`.
 
-    `errors`: why all ranks skip it; the thread continues, as a state may be loaded then.
+    `errors`: the error that makes all ranks skip it. The thread goes on, as a script can load a state.
     """
 
     fragment: Fragment
