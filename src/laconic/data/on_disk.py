@@ -1,4 +1,4 @@
-"""Memory in a file, prefetched and written by a separate thread."""
+"""Memory in a file, read and written by a thread."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from laconic.core.errors import StateError
 from laconic.data.memory import Memory
+
+NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 class OnDisk(Memory):
@@ -147,8 +149,8 @@ def _write_all(file: int, row: Tensor, offset: int) -> None:
 
 
 def _explained(error: OSError, path: Path, needed: int) -> OSError:
-    if error.errno == errno.ENOSPC:
-        text = f"the disk is full: buffers of {needed:,} bytes do not fit"
-    else:
-        text = f"{os.strerror(error.errno or 0)}: cannot write buffers of {needed:,} bytes"
+    reason = "the disk is full" if error.errno == errno.ENOSPC else os.strerror(error.errno or 0)
+    text = f"{reason}: cannot write buffers of {needed:,} bytes"
+    if error.errno in NO_ROOM:
+        text = f"{reason}: buffers of {needed:,} bytes do not fit"
     return OSError(error.errno, text, str(path))
