@@ -1,4 +1,4 @@
-"""Statistics of one layer, and its input's error bound."""
+"""Statistics and error bound of a layer."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Abrahamyan et al. 2021, arXiv:2103.08870. Phases, net and dense layers follow an unofficial implementation of
 the parameter-server instance, here `per_node`; the ring instance is from memory of the paper. Our
-changes are listed in `laconic.reducers.learned_code`.
+changes: `laconic.reducers.learned_code`.
 """
 
 from __future__ import annotations

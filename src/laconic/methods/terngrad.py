@@ -47,8 +47,8 @@ def terngrad(
     The root mean square rms is ours (see `ternary`). There is no feedback: apart from entries beyond `clip`,
     the error has mean zero. One-dimensional tensors are summed uncompressed.
 
-    Payload: 4 bytes per tensor, and per entry 2 bits, or with a shared scale 2 (N-1)/N bits sent to be
-    summed and ceil(log2(2N + 1)) / N bits of sums sent back.
+    Payload: 4 bytes per tensor, and per entry 2 bits, or with a shared scale 2 (N-1)/N bits up and
+    ceil(log2(2N + 1)) / N bits of sums back.
 
     Args:
         clip: Limit of entries in standard deviations; 0: no clipping.
