@@ -31,10 +31,11 @@ class Stats:
         phases: Payload sent, by purpose and collective; the sum is `payload_sent`. For a method, such as
             "gather(qsgd()) all_gather", the first part is the printed reducer; "sum()" also includes
             one-dimensional tensors left uncompressed. Others are "sparse gradients" (of embeddings,
-            uncompressed), "parameters minmax()" (FSDP2's all-gather, by its codec) and "parameters as they
-            are" (of modules with several dtypes). For a strategy: "gossip" (to neighbours), "slow momentum"
-            (SlowMo's mean), "centre" (EASGD), "periods" (LSGD's step counts), "election" (ranks' losses),
-            "local leader" and "leader" (the best model of a group and of all ranks), "inside a machine".
+            uncompressed), "parameters minmax()" (FSDP2's all-gather, by its codec) and
+            "parameters as they are" (of modules with several dtypes). For a strategy: "gossip" (to
+            neighbours), "slow momentum" (SlowMo's mean), "centre" (EASGD), "periods" (LSGD's step counts),
+            "election" (ranks' losses), "local leader" and "leader" (the best model of a group and of all
+            ranks), "inside a machine".
             Without a purpose: a mean of parameters, or an agreement, such as on a scale.
         noise: Gradient noise, in batches of a rank: `noise.examples(unit=64)` is the largest useful batch
             if a rank has 64 examples. Measured on tensors summed uncompressed; None without any, on one
