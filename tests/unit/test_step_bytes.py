@@ -5,28 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from laconic.admm import Stats
-from laconic.admm.stats import Messages as BlockMessages
+from laconic.comm.message_counts import NONE, MessageCounts
 from laconic.comm.wire_model import PacketModel
 from laconic.tools.tasks.blockwise import step_costs
-from laconic.tools.tasks.measured_stage import Messages
 
-COUNTS = (3, 60_000, 2, 500)  # sent, their bytes, received, their bytes
-MIRRORED = (2, 500, 3, 60_000)
+HERE = MessageCounts(sent=3, sent_bytes=60_000, received=2, received_bytes=500)
+THERE = MessageCounts(sent=2, sent_bytes=500, received=3, received_bytes=60_000)
 
 
-def test_a_stage_receives_what_its_neighbour_sends():
-    here, there = Messages(*COUNTS), Messages(*MIRRORED)
-    assert (here.network_sent, here.network_received) == (there.network_received, there.network_sent)
+def test_a_rank_receives_what_its_neighbour_sends():
+    assert (HERE.network_sent, HERE.network_received) == (THERE.network_received, THERE.network_sent)
     link = PacketModel()
-    assert here.network_sent == 3 * link.forth(20_000) + 2 * link.back(250)
+    assert HERE.network_sent == 3 * link.forth(20_000) + 2 * link.back(250)
 
 
-def test_a_block_receives_what_its_neighbours_send():
-    none = BlockMessages()
+def test_events_of_a_block_have_headers_in_both_directions():
+    none = MessageCounts()
     before = Stats(
         **{name: 0 for name in Stats.__dataclass_fields__} | {"activations": none, "targets": none}
     )
-    here = step_costs(before, replace(before, activations=BlockMessages(*COUNTS)))
-    there = step_costs(before, replace(before, activations=BlockMessages(*MIRRORED)))
+    here, there = (step_costs(before, replace(before, activations=each)) for each in (HERE, THERE))
     assert here["network_sent"] == there["network_received"] > here["payload_sent"]
     assert here["network_received"] == there["network_sent"] > here["payload_received"]

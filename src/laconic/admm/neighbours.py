@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from laconic.admm.stats import Messages
 from laconic.comm.comm import Comm
+from laconic.comm.message_counts import NONE
 from laconic.core.codec import Codec
 from laconic.core.errors import NonFiniteError, PeerError
 from laconic.core.turn import mix, name_key
@@ -28,7 +28,7 @@ class Neighbours:
         self.comm, self.device = comm, device
         self._codecs = {"activations": activations, "targets": targets}
         self._seed = seed
-        self.messages = {"activations": Messages(), "targets": Messages()}
+        self.messages = {"activations": NONE, "targets": NONE}
         self.encode_s = self.decode_s = self.waited_s = 0.0
         self.peers = [rank for rank in (comm.rank - 1, comm.rank + 1) if 0 <= rank < comm.size]
 

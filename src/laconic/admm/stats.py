@@ -4,25 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Messages:
-    """Messages of one kind. `dense_bytes`: bytes of the sent ones as float32."""
-
-    sent: int = 0
-    sent_bytes: int = 0
-    received: int = 0
-    received_bytes: int = 0
-    dense_bytes: int = 0
-
-    def plus(self, sent: int = 0, received: int = 0, dense: int = 0) -> Messages:
-        return Messages(
-            self.sent + (sent > 0),
-            self.sent_bytes + sent,
-            self.received + (received > 0),
-            self.received_bytes + received,
-            self.dense_bytes + dense,
-        )
+from laconic.comm.message_counts import MessageCounts
 
 
 @dataclass(frozen=True)
@@ -56,8 +38,8 @@ class Stats:
 
     ticks: int
     updates: int
-    activations: Messages
-    targets: Messages
+    activations: MessageCounts
+    targets: MessageCounts
     forward_s: float
     update_s: float
     encode_s: float

@@ -52,11 +52,6 @@ class PacketModel:
     def packets(self, nbytes: int) -> int:
         return -(-(PREAMBLE + nbytes) // (self.mtu - 52))
 
-    def one_way(self, sent: int, sent_bytes: int, received: int, received_bytes: int) -> int:
-        """Return the bytes sent for messages of equal sizes each way."""
-        forth = sent * self.forth(-(-sent_bytes // max(sent, 1)))
-        return forth + received * self.back(-(-received_bytes // max(received, 1)))
-
     def sent(self, messages: Messages) -> int:
         return _one_way(self, messages.sent, messages.received)
 

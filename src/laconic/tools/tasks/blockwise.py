@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -11,8 +11,6 @@ import torch.distributed as dist
 
 from laconic.admm import BlockTrainer, Stats
 from laconic.admm.block_admm import BlockAdmm
-from laconic.admm.stats import Messages
-from laconic.comm.wire_model import PacketModel
 from laconic.core.spec import parse
 from laconic.tools.tasks import checkpoint
 from laconic.tools.tasks.catalogue import find
@@ -26,7 +24,6 @@ from laconic.tools.tasks.shard import Shard
 from laconic.tools.tasks.steps import explained
 from laconic.tools.tasks.task import cross_entropy
 
-PACKETS = PacketModel()
 LR = 1e-3  # of Adam: targets of blocks are scaled differently from the loss
 
 
@@ -121,7 +118,7 @@ class Block:
 
 def step_costs(before: Stats, now: Stats) -> Event:
     """Return a step's costs. Sub-problems count as backward."""
-    up, back = _since(before.activations, now.activations), _since(before.targets, now.targets)
+    up, back = now.activations.minus(before.activations), now.targets.minus(before.targets)
     waited = now.waited_s - before.waited_s
     return {
         "forward_s": now.forward_s - before.forward_s,
@@ -133,10 +130,9 @@ def step_costs(before: Stats, now: Stats) -> Event:
         "waited_s": waited,
         "payload_sent": up.sent_bytes + back.sent_bytes,
         "payload_received": up.received_bytes + back.received_bytes,
-        "network_sent": network_sent(up) + network_sent(back),
-        "network_received": network_received(up) + network_received(back),
-        "dense": network_sent(replace(up, sent_bytes=up.dense_bytes))
-        + network_sent(replace(back, sent_bytes=back.dense_bytes)),
+        "network_sent": up.network_sent + back.network_sent,
+        "network_received": up.network_received + back.network_received,
+        "dense": up.network_dense + back.network_dense,
         "phases": {},
     }
 
@@ -145,20 +141,7 @@ def at_work(trainer: BlockTrainer, before: Stats, now: Stats) -> dict[str, Any]:
     return {
         "primal": now.primal,
         "dual": now.dual,
-        "activations_sent": network_sent(_since(before.activations, now.activations)),
-        "targets_sent": network_sent(_since(before.targets, now.targets)),
+        "activations_sent": now.activations.minus(before.activations).network_sent,
+        "targets_sent": now.targets.minus(before.targets).network_sent,
         "spans": [list(astuple(span)) for span in trainer.spans()],
     }
-
-
-def network_sent(of: Messages) -> int:
-    return PACKETS.one_way(of.sent, of.sent_bytes, of.received, of.received_bytes)
-
-
-def network_received(of: Messages) -> int:
-    return PACKETS.one_way(of.received, of.received_bytes, of.sent, of.sent_bytes)
-
-
-def _since(before: Messages, now: Messages) -> Messages:
-    pairs = zip(astuple(now), astuple(before), strict=True)
-    return Messages(*(after - earlier for after, earlier in pairs))

@@ -11,29 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
-from laconic.comm.wire_model import PacketModel
-
-PACKETS = PacketModel()
-
-
-@dataclass(frozen=True)
-class Messages:
-    sent: int = 0
-    sent_bytes: int = 0
-    received: int = 0
-    received_bytes: int = 0
-
-    def minus(self, before: Messages) -> Messages:
-        pairs = zip(vars(self).values(), vars(before).values(), strict=True)
-        return Messages(*(now - then for now, then in pairs))
-
-    @property
-    def network_sent(self) -> int:
-        return PACKETS.one_way(self.sent, self.sent_bytes, self.received, self.received_bytes)
-
-    @property
-    def network_received(self) -> int:
-        return PACKETS.one_way(self.received, self.received_bytes, self.sent, self.sent_bytes)
+from laconic.comm.message_counts import NONE, MessageCounts
 
 
 @dataclass(frozen=True)
@@ -42,10 +20,10 @@ class Passed:
     backward_s: float = 0.0
     encode_s: float = 0.0
     decode_s: float = 0.0
-    activations: Messages = Messages()
-    gradients: Messages = Messages()
-    dense_activations: Messages = Messages()
-    dense_gradients: Messages = Messages()
+    activations: MessageCounts = NONE
+    gradients: MessageCounts = NONE
+    dense_activations: MessageCounts = NONE
+    dense_gradients: MessageCounts = NONE
 
     def minus(self, before: Passed) -> Passed:
         return Passed(
@@ -91,9 +69,9 @@ class MeasuredStage(PipelineStage):
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         return self._counted("gradients received", super().get_bwd_recv_ops(bwd_chunk_id))
 
-    def dense(self, kind: str) -> Messages:
+    def dense(self, kind: str) -> MessageCounts:
         names = ("sent", "sent bytes", "received", "received bytes")
-        return Messages(*(self.counts[f"{kind} {name}"] for name in names))
+        return MessageCounts(*(self.counts[f"{kind} {name}"] for name in names))
 
     def _counted(self, kind: str, ops: list[dist.P2POp]) -> list[dist.P2POp]:
         self.counts[kind] += len(ops)
