@@ -20,10 +20,8 @@ def test_a_rank_receives_what_its_neighbour_sends():
 
 
 def test_events_of_a_block_have_headers_in_both_directions():
-    none = MessageCounts()
-    before = Stats(
-        **{name: 0 for name in Stats.__dataclass_fields__} | {"activations": none, "targets": none}
-    )
+    zeros = dict.fromkeys(Stats.__dataclass_fields__, 0)
+    before = Stats(**zeros | {"activations": NONE, "targets": NONE})
     here, there = (step_costs(before, replace(before, activations=each)) for each in (HERE, THERE))
     assert here["network_sent"] == there["network_received"] > here["payload_sent"]
     assert here["network_received"] == there["network_sent"] > here["payload_received"]
