@@ -147,7 +147,6 @@ class Layer:
         self.limit = min(self.limit, math.sqrt(3) * n * rms / inverse)
 
     def _add(self, spread: float) -> None:
-        """Add the independent error of one call."""
         self._squares += spread**2
         self.spread = math.sqrt(self._squares)
 

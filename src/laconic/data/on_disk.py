@@ -24,7 +24,7 @@ class OnDisk(Memory):
 
     The file is `path`, or `path.1`, `path.2`, ... if another process holds its lock; the file of a killed run
     is reused. Rows of the current and the next mini-batch are in RAM. One thread reads ahead and writes, in
-    the order of the calls. A full disk raises `OSError`, where mapped memory would die of SIGBUS.
+    the order of the calls. A full disk raises `OSError`; with mapped memory it would kill the process.
 
     Raises:
         OSError, StateError: The disk is too small.

@@ -129,7 +129,7 @@ class OptimiserHooks:
         self._hand_over.set_buffer(self.parameter(name), value)
 
     def why_in_optimizer(self, name: str) -> str | None:
-        """Return why the method cannot take over momentum: "" without any, None if it can."""
+        """Return why momentum stays in the optimiser: "" if there is none, None if it is local."""
         if self._outer is not self.optimiser:
             return f"{type(self._outer).__name__} wraps an optimiser"
         return why_in_optimizer(self.optimiser, self.settings(name), self._parameters[name])

@@ -64,7 +64,7 @@ class LocalMomentum:
                 if reason:
                     reasons.setdefault(reason, []).append(name)
             self._wanting.append((route.feedback.dense_steps if by_feedback else math.inf, own))
-        self._decay: dict[str, Tensor] = {}
+        self._decay: dict[str, Tensor] = {}  # momentum of the weight decay
         self._own = frozenset[str]().union(*(own for _, own in self._wanting))
         self._stepped = True
         self._passes = 0  # with local momentum
@@ -173,6 +173,7 @@ class LocalMomentum:
         self._stepped = True
 
     def hand_over(self, optimiser: OptimiserView) -> list[str]:
+        """Prepare an optimiser's step; return the tensors stepped already."""
         self._check_idle(optimiser)
         self._stepped = True
         if not self._in_gradients or self._handed.get(id(optimiser), 0) == self._passes:

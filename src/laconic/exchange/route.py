@@ -1,4 +1,4 @@
-"""One route of a method at work on its tensors."""
+"""One route of a method at work on its tensors: correct, reduce, settle."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
     whole     the model
 
 Sattler et al. 2019 (arXiv:1903.02891) send sums of the missed updates. Floating-point sums depend on the
-order, so clients would differ in their last bits.
+order, so the last bits would vary by client.
 """
 
 from __future__ import annotations

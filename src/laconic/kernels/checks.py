@@ -1,4 +1,4 @@
-"""Checks of arguments on which native code relies; it checks only the bytes of a message itself."""
+"""Checks of arguments on which native code relies. Native code checks the bytes of a message."""
 
 from __future__ import annotations
 

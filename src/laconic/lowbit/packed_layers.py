@@ -68,7 +68,6 @@ class Packed(nn.Module):
                 raise StateError(f"{name} has bits set after the {row} weights of a row: damaged file")
 
     def _check_use(self, x: Tensor) -> None:
-        """Raise `StateError` where the kernels cannot be recorded."""
         if torch.is_grad_enabled() and x.requires_grad:
             raise StateError(
                 "a packed layer has no gradient, but its input requires one: run it under torch.no_grad(), or"

@@ -108,7 +108,6 @@ class Masters:
 
     @torch.no_grad()
     def _fresh(self, parameter: Tensor) -> Tensor:
-        """Return the master for a step, after writes to the parameter."""
         master = self.of(parameter)
         if master is None:
             return parameter.detach().float()

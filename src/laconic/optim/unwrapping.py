@@ -241,7 +241,6 @@ def _held(given: object) -> set[int]:
 
 
 def _check_hooks(optimizer: Optimizer) -> None:
-    """Raise `AttachError` if `step` runs no hooks."""
     if type(optimizer).register_step_pre_hook is not Optimizer.register_step_pre_hook:
         return  # it passes hooks on
     has = "_optimizer_step_pre_hooks" in vars(optimizer)

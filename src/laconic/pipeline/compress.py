@@ -275,7 +275,7 @@ def _restore(stage: Any, kind: type) -> None:
 
 
 def _register_exit_warning(handle: Handle) -> Callable[[], None]:
-    """Return the unregister call."""
+    """Warn at exit if buffers were never reused; return the call that cancels it."""
     known = weakref.ref(handle)
 
     def warn_if_alive() -> None:

@@ -38,7 +38,7 @@ class _Swat(TransformedLayer):
 
 
 class SwatConv2d(_Swat, nn.Conv2d):
-    """Zero-padded convolution of x (n, c, h, w) or (c, h, w).
+    """Zero-padded convolution of x (n, c, h, w) or (c, h, w), with sparse weights.
 
     Saves n / 8 bytes and the density * n largest of n input entries.
     """
@@ -67,7 +67,7 @@ class SwatConv2d(_Swat, nn.Conv2d):
 
 
 class SwatLinear(_Swat, nn.Linear):
-    """Linear layer of x (..., c)."""
+    """Linear layer of x (..., c), with sparse weights and saved inputs."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(self.weight.dtype)

@@ -168,7 +168,6 @@ class Sparse(Codec):
         return known and not self.select.replayable
 
     def _batched(self, *tensors: Tensor) -> bool:
-        """Whether to decode all messages together."""
         return not self.select.replayable and dispatch.native(*tensors) is None
 
     def _add_all_(self, wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor:
@@ -183,7 +182,6 @@ class Sparse(Codec):
     def _damage(
         self, numbers: Sequence[int], wires: Sequence[Tensor], segments: Segments, out: Tensor
     ) -> WireError:
-        """Return the first damaged message's error."""
         for number in numbers:
             try:
                 with deferred.deferred():

@@ -18,7 +18,7 @@ from laconic.core.spec import Spec
 from laconic.core.turn import mix, name_key
 
 Kinds = Tensor | Sequence[int]
-NAME = "kinds (labels or speakers)"
+KINDS = "kinds (labels or speakers)"
 
 
 class Partition(Spec):
@@ -121,16 +121,16 @@ def integers(kinds: Kinds) -> Tensor:
             np.asarray(kinds) if not isinstance(kinds, Tensor) else kinds, dtype=None, device="cpu"
         )
     except (TypeError, ValueError):
-        raise SpecError(f"{NAME} must be integers (n,), got {arguments.shown(kinds)}") from None
+        raise SpecError(f"{KINDS} must be integers (n,), got {arguments.shown(kinds)}") from None
     if not len(given.shape):
-        raise SpecError(f"{NAME} must be integers (n,), one per example, got {arguments.shown(kinds)}")
+        raise SpecError(f"{KINDS} must be integers (n,), one per example, got {arguments.shown(kinds)}")
     if given.numel() == 0:
-        raise SpecError(f"{NAME} must hold one integer per example, got none; load the data set first")
+        raise SpecError(f"{KINDS} must hold one integer per example, got none; load the data set first")
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-        raise SpecError(f"{NAME} must be integers, got {given.dtype}; pass class numbers, as y.long() does")
+        raise SpecError(f"{KINDS} must be integers, got {given.dtype}; pass class numbers, as y.long() does")
     if given.dim() != 1:
         raise SpecError(
-            f"{NAME} must be integers (n,), one per example, got shape {tuple(given.shape)};"
+            f"{KINDS} must be integers (n,), one per example, got shape {tuple(given.shape)};"
             " for one-hot rows use argmax(-1)"
         )
     whole: Tensor = given.detach().cpu().long()

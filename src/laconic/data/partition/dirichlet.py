@@ -1,4 +1,4 @@
-"""Dirichlet: random shares of each kind, so clients differ in kinds and in size.
+"""Dirichlet: random shares of each kind, so kinds and sizes vary by client.
 
     p_c ~ Dirichlet(alpha, ..., alpha)      the share of kind c that each client gets, drawn per kind
 
@@ -27,8 +27,8 @@ HINT = "0.1 is strongly skewed, 100 nearly even"
 class Dirichlet(Partition):
     """Each kind is cut into shares drawn from Dirichlet(alpha); all examples are assigned.
 
-    A client gets consecutive examples of each kind. The client with the most fills those with fewer than
-    `least`.
+    A client gets consecutive examples of each kind. Clients with fewer than `least` get the missing ones from
+    the largest.
 
     Args:
         alpha: Concentration, above 0. A smaller value gives fewer kinds per client.

@@ -155,7 +155,6 @@ def _distance(starts: tuple[int, ...], numel: int) -> int | None:
 
 
 def _batches(x: Tensor, matrices: Matrices) -> Iterator[tuple[Run, Tensor]]:
-    """Yield runs and their matrices (b, rows, cols)."""
     runs = runs_of(matrices)
     scattered = [view for run in runs if run.distance is None for view in _views(x, matrices, run)]
     copied, at = torch.cat(scattered) if scattered else x, 0

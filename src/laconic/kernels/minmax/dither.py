@@ -35,7 +35,6 @@ def rounded_up(y: Tensor, rows: Rows, keys: Sequence[int]) -> Tensor:
 
 
 def _words(rows: Rows, keys: Sequence[int], each: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Return four words per counter, each for `each` elements."""
     total = rows.numel // each
     place = torch.arange(total, dtype=torch.int64, device=device)
     if len(keys) == 1:

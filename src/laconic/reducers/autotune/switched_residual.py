@@ -42,7 +42,7 @@ class SwitchedResidual(LocalResidual):
             self.local, self._entered = True, step
 
     def give_back(self, comm: Comm) -> None:
-        """Leave momentum to SGD, between steps, on all ranks."""
+        """Leave momentum to SGD, between steps, on all ranks: one dense exchange of u."""
         if not self.local:
             return
         self._pending.finish_all()

@@ -1,7 +1,7 @@
 """Exponential: a few peers per step, at distances that grow by powers, so values spread in log n steps.
 
-Assran et al. 2019, arXiv:1811.10792 (the default of its code); exact averages: Ying et al. 2021,
-arXiv:2110.13363.
+Assran et al. 2019, arXiv:1811.10792 (the default of its code). With one peer, 2^k ranks average
+exactly: Ying et al. 2021, arXiv:2110.13363.
 """
 
 from __future__ import annotations
