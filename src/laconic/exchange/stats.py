@@ -32,7 +32,7 @@ class Stats:
             "gather(qsgd()) all_gather", the first part is the printed reducer; "sum()" also includes
             one-dimensional tensors left uncompressed. Others are "sparse gradients" (of embeddings,
             uncompressed), "parameters minmax()" (FSDP2's all-gather, by its codec) and
-            "uncompressed parameters" (of modules with several dtypes). For a strategy: "gossip" (to
+            "parameters uncompressed" (of modules with several dtypes). For a strategy: "gossip" (to
             neighbours), "slow momentum" (SlowMo's mean), "centre" (EASGD), "periods" (LSGD's step counts),
             "election" (ranks' losses), "local leader" and "leader" (the best model of a group and of all
             ranks), "inside a machine".

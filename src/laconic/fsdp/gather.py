@@ -57,7 +57,7 @@ class CodedAllGather:
         if input_tensor.dtype in FLOATS:
             self._coded(output_tensor, input_tensor)
         else:
-            with comm.phase("uncompressed parameters"):
+            with comm.phase("parameters uncompressed"):
                 parts = comm.all_gather(input_tensor.contiguous().view(torch.uint8))
             for chunk, part in zip(output_tensor.chunk(comm.size), parts, strict=True):
                 chunk.view(torch.uint8).copy_(part)
