@@ -27,6 +27,7 @@ from benchmarks.change_coding import page as change_coding_page
 from benchmarks.common.results import read
 from benchmarks.common.tables import plus_minus
 from benchmarks.entropy import page as entropy_page
+from benchmarks.faults import page as faults_page
 from benchmarks.federated import page as federated_page
 from benchmarks.gpu import page as gpu_page
 from benchmarks.large_batch import page as large_batches_page
@@ -54,6 +55,7 @@ ROOT = Path(__file__).parents[2]
 BLOCKED = (
     "index",
     "choosing",
+    "faults",
     "federated_flower",
     "gpu",
     "kernels",
@@ -152,6 +154,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "change_coding": change_coding_page.block,
     "replicator_script": replicator_page.script,
     "replicator": replicator_page.block,
+    "faults": faults_page.block,
     "sharded": sharded_page.block,
     **gpu_page.BLOCKS,
 }

@@ -44,12 +44,13 @@ def main(folder: Path, spec: str) -> None:
         ):
             store.set("end", str(optimizer.stats().steps + AFTER))  # once: who reads it late reads the same
     optimizer.finish()
-    told = {
+    report = {
         "steps": end,
         "regroups": regroups,
         "model": hashlib.sha256(flat(model).numpy().tobytes()).hexdigest(),
+        "finite": bool(flat(model).isfinite().all()),
     }
-    print(json.dumps(told), flush=True)
+    print(json.dumps(report), flush=True)
     store.set(f"ended {rank}", "")
     if rank == 0:  # it holds the store
         store.wait([f"ended {other}" for other in range(size)])

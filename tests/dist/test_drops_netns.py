@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,8 +25,8 @@ def switch(lab: Lab, host: int, state: str) -> None:
     assert lab.start(host, command).wait(timeout=20) == 0
 
 
-def dropped(folder: Path, spec: str, host: int, seconds: float) -> None:
-    """Three ranks train; the link of one is down for so many seconds. All end alike."""
+def dropped(folder: Path, spec: str, host: int, seconds: float) -> list[dict[str, Any]]:
+    """Train on three hosts; the link of one is down for some seconds. Return what each host reports."""
     program = [sys.executable, "-m", "tests.dist.dropped_rank", str(folder), spec]
     with Lab(3) as lab:
         jobs = [
@@ -38,13 +39,13 @@ def dropped(folder: Path, spec: str, host: int, seconds: float) -> None:
             time.sleep(seconds)
             switch(lab, host, "up")
             (folder / "up").touch()
-            told = [json.loads(job.communicate(timeout=LIMIT_S)[0]) for job in jobs]
+            reports = [json.loads(job.communicate(timeout=LIMIT_S)[0]) for job in jobs]
         finally:
             for job in jobs:
                 job.kill()
                 job.wait()
-    assert all(each == told[0] for each in told)
-    assert told[0]["regroups"] >= 2 or seconds < 3 * PATIENCE_S
+    assert reports[0]["regroups"] >= 2 or seconds < 3 * PATIENCE_S, reports
+    return reports
 
 
 @pytest.mark.soak
@@ -53,4 +54,5 @@ def dropped(folder: Path, spec: str, host: int, seconds: float) -> None:
 @pytest.mark.parametrize("seconds", [1, 7, 30])
 @pytest.mark.parametrize("spec", ["sgp()", "dpsgd()", "local_sgd(every=2)", "diloco(every=2)", "adpsgd()"])
 def test_a_link_that_is_down_for_a_while(tmp_path: Path, spec: str, seconds: float) -> None:
-    dropped(tmp_path, spec, 1, seconds)
+    first, *others = dropped(tmp_path, spec, 1, seconds)
+    assert first["finite"] and others == [first] * 2
