@@ -157,7 +157,8 @@ def searches() -> Iterator[str]:
     for run in RUNS.rows():
         if run["seed"] == SEEDS[0]:
             tried.setdefault(run["variant"], {})[run["rate"]] = loss_of(run)
-    yield "Losses of the first seed by peak rate; a search ends when both neighbours of the best are worse:"
+    yield "Losses of the first seed by peak rate; a search ends when both neighbours of the best are worse."
+    yield "Rows with one rate were not searched, and those whose best rate is the lowest are not finished:"
     yield ""
     rates = sorted({rate for losses in tried.values() for rate in losses})
     heads = ("weights", *(f"{rate:g}" for rate in rates))
@@ -250,8 +251,9 @@ def elsewhere() -> Iterator[str]:
     yield ""
     yield (
         "The same with more steps (`--times`, the penalty's schedule stretched as much) and with more units"
-        " (`--width`). Above float: of the same length, width and seeds. Longer and wider trainings all have"
-        f" the rate {RATE:g}, which no search chose."
+        " (`--width`). Above float: of the same length, width and seeds. The first row has the best rate"
+        f" of each; longer and wider trainings all have the rate {RATE:g}, which is too high for"
+        " straight-through training: compare their columns with float32, not with each other."
     )
     yield ""
     heads = ("trainings", "float, loss", *(f"{name}, above float, %" for name in SOME[1:]), "seeds")
