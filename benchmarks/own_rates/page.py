@@ -19,11 +19,12 @@ Noise and delay call for a different learning rate. {WORKERS} workers train a sm
 on CIFAR-10 or MNIST, {SMALL_NET.batch} images per worker and step, and a small transformer on Shakespeare,
 letter by letter, {SMALL_GPT.batch} windows per worker and step, in bf16 autocast. Each method's rate is
 searched with the first seed: its family's usual one, then twice and half of the best rate, until both
-neighbours of the best have a larger test loss.
+neighbours of the best have a larger test loss. That seed is in the mean, and differences between
+neighbouring rates are often within noise.
 
 *Lost*: points of test accuracy below dense training of the same seeds at *its* best rate, mean ± standard
-error over seeds; *at dense's rate*: the loss of the first seed at that rate. *Fewer*: bytes that a worker
-puts on the wire.
+error over seeds; *at dense's rate*: the loss of the first seed at that rate, "-" if not tried. *Fewer*: bytes
+that a worker puts on the wire.
 """
 WIDTH = 110
 TOLD = ("method", "rate", "accuracy, %", "lost", "at dense's rate", "MB a worker", "fewer", "seeds")
