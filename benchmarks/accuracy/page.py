@@ -177,8 +177,10 @@ def densities(found: dict[str, Any]) -> list[str]:
     lines = [
         f"## DGC's densities: {config['title']}: `{config['model']}`, {config['steps']:,} steps",
         "",
-        f"{config['workers']} workers, {config['seeds']} seeds; bytes that a worker puts on the wire per",
-        "step, after the warm-up. The picture counts each message once, even if several ranks receive it.",
+        f"{config['workers']} workers, {config['seeds']} seeds, peak rate {config['lr']:g} for all, which",
+        "was not searched: at other rates and lengths dense training is ahead ([own rates](own_rates.md)).",
+        "Sent: bytes that a worker puts on the wire per step, after the warm-up. The picture counts each",
+        "message once, even if several ranks receive it.",
         "",
         f"![training loss by bytes and by step](accuracy-{name}.svg)",
         "",

@@ -7,7 +7,7 @@
 Steps: the GPT of `benchmarks.steps` with SGD and momentum on two hosts of a lab, over each link; auto() is
 timed after 150 steps, beside the candidates that it may choose and plain DDP, each next to a step without
 communication, as a shared machine varies in speed. One: the same on one host. Drop: auto() trains at 1
-Gbit/s, then at 50 Mbit/s; 60 steps after that are timed. Loss: a small GPT with AdamW on Shakespeare's plays,
+Gbit/s, then at 50 Mbit/s; 60 steps after that are timed. Loss: a small GPT by SGD on Shakespeare's plays,
 two workers, over each link: auto(), and the candidate whose step was fastest in a short run of all, with 3
 seeds each. Alike: the same at 100 Mbit/s and unshaped, with one seed: dense once, auto() three times, as its
 choices depend on clocks. Needs what `laconic lab` needs; the losses need LACONIC_DATA.

@@ -32,7 +32,9 @@ HEAD = f"""# Bytes to the same loss
 {WORKERS} workers train a small GPT on Shakespeare, letter by letter, {BATCH} windows of 64 letters a step.
 Dense data parallelism with AdamW does {STEPS} steps; the others train until the mean of their workers has its
 test loss of the same seed, or {PATIENCE:g} times as many steps. Each has the best learning rate of
-{", ".join(f"{rate:g}" for rate in RATES)}, chosen on the first seed.
+{", ".join(f"{rate:g}" for rate in RATES)}, chosen on the first seed. Dense training's best is the largest of
+them, so its loss is not the lowest that it could have, and MuLoCo, whose optimiser is Muon, is compared with
+AdamW: the factors are upper bounds.
 
 *MB* are the bytes that a worker puts on the wire until then, packet headers included, on any link. *seconds*
 is the time to send them at 100 Mbit/s, without compute: with `overlap=` in parallel with compute, otherwise

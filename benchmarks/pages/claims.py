@@ -58,6 +58,7 @@ PAGES = {  # by the name of the file or block
     "scaling": Page("benchmarks.scaling"),
     "sparse_steps": Page("benchmarks.sparse_steps"),
     "steps": Page("benchmarks.steps"),
+    "time_to_accuracy": Page("benchmarks.time_to_accuracy"),
     "straggler": Page("benchmarks.straggler"),
     "xnor": Page("benchmarks.xnor", "low_bit"),
     "zerofl": Page("benchmarks.zerofl"),
@@ -105,7 +106,8 @@ ones are general knowledge, and their numbers may be inexact.
 
 Trainings here are small nets on CPUs, and none is trained to convergence: they can contradict a claim about
 ImageNet in our setting, but not confirm it. `make docs` writes this page: each figure is a cell of the linked
-page, which the command in the row regenerates."""
+page, which the command in the row regenerates. Methods with error feedback left momentum to the optimiser in
+the rows from [accuracy](accuracy.md): with local momentum, their present default, they lose less."""
 HEADS = ("claim", "the paper's setting", "measured here", "verdict", "from")
 
 

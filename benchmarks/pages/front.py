@@ -24,8 +24,8 @@ def presets() -> str:
         [f"`{each.spec}`", each.when, *(fewer(each.spec, size) for size in (FEW, MANY))] for each in PRESETS
     ]
     about = (
-        "*Fewer bytes*: how many times less a rank puts on the wire than by a dense all-reduce, both among N"
-        " ranks, on a small stored gradient and after any warm-up."
+        "*Fewer bytes*: how many times less a rank sends than by a dense all-reduce among N ranks: matrices"
+        " of a small stored gradient, after any warm-up, without headers; of `diloco()`, its period."
     )
     return "\n".join([*table(heads, rows), "", fill(about, WIDTH)])
 

@@ -77,6 +77,8 @@ SITUATIONS = (
     Situation(
         "1 Gbit/s Ethernet",
         "The step waits for the network, but not for long: send a few bits per entry, without error feedback."
+        " On CPUs that share a machine, encoding costs more than it saves at this speed"
+        " ([time to accuracy](time_to_accuracy.md))."
         " These methods work with every optimiser, including momentum, and with its usual settings.",
         (
             Pick(

@@ -31,7 +31,8 @@ HEAD = f"""# Time to accuracy
 
 {WORKERS} workers train for {STEPS:,} steps on [emulated hosts](lab.md) of one machine, each with a link of
 the rate in the heading, by SGD with Nesterov momentum at a learning rate that falls to 0 as a cosine, the
-same for all methods: of some, such as DiLoCo, the best rate is [another](own_rates.md). *Seconds*
+same for all methods: of some, such as DiLoCo, the best rate is [another](own_rates.md). Another target may
+change the order: the pictures show all of each training. *Seconds*
 of training until a test, one in {LOOK} steps, first reaches the target: mean ± standard error over seeds;
 tests themselves do not count. *Sooner*: than dense training of the same seeds. Hosts share the machine's
 cores, so a step's compute takes longer than on separate machines, and a method gains less.

@@ -13,7 +13,7 @@ class Preset:
 
 PRESETS = (
     Preset(
-        "auto()", "you do not know your link: it compresses only what saves time, and nothing on a fast one"
+        "auto()", "you do not know your link: it compresses only what saves time, and little on a fast one"
     ),
     Preset("cgx()", "you want a safe choice: 4 bits a value, the accuracy of dense training"),
     Preset(
@@ -23,8 +23,8 @@ PRESETS = (
     ),
     Preset(
         "diloco()",
-        "machines are far apart: ranks train alone and meet every 100 steps, by `laconic.distribute`; plan up"
-        " to twice the steps, or a smaller `every=`",
+        "machines are far apart: ranks train alone and meet every 100 steps, by `laconic.distribute`; plan"
+        " more steps, or a smaller `every=`",
     ),
 )
 BRIEFLY = (
