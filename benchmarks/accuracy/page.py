@@ -98,7 +98,8 @@ def methods(task: str, found: list[Standing]) -> list[str]:
         "copy and header, mean over the second half; smaller: than a dense all-reduce of the same group.",
         f"Methods without error feedback should stay within {POINTS:g} point of dense, plus one standard",
         "error; the others have no bound. Lost: points of accuracy below dense training with the same",
-        "optimiser.",
+        "optimiser, at one rate for all: the rates of Adam and AMSGrad were not searched, and their dense",
+        "trainings are below their [best](own_rates.md).",
         "",
         f"![accuracy over bytes](accuracy-methods-{task}.svg)",
     ]

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from benchmarks.common.tables import table
-from benchmarks.lowbit.__main__ import RUNS
+from benchmarks.lowbit.__main__ import BATCH, LR, RUNS
 from benchmarks.xnor import __main__ as xnor
 
 HEAD = """# Signs and few bits
@@ -134,12 +134,17 @@ def _speed() -> Iterator[str]:
         yield ""
 
 
+SLOW_INT8 = 100  # times as fast: torch has no fast int8 product on that machine
+
+
 def _aims(rows: list[dict[str, Any]]) -> str:
     """Which aims are met, and which are missed."""
     met, missed = [], []
     for row in rows:
         factors = (row["times_float32"], "float32"), (row["times_int8"], "int8")
         for (factor, other), bar in zip(factors, row["bars"] or (), strict=False):
+            if other == "int8" and factor > SLOW_INT8:
+                continue
             said = f"{factor:.2f} times as fast as {other} for {row['kernel']}, where {bar:g} was aimed at"
             (met if factor >= bar else missed).append(said)
     return " ".join(
@@ -165,7 +170,8 @@ def _accuracy() -> Iterator[str]:
     yield (
         "Test error of `python -m benchmarks.lowbit`, mean and standard deviation over seeds: an MLP of 3 x"
         " 1024 on MNIST, four convolutions and two dense layers on CIFAR-10, Adam with a rate that falls"
-        " exponentially. The first and the last layer stay float32: of MNIST's packed model the first layer,"
+        f" exponentially from {LR:g}, batches of {BATCH}, the same for all rows."
+        " The first and the last layer stay float32: of MNIST's packed model the first layer,"
         f" 784 x 1024, is {4 * 784 * 1024 / 1e6:.2f} MB."
     )
     yield ""

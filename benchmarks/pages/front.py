@@ -78,5 +78,9 @@ def demo() -> str:
         lines.append(cells)
     runs = "one run each" if seeds == 1 else f"mean ± standard error of {seeds} seeds"
     over = ", over emulated links of 100 Mbit/s" if timed else ""
-    about = f"Handwritten digits, {found['config']['workers']} workers{over}: {runs}, bytes with headers."
+    config = found["config"]
+    about = (
+        f"Digits, a wide net, {config['steps']} steps of SGD at {config['lr']:g}, {config['workers']} workers"
+        f"{over}: {runs}, modelled bytes."
+    )
     return "\n".join([about, "", *table(heads, lines)])

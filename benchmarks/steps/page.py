@@ -238,7 +238,7 @@ def forecast_lines(found: dict[str, Any]) -> list[str]:
     ]
     met = "Met" if near >= GOOD * len(rows) else "**Missed**"
     return [
-        "Forecasts of `laconic plan` with a probe of the same hosts, compared with the steps above",
+        "Forecasts of `laconic plan` with a probe of the same hosts, compared with steps measured after it",
         f"(`python -m benchmarks.predictions`). {near} of {len(rows)} are within {100 * found['near']:.0f} %;"
         f" goal: 8 of 10. {met}.",
         "",
