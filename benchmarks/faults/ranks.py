@@ -10,12 +10,14 @@ import os
 import signal
 import time
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from tests.dist.nets import flat, loss_of, net
+from tests.dist.pool import wait_for_all
 from tests.dist.runs import MANY, advance, distributed, same, spike
 from tests.laws.method_ranks import optimizer_for
 from torch.nn.parallel import DistributedDataParallel
@@ -29,6 +31,7 @@ from laconic.exchange.method import lift
 STEPS, MOST_STEPS, OVER = 24, 4000, -1.0
 AFTER = 6  # steps after a stopped rank is back
 PATIENCE_S, STEP_S = 4.0, 0.02
+CONNECT = timedelta(minutes=2)
 
 
 def take_part(run: Run, rank: int, port: int, name: str, board: memoryview, folder: Path) -> None:
@@ -49,18 +52,11 @@ def take_part(run: Run, rank: int, port: int, name: str, board: memoryview, fold
     warnings.simplefilter("ignore")
     store = dist.PrefixStore(name, dist.TCPStore("127.0.0.1", port, is_master=False))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=run.size)
-    _wait_for_all(store, run.size)
+    wait_for_all(store, run.size, CONNECT)
     train = _under_a_strategy if run.strategy else _under_a_method
     result = train(run, rank, board)
     (folder / f"{rank}.json").write_text(json.dumps(result))
     dist.destroy_process_group()
-
-
-def _wait_for_all(store: Any, size: int) -> None:
-    """Wait until all ranks are connected: gloo fails in a rank whose peer leaves before that."""
-    if store.add("connected", 1) == size:
-        store.set("all connected", "")
-    store.wait(["all connected"])
 
 
 def _under_a_strategy(run: Run, rank: int, board: memoryview) -> dict[str, Any]:

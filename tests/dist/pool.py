@@ -301,7 +301,7 @@ def _work(rank: int, prefix: str, port: int, size: int, timeout_s: float, addres
     dist.distributed_c10d._world.group_count = 0  # ranks that number their groups apart never meet
     try:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-        _wait_for_all(store, size, timeout)
+        wait_for_all(store, size, timeout)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             return pickle.dumps((_find(*address)(*pickle.loads(args)), None, "", float("inf")))
@@ -321,7 +321,7 @@ def _work(rank: int, prefix: str, port: int, size: int, timeout_s: float, addres
             dist.destroy_process_group()
 
 
-def _wait_for_all(store: dist.Store, size: int, timeout: timedelta) -> None:
+def wait_for_all(store: dist.Store, size: int, timeout: timedelta) -> None:
     """Wait until all ranks are connected: gloo fails in a rank whose peer leaves before that."""
     if store.add("connected", 1) == size:
         store.set("all connected", "")
