@@ -48,9 +48,12 @@ def failed_checks(run: Run, ended: dict[str, Any], clean: str, steps: int, most_
     found = {}
     if len({each["model"] for each in ends}) > 1 or not all(each["finite"] for each in ends):
         found[DIVERGED] = str([(each["model"][:8], each["finite"]) for each in ends])
-    lost = _lost_by_strategy if run.strategy else _lost_by_method
-    if what := lost(run, ends, ended["noticed"], clean, steps, most_steps):
-        found[LOST] = what
+    if run.strategy:
+        lost = _lost_by_strategy(run, ends, ended["noticed"], steps, most_steps)
+    else:
+        lost = _lost_by_method(run, ends, clean)
+    if lost:
+        found[LOST] = lost
     return found
 
 
@@ -61,9 +64,7 @@ def _codes(run: Run) -> list[int]:
     return [int(victim if rank == run.victim else others) for rank in range(run.size)]
 
 
-def _lost_by_method(
-    run: Run, ends: list[dict[str, Any]], noticed: bool, clean: str, steps: int, most_steps: int
-) -> str:
+def _lost_by_method(run: Run, ends: list[dict[str, Any]], clean: str) -> str:
     """Return which state ranks under a method have lost, or an empty string."""
     expected = [run.at] if run.fault == NOT_FINITE else []
     if any(each["skipped"] != expected for each in ends):
@@ -78,7 +79,7 @@ def _lost_by_method(
 
 
 def _lost_by_strategy(
-    run: Run, ends: list[dict[str, Any]], noticed: bool, clean: str, steps: int, most_steps: int
+    run: Run, ends: list[dict[str, Any]], noticed: bool, steps: int, most_steps: int
 ) -> str:
     """Return which state ranks under a strategy have lost, or an empty string."""
     gone = run.fault in (KILLED, RAISED)
