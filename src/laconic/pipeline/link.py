@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.codecs.dense import Dense
+from laconic.comm.torch_comm import TorchComm
 from laconic.core.codec import Codec
 from laconic.core.errors import AttachError, LaconicError, PeerError, WireError
 from laconic.exchange.method import lift_codec
@@ -66,6 +67,7 @@ class Link:
         self._traffic = Traffic()
         self._turns: dict[tuple[int, int], int] = {}
         self._awaited: dict[int, WeakValueDictionary[int, Awaited]] = {}
+        self._backends = TorchComm(group).backends
         self.rank = dist.get_rank(group)
 
     def __repr__(self) -> str:
@@ -151,7 +153,8 @@ class Link:
         if answer.state is State.REFUSED:
             raise WireError(self._unlike(channel, to))
         if body.numel():
-            dist.send(body.contiguous(), group=self._group, group_dst=to)
+            going = body.contiguous().to(self._wire_device(x.device))
+            dist.send(going, group=self._group, group_dst=to)
             self._traffic.sent(direction, body.numel(), 0, 0.0)
         return wanted and answer.gradient
 
@@ -197,21 +200,28 @@ class Link:
     def _body(
         self, direction: Direction, offer: Offer, channel: Channel, visit: Visit, out: Tensor, source: int
     ) -> None:
-        body = torch.empty(offer.nbytes, dtype=torch.uint8, device=out.device)
+        body = torch.empty(offer.nbytes, dtype=torch.uint8, device=self._wire_device(out.device))
         if offer.nbytes:
             dist.recv(body, group=self._group, group_src=source)
             self._traffic.received(direction, offer.nbytes, 0.0)
-        channel.decode_(body, out, visit)
+        channel.decode_(body.to(out.device), out, visit)
 
     def _tell(self, direction: Direction, offer: Offer, device: torch.device, to: int, *, dense: int) -> None:
-        dist.send(offer.message(device), group=self._group, group_dst=to)
+        dist.send(offer.message(self._offer_device(device)), group=self._group, group_dst=to)
         self._traffic.sent(direction, HEADER.size, dense, 0.0)
 
     def _hear(self, direction: Direction, device: torch.device, source: int) -> Offer:
-        message = torch.empty(HEADER.size, dtype=torch.uint8, device=device)
+        message = torch.empty(HEADER.size, dtype=torch.uint8, device=self._offer_device(device))
         dist.recv(message, group=self._group, group_src=source)
         self._traffic.received(direction, HEADER.size, 0.0)
         return Offer.of(message)
+
+    def _offer_device(self, device: torch.device) -> torch.device:
+        """Return the host if the group sends from it, to avoid GPU waits."""
+        return torch.device("cpu") if "cpu" in self._backends else device
+
+    def _wire_device(self, device: torch.device) -> torch.device:
+        return torch.device("cpu") if self._backends.get(device.type) == "gloo" else device
 
     def _unlike(self, channel: Channel, other: int) -> str:
         return (
