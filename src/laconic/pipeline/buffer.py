@@ -83,13 +83,13 @@ class Buffer:
                 ) from error
 
     def draft(self, micro: int, ids: Tensor, rows: list[Tensor], body: Tensor) -> None:
-        """Record changes. The rows must not be modified afterwards. Raises `StateError` or `OSError` without
-        room.
-        """
+        """Record changes. Raises `StateError` or `OSError` without room."""
         # opens the memory while an error still stops the step on all ranks
         assert self.memory is not None
-        brought = hashlib.blake2b(body.cpu().numpy().tobytes(), digest_size=16).digest()
-        self._drafts[micro] = Draft(ids, [row.cpu() for row in rows], brought)
+        sizes = [each.numel() for each in (body, *rows)]
+        wire, *copies = torch.split(torch.cat([body, *rows]).cpu(), sizes)  # a GPU is waited for once
+        brought = hashlib.blake2b(wire.numpy().tobytes(), digest_size=16).digest()
+        self._drafts[micro] = Draft(ids, copies, brought)
 
     def settle(self) -> None:
         """Apply the drafts; the next `check` reports a failing disk."""
