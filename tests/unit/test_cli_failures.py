@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.commands import invoke, one_line
@@ -12,7 +13,7 @@ from tests.unit.shared import for_each
 from typer.testing import Result
 
 from laconic.tools.cli import session
-from laconic.tools.report.ledger import EVENTS
+from laconic.tools.report.ledger import EVENTS, Ledger
 from laconic.tools.tasks.launcher import WorkerFailed, _cause
 from laconic.tools.tasks.settings import Event, TrainingSettings
 
@@ -141,3 +142,18 @@ def test_the_cause_is_the_fault_that_another_rank_reports() -> None:
     echo = {"at": 1.2, "message": "connection closed by peer", "details": "Traceback ..."}
     assert _cause([heard, echo, fault]) is fault
     assert _cause([heard, echo]) is heard
+
+
+class Full(Ledger):
+    """A ledger whose events go to a full disk."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        super().__init__(folder, config)
+        self._events.close()
+        self._events = Path("/dev/full").open("a", encoding="utf-8")  # noqa: SIM115
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "Ledger", Full)
+    failing(monkeypatch, WorkerFailed("never raised"), steps=2)
+    one_line(train(tmp_path), f"laconic: cannot write {tmp_path / 'run' / EVENTS}: No space left on device;")

@@ -1,4 +1,4 @@
-"""Atomic replacement of a file."""
+"""Atomic replacement of a file, and errors that name it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,25 @@ from typing import BinaryIO
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the file's name to an `OSError` without one, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file; at the end of the block, flush and rename it to `path`.
 
-    A crash, a full disk or an exception leaves the old content. After an exception the temporary file is
-    removed.
+    A crash, a full disk or an exception leaves the old content.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -25,7 +39,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
+        with naming(path), temporary.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -78,7 +78,7 @@ class Replicator(Collectives):
         self._debug, self._devices = debug, devices
         self._options = LaunchOptions(timeout_s, folder, checkpoint_every)
         self._rank_context: RankContext | None = None
-        self._close: Callable[[], object] = _nothing
+        self._close: Callable[[], object] = lambda: None
         self._group: Group | None = None
         self._optimizers: dict[str, ReplicatedOptimizer] = {}
 
@@ -116,7 +116,7 @@ class Replicator(Collectives):
     def close(self) -> None:
         """Leave the process group of a Replicator used without `launch`."""
         self._end()
-        close, self._close, self._rank_context = self._close, _nothing, None
+        close, self._close, self._rank_context = self._close, lambda: None, None
         close()
 
     def _end(self) -> None:
@@ -286,7 +286,3 @@ class Replicator(Collectives):
     def stats(self) -> dict[str, ReplicatorStats]:
         """Return the figures of each wrapped optimiser, by name."""
         return {name: each.stats() for name, each in self._optimizers.items()}
-
-
-def _nothing() -> None:
-    """Do nothing."""

@@ -17,10 +17,6 @@ from laconic.strategies.strategy import BoundStrategy, Strategy
 FINISH = "finish()"
 
 
-def nothing() -> None:
-    """Do nothing."""
-
-
 def make_jointly(call: str, bound: BoundStrategy, strategy: Strategy, membership: Membership) -> None:
     """Wait until every rank makes this call; "" is one that a rank may make alone. Raises `PeerError`."""
     calls, heartbeats = membership.joint_calls, membership.heartbeats
@@ -29,7 +25,7 @@ def make_jointly(call: str, bound: BoundStrategy, strategy: Strategy, membership
     calls.make(
         call,
         proof_of(call, strategy),
-        serve=partial(_serve, bound, membership) if strategy.counts_together else nothing,
+        serve=partial(_serve, bound, membership) if strategy.counts_together else (lambda: None),
         interrupted=partial(_others_finish, heartbeats) if heartbeats is not None else str,
     )
 

@@ -99,7 +99,7 @@ def serve(pairs: Mapping[int, Comm], world: Comm, terms: LaunchOptions, limit: i
     service, beats = Service(world.rank, terms, limit), heartbeats(world)
     threads = {
         worker: start_thread(
-            partial(service.serve_worker, worker, pair), f"serves worker {worker}", end=_nothing
+            partial(service.serve_worker, worker, pair), f"serves worker {worker}", end=lambda: None
         )
         for worker, pair in pairs.items()
     }
@@ -133,7 +133,3 @@ def wait(
                 service.lost[worker] = f"worker {worker} has no heartbeat"
                 log.warning("server %d: worker %d has no heartbeat and is dropped", service.server, worker)
                 del pending[worker]
-
-
-def _nothing() -> None:
-    """Do nothing."""

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from laconic.core import arguments
+from laconic.core.atomic_file import naming, write_text
 from laconic.core.errors import SpecError
 from laconic.core.spec import parse
 from laconic.federated.schemes import scheme_of
@@ -133,7 +134,7 @@ def federate(
         scheme_of(text).attached(net).server(net.state_dict())
     fresh_folder(folder, overwrite=overwrite, way_out=WAY_OUT)
     config = _config(plan, folder.name, list(texts), baselines, seeds, found.title)
-    (folder / CONFIG).write_text(json.dumps(config, indent=1))
+    write_text(folder / CONFIG, json.dumps(config, indent=1))
     screen, interrupts, reason = console(), Interrupts(), None
     for text in texts:
         _show_sampling(screen, text, plan)
@@ -147,7 +148,7 @@ def federate(
                     else:
                         results = federation.federate(settings, tensors)
                     for event in results:
-                        with interrupts.held():
+                        with interrupts.held(), naming(folder / EVENTS):
                             events.write(json.dumps({"scheme": text, "seed": number, **event}) + "\n")
                             events.flush()
                         _show(screen, text, number, plan, event)

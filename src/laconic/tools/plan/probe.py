@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from laconic.comm import wire_model
 from laconic.comm.comm import Comm
-from laconic.core.atomic_file import replacing
+from laconic.core.atomic_file import write_text
 from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
 from laconic.tools.plan.beside import probe_beside
@@ -60,8 +60,7 @@ class Probe:
 
     def write(self, path: str | Path) -> None:
         """Write the file atomically: every rank may call this."""
-        with replacing(Path(path)) as file:
-            file.write(self.json().encode())
+        write_text(Path(path), self.json())
 
     @classmethod
     def read(cls, text: str) -> Probe:

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from laconic.core.atomic_file import write_text
 from laconic.tools.report.between_stages import between_stages
 from laconic.tools.report.curves import (
     Curve,
@@ -78,7 +79,7 @@ def write_page(path: Path, template: str, parts: Mapping[str, str], data: Any) -
     }
     for mark, text in {**parts, **shared}.items():
         page = page.replace(mark, text)
-    path.write_text(page, encoding="utf-8")
+    write_text(path, page)
     return path
 
 

@@ -9,13 +9,11 @@ Other events:
 
     {"kind": "start", ..., "optimiser": "SGD", "lr": 0.1}      rank 0, before its first step and on a resume
     {"kind": "decision", ..., "step": 20, "message": "..."}    rank 0: a method's decision
-    {"kind": "masks", ..., "step": 20, "density": 0.1, ...}    rank 0: share of weights in use, in the sparse
-                                                               layers and ("model_density") in the model, and
-                                                               the share that the last update "changed"
+    {"kind": "masks", ..., "step": 20, "density": 0.1, ...}    rank 0: share of weights in use: in sparse
+                                                               layers and the model; share changed last
     {"kind": "lost", ..., "rank": 2, "step": 17}               a lost worker's last step
     {"kind": "back", ..., "rank": 2, "step": 31}               its replacement's first step
-    {"kind": "interface", ..., "sent": 123, "received": 120}   in a lab, at the end: bytes of the interface of
-                                                               this rank's host
+    {"kind": "interface", ..., "sent": 123, "received": 120}   in a lab, at the end: bytes of the host
 
 In a pipeline, only last stages have "loss" (else null), and "network_sent" sums "activations_sent",
 "gradients_sent" (of activations) and "replicas_sent". With coded activations, a test has "kept" and
@@ -37,7 +35,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from laconic.core.atomic_file import replacing
+from laconic.core.atomic_file import naming, write_text
 from laconic.core.errors import StateError
 
 if TYPE_CHECKING:
@@ -60,7 +58,7 @@ def slug(spec: str) -> str:
 class Ledger:
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG).write_text(json.dumps(config, indent=1))
+        write_text(folder / CONFIG, json.dumps(config, indent=1))
         self.folder = folder
         self._size = int(config["workers"])
         self._events = (folder / EVENTS).open("a", encoding="utf-8")
@@ -77,7 +75,8 @@ class Ledger:
         self.close()
 
     def write(self, event: dict[str, Any]) -> None:
-        self._events.write(json.dumps(event) + "\n")
+        with naming(self.folder / EVENTS):
+            self._events.write(json.dumps(event) + "\n")
         if event["kind"] == "lost":
             self._lost[event["method"], event["seed"]].add(event["rank"])
         if event["kind"] == "back":
@@ -90,17 +89,18 @@ class Ledger:
         if len(ranks) == self._size - len(self._lost[event["method"], event["seed"]]):
             self._scalars(ranks)
             del self._waiting[key]
-            self._events.flush()
+            with naming(self.folder / EVENTS):
+                self._events.flush()
 
     def rewrite(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         self._events.close()
         kept = [json.dumps(event) for event in read_events(self.folder) if wanted(event)]
-        with replacing(self.folder / EVENTS) as file:
-            file.write("".join(f"{line}\n" for line in kept).encode())
+        write_text(self.folder / EVENTS, "".join(f"{line}\n" for line in kept))
         self._events = (self.folder / EVENTS).open("a", encoding="utf-8")
 
     def close(self) -> None:
-        self._events.close()
+        with naming(self.folder / EVENTS):
+            self._events.close()
         for board in self._boards.values():
             board.close()
 

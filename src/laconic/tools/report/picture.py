@@ -9,6 +9,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
+from laconic.core.atomic_file import write_text
 from laconic.tools.report.curves import Curve, loss_by_megabyte, loss_by_step
 from laconic.tools.report.legend import LIGHT as LIGHT
 from laconic.tools.report.legend import LINE, WIDTH, line, lines_of
@@ -26,7 +27,7 @@ Scale = Callable[[Array], Array]
 
 def write_picture(folder: Path, run: Run) -> Path:
     path = folder / PICTURE
-    path.write_text(picture(run), encoding="utf-8")
+    write_text(path, picture(run))
     return path
 
 

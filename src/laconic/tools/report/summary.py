@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from laconic.core.atomic_file import write_text
 from laconic.tools.report.figure import MB as MB
 from laconic.tools.report.figure import UNKNOWN
 from laconic.tools.report.figure import Figure as Figure
@@ -139,7 +140,7 @@ def write_summary(folder: Path, run: Run, rows: list[Row], interrupted: str | No
         "interrupted": interrupted,
         "rows": [asdict(row) for row in rows],
     }
-    (folder / SUMMARY).write_text(json.dumps(plain(content), indent=1))
+    write_text(folder / SUMMARY, json.dumps(plain(content), indent=1))
 
 
 def _row(method: MethodSeries, config: dict[str, Any]) -> Row:

@@ -2,9 +2,9 @@
 
     folder/step-000123/rank0.pt     one part per rank
     folder/step-000123/rank1.pt
-    folder/step-000123/COMPLETE     world size and SHA-256 of every part, written last, by rank 0
+    folder/step-000123/COMPLETE     world size and SHA-256 of every part
 
-Files are replaced atomically.
+Rank 0 writes `COMPLETE` last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zipfile import BadZipFile
 
 import torch
 
-from laconic.core.atomic_file import replacing
+from laconic.core.atomic_file import replacing, write_text
 from laconic.core.errors import StateError
 
 MARKER = "COMPLETE"
@@ -53,8 +53,7 @@ def save(
         if missing:
             raise StateError(f"{missing[0]} is missing: all ranks must write to one shared folder")
         marker = {"step": step, "world_size": size, "sha256": {part.name: _digest(part) for part in parts}}
-        with replacing(place / MARKER) as file:
-            file.write(json.dumps(marker, indent=1).encode())
+        write_text(place / MARKER, json.dumps(marker, indent=1))
         for old in complete(folder)[:-keep]:
             remove(old)
     barrier()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from laconic.core.atomic_file import write_text
 from laconic.tools.report.federation.series import FederatedRun, Row, SchemeRuns, read_federated_run
 from laconic.tools.report.html import REPORT, ratio, write_page
 from laconic.tools.report.series import Array
@@ -45,7 +46,7 @@ def publish_federation(folder: Path, interrupted: str | None = None) -> tuple[li
         "interrupted": interrupted,
         "rows": [asdict(row) for row in rows],
     }
-    (folder / SUMMARY).write_text(json.dumps(plain(content), indent=1))
+    write_text(folder / SUMMARY, json.dumps(plain(content), indent=1))
     config = run.config
     parts = {
         "@@TITLE@@": html.escape(f"{config['name']}: {config['title']}"),
