@@ -42,11 +42,14 @@ def test_each_tensor_decodes_and_clears_as_if_alone(spec: str, segments: Segment
     codec, x, keys, wire, decoded = message(spec, segments)
     alone, memory_alone = torch.zeros_like(x), torch.ones_like(x)
     parts = (segments.views(each) for each in (x, alone, memory_alone))
+    wires = [wire[:0]]
     for view, into, memory, key in zip(*parts, keys, strict=True):
         one = codec.encode(view.clone(), key)
+        wires.append(one)
         codec.decode_add_(one, into)
         codec.clear_(one, memory)
     assert same(decoded, alone)
+    assert same(wire, torch.cat(wires)) or not codec.concatenates
     memory = codec.clear_segments_(wire, segments, torch.ones_like(x))
     assert same(memory, memory_alone)
     assert not (decoded * memory).any()

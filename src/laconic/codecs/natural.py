@@ -42,6 +42,7 @@ class Natural(Codec):
 
     bits: int = 9
 
+    concatenates: ClassVar[bool] = True
     paper: ClassVar[str] = "Horvath et al. 2019, arXiv:1905.10988"
     status: ClassVar[Status] = "verified"
     code: ClassVar[str] = "SamuelHorvath/Compressed_SGD_PyTorch"
@@ -74,7 +75,7 @@ class Natural(Codec):
         self, messages: Sequence[tuple[Tensor, Segments]], out: Tensor, alpha: float = 1
     ) -> Tensor:
         add = kernels.natural_messages_add_
-        add_runs_(messages, lambda wires, segments: add(wires, segments, out, alpha, self.bits))
+        add_runs_(self, messages, lambda wires, segments: add(wires, segments, out, alpha, self.bits))
         return out
 
     def nbytes(self, n: int) -> int:

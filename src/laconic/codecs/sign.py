@@ -47,6 +47,7 @@ class Sign(Codec):
     block: int = 1024
 
     unbiased: ClassVar[bool] = False
+    concatenates: ClassVar[bool] = True
     paper: ClassVar[str] = "Zheng et al. 2019, arXiv:1905.10936"
     status: ClassVar[Status] = "recalled"
     examples: ClassVar[tuple[str, ...]] = ("sign()", "sign(block=64)", "sign(block=37)", "sign(block=1)")
@@ -64,7 +65,7 @@ class Sign(Codec):
         self, messages: Sequence[tuple[Tensor, Segments]], out: Tensor, alpha: float = 1
     ) -> Tensor:
         add = kernels.sign_messages_add_
-        add_runs_(messages, lambda wires, segments: add(wires, segments, out, alpha, self.block))
+        add_runs_(self, messages, lambda wires, segments: add(wires, segments, out, alpha, self.block))
         return out
 
     def nbytes(self, n: int) -> int:

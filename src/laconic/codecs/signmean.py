@@ -34,6 +34,7 @@ class SignMean(Codec):
     """
 
     unbiased: ClassVar[bool] = False
+    concatenates: ClassVar[bool] = True
     paper: ClassVar[str] = "Sattler et al. 2019, arXiv:1903.02891"
     status: ClassVar[Status] = "verified"
     code: ClassVar[str] = "felisat/federated-learning"
@@ -52,7 +53,7 @@ class SignMean(Codec):
         self, messages: Sequence[tuple[Tensor, Segments]], out: Tensor, alpha: float = 1
     ) -> Tensor:
         add = kernels.sign_messages_add_
-        add_runs_(messages, lambda wires, segments: add(wires, segments, out, alpha))
+        add_runs_(self, messages, lambda wires, segments: add(wires, segments, out, alpha))
         return out
 
     def nbytes(self, n: int) -> int:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import groupby
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
+from laconic.comm.partition import Parts
 from laconic.core.codec import Codec
 from laconic.core.deferred import translated
 from laconic.core.errors import WireError
@@ -180,6 +181,23 @@ def _damaged(rank: int, error: Exception) -> WireError:
 
 def encoded(x: Tensor, layout: Layout, codec: Codec, turn: Turn) -> Tensor:
     return codec.encode_layout(x, layout, turn) if layout.numel else x.new_empty(0, dtype=torch.uint8)
+
+
+def encoded_parts(
+    x: Tensor, parts: Parts, codec: Codec, turn: Turn
+) -> tuple[list[Tensor], SentMessage | None]:
+    """Return each part's message, and all in one if the codec concatenates."""
+    if not codec.concatenates:
+        return [encoded(x, part, codec, turn) for part in parts.layouts], None
+    wire = encoded(x, parts.together, codec, turn)
+    wires = wire.split_with_sizes(_nbytes_of(codec, parts.ranges))
+    return list(wires), SentMessage(codec, wire, parts.together.segments)
+
+
+@lru_cache(maxsize=512)
+def _nbytes_of(codec: Codec, ranges: tuple[Segments, ...]) -> list[int]:
+    """Return the bytes of each message. Cached: do not modify."""
+    return [codec.message_nbytes(segments) for segments in ranges]
 
 
 def add_messages_(out: Tensor, messages: Iterable[tuple[int, SentMessage]], alpha: float) -> Tensor:

@@ -12,21 +12,36 @@ BLOCK = 512  # elements; a cut at its multiples crosses no quantiser's block
 
 
 @dataclass(frozen=True)
+class Parts:
+    """Tensors by rank."""
+
+    layouts: tuple[Layout, ...]
+
+    @cached_property
+    def together(self) -> Layout:
+        return Layout(tuple(entry for part in self.layouts for entry in part))
+
+    @cached_property
+    def ranges(self) -> tuple[Segments, ...]:
+        return tuple(part.segments for part in self.layouts)
+
+
+@dataclass(frozen=True)
 class Partition:
     bucket: Layout
     parts: tuple[Layout, ...]  # per rank, at the bucket's offsets
     home: Layout  # of this rank, from offset 0
-    others: Layout  # of all other ranks, at the bucket's offsets
+    away: Parts  # those parts, but for this rank's
 
     @classmethod
     def of(cls, bucket: Layout, parts: Iterable[Layout], rank: int) -> Partition:
         parts = tuple(parts)
-        others = (entry for r, part in enumerate(parts) if r != rank for entry in part)
-        return cls(bucket, parts, packed(parts[rank]), Layout(tuple(others)))
+        away = tuple(Layout(()) if r == rank else part for r, part in enumerate(parts))
+        return cls(bucket, parts, packed(parts[rank]), Parts(away))
 
     @cached_property
-    def ranges(self) -> tuple[Segments, ...]:
-        return tuple(part.segments for part in self.parts)
+    def every(self) -> Parts:
+        return Parts(self.parts)
 
     @cached_property
     def due(self) -> tuple[bool, ...]:

@@ -132,7 +132,7 @@ class Codec(Spec):
 
     @property
     def concatenates(self) -> bool:
-        """Whether a message concatenates its tensors' wires. Default: False."""
+        """Whether a message, of fixed size, concatenates its tensors' wires. Default: False."""
         return False
 
     def absolute_error(self, n: int) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Generic, TypeVar
 
 import torch
@@ -147,6 +147,16 @@ class Segments:
         if len(self):
             torch._foreach_zero_(self.merged.views(x))
         return x
+
+
+@lru_cache(maxsize=512)
+def apart(messages: tuple[Segments, ...]) -> bool:
+    at = 0
+    for start, size in sorted(pair for segments in messages for pair in segments if pair[1]):
+        if start < at:
+            return False
+        at = start + size
+    return True
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,39 @@
-"""Runs of consecutive messages of the same tensors, which one launch decodes."""
+"""Messages that one launch decodes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
 
+import torch
 from torch import Tensor
 
+from laconic.core.codec import Codec
 from laconic.core.deferred import translated
 from laconic.core.errors import WireError
-from laconic.core.layout import Segments
+from laconic.core.framing import consecutive
+from laconic.core.layout import Segments, apart
+
+Message = tuple[Tensor, Segments]
 
 
 def add_runs_(
-    messages: Sequence[tuple[Tensor, Segments]], add: Callable[[list[Tensor], Segments], object]
+    codec: Codec, messages: Sequence[Message], add: Callable[[list[Tensor], Segments], object]
 ) -> None:
     """Call `add` with the wires of consecutive nonempty messages with equal segments.
 
-    A `WireError` has the number of the message among all.
+    On a GPU, messages of different tensors become one if the codec concatenates. A `WireError` has the number
+    of the message among all.
     """
+    ranges = tuple([segments for _, segments in messages])
+    if codec.concatenates and not messages[0][0].is_cpu and (every := _in_one(ranges)) is not None:
+        find = partial(_with_number, codec, messages)
+        with translated(find):
+            for wire, segments in messages:
+                codec.check_size(wire, segments)
+            add([consecutive([wire for wire, _ in messages])], every)
+        return
     first = 0
     for segments, group in groupby(messages, key=lambda message: message[1]):
         wires = [wire for wire, _ in group]
@@ -27,6 +41,26 @@ def add_runs_(
             with translated(partial(_counted_from, first)):
                 add(wires, segments)
         first += len(wires)
+
+
+@lru_cache(maxsize=512)
+def _in_one(ranges: tuple[Segments, ...]) -> Segments | None:
+    """Return the ranges of several messages, or None if they overlap or are empty."""
+    every = [pair for segments in ranges for pair in segments]
+    if len(ranges) < 2 or not apart(ranges) or not any(size for _, size in every):
+        return None
+    return Segments(tuple(start for start, _ in every), tuple(size for _, size in every))
+
+
+def _with_number(codec: Codec, messages: Sequence[Message], error: Exception) -> Exception:
+    """Return the first damaged message's error, found on the CPU."""
+    for number, (wire, segments) in enumerate(messages):
+        try:
+            codec.decode_segments_add_(wire.cpu(), segments, torch.zeros(segments.end, device="cpu"))
+        except WireError as found:
+            found.message = number
+            return found
+    return error
 
 
 def _counted_from(first: int, error: Exception) -> Exception:

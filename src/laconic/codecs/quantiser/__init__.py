@@ -13,6 +13,7 @@ from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.layout import Segments
+from laconic.core.message_runs import add_runs_
 from laconic.kernels.quantise.form import Form, Measure
 
 FARTHEST = 1e5  # standard deviations: no entry of 2^31 is farther out than 46,341
@@ -65,13 +66,11 @@ class Quantiser(Codec):
     def decode_messages_add_(
         self, messages: Sequence[tuple[Tensor, Segments]], out: Tensor, alpha: float = 1
     ) -> Tensor:
-        if not self.fixed_size or len({segments for _, segments in messages}) != 1:
+        if not self.fixed_size:
             return super().decode_messages_add_(messages, out, alpha)
-        segments = messages[0][1]
-        if not segments.numel:
-            return out
-        wires = [wire for wire, _ in messages]
-        return kernels.dequantise_messages_add_(wires, segments, out, self._form, alpha)
+        add = kernels.dequantise_messages_add_
+        add_runs_(self, messages, lambda wires, segments: add(wires, segments, out, self._form, alpha))
+        return out
 
 
 def check_norm(name: str, norm: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from laconic.core.deferred import check
 from laconic.core.framing import consecutive, sent_to
-from laconic.core.layout import Segments
+from laconic.core.layout import Segments, apart
 from laconic.kernels import dispatch
 from laconic.kernels.launch import launch
 from laconic.kernels.minmax.faults import FAULTS, check_flags
@@ -21,7 +21,6 @@ from laconic.kernels.minmax.gpu_add import add_kernel, validate_kernel
 from laconic.kernels.minmax.gpu_encode import encode_kernel
 from laconic.kernels.minmax.gpu_tables import CHUNK, Tables, tables_of
 from laconic.kernels.minmax.reference import not_finite
-from laconic.kernels.minmax.rows import apart
 
 STACK = 8  # messages of the same segments per launch
 

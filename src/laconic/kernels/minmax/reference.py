@@ -13,12 +13,12 @@ from torch import Tensor
 
 from laconic.core.deferred import check
 from laconic.core.errors import NonFiniteError
-from laconic.core.layout import Segments
+from laconic.core.layout import Segments, apart
 from laconic.kernels.bitpack.reference import pack_bytes, unpack_bytes
 from laconic.kernels.minmax.dither import rounded_up
 from laconic.kernels.minmax.faults import Faults, check_faults
 from laconic.kernels.minmax.form import MinMaxForm, minmax_nbytes
-from laconic.kernels.minmax.rows import Rows, alike, apart, filled, pieces, rows_of
+from laconic.kernels.minmax.rows import Rows, alike, filled, pieces, rows_of
 from laconic.kernels.tiles import table
 
 FARTHEST = 2.0**126  # extremes are clipped here: nothing overflows

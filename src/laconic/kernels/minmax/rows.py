@@ -123,16 +123,6 @@ def _cuts(segments: Segments) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     return tuple(lengths), tuple(picked[number] for number in range(len(segments)))
 
 
-@lru_cache(maxsize=512)
-def apart(messages: tuple[Segments, ...]) -> bool:
-    at = 0
-    for start, size in sorted(pair for segments in messages for pair in segments if pair[1]):
-        if start < at:
-            return False
-        at = start + size
-    return True
-
-
 def pieces(x: Tensor, segments: Segments) -> list[Tensor]:
     """Return views of the ranges of flat x in one call, unlike `Segments.views`."""
     cuts = _cuts(segments)

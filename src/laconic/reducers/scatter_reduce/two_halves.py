@@ -11,11 +11,11 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
-from laconic.comm.messages import Sent, SentMessage, SentParts, add_messages_, encoded
+from laconic.comm.messages import Sent, SentMessage, SentParts, add_messages_, encoded, encoded_parts
 from laconic.comm.partition import Partition
 from laconic.comm.skippable import all_to_all_or_skip, any_skips, gather_or_skip
 from laconic.core.codec import Codec
-from laconic.core.layout import Layout, PerLayout, Segments
+from laconic.core.layout import Layout, PerLayout
 from laconic.core.turn import Turn, mix
 from laconic.reducers import BoundReducer
 from laconic.reducers.scatter_reduce.cuts import cut, cuts
@@ -73,8 +73,11 @@ class TwoHalves(BoundReducer):
         comm, parts, home = self._comm, partition.parts, partition.home
         codecs = self._codecs(partition, turn.step)
         wires, joined = None, None
-        if x is not None:
-            wires, joined = self._wires(x, partition, codecs, turn)
+        if x is not None and alike(codecs):
+            wires, joined = encoded_parts(x, partition.away, codecs[0], turn)
+        elif x is not None:
+            pairs = zip(partition.away.layouts, codecs, strict=True)
+            wires = [encoded(x, part, each, turn) for part, each in pairs]
         came = all_to_all_or_skip(comm, wires, out.device, partition.due)
         if x is None or wires is None or came is None:
             return None, None
@@ -85,10 +88,8 @@ class TwoHalves(BoundReducer):
         arrived = ((rank, SentMessage(codec, came[rank], home.segments)) for rank in others)
         add_messages_(mean, arrived, 1 / comm.size)
         apart = own if x is out or len(parts[comm.rank].segments) != 1 else own.clone()
-        shares: tuple[Sent, ...]
-        if joined is not None:
-            shares = (SentMessage(codecs[others[0]], joined, partition.others.segments),)
-        else:
+        shares: tuple[Sent, ...] = () if joined is None else (joined,)
+        if joined is None:
             shares = tuple(SentMessage(codecs[rank], wires[rank], parts[rank].segments) for rank in others)
         return mean, SentParts((DenseShare(parts[comm.rank].segments, apart, 1.0), *shares))
 
@@ -111,7 +112,7 @@ class TwoHalves(BoundReducer):
         if wires is None:
             return False
         partition.bucket.segments.zero_(out)
-        add_messages_(out, enumerate(map(SentMessage, codecs, wires, partition.ranges)), alpha)
+        add_messages_(out, enumerate(map(SentMessage, codecs, wires, partition.every.ranges)), alpha)
         return True
 
     def _is_finite(self, mean: Tensor, home: Layout, codec: Codec) -> bool:
@@ -122,20 +123,6 @@ class TwoHalves(BoundReducer):
 
     def _codecs(self, partition: Partition, step: int) -> list[Codec]:
         return [self._codec_of(part, step) for part in partition.parts]
-
-    def _wires(
-        self, x: Tensor, partition: Partition, codecs: Sequence[Codec], turn: Turn
-    ) -> tuple[list[Tensor], Tensor | None]:
-        """Return a message uint8 for each rank, empty for this one; and all in one if one call made them."""
-        rank, parts = self._comm.rank, partition.parts
-        codec = codecs[rank - 1]
-        if codec.concatenates and codec.fixed_size and alike(codecs):
-            joined = encoded(x, partition.others, codec, turn)
-            nbytes = nbytes_of(codec, partition.ranges, rank)
-            return list(joined.split_with_sizes(nbytes)), joined if len(parts) > 1 else None
-        empty = x.new_empty(0, dtype=torch.uint8)
-        pairs = enumerate(zip(parts, codecs, strict=True))
-        return [empty if r == rank else encoded(x, part, each, turn) for r, (part, each) in pairs], None
 
     def _travel(
         self, x: Tensor | None, partition: Partition, turn: Turn, out: Tensor
@@ -184,12 +171,6 @@ class TwoHalves(BoundReducer):
 
 def alike(codecs: Sequence[Codec]) -> bool:
     return list(codecs).count(codecs[0]) == len(codecs)
-
-
-@lru_cache(maxsize=512)
-def nbytes_of(codec: Codec, ranges: tuple[Segments, ...], rank: int) -> list[int]:
-    """Return the bytes for each rank, 0 for this one. Cached: do not modify."""
-    return [0 if r == rank else codec.message_nbytes(segments) for r, segments in enumerate(ranges)]
 
 
 @lru_cache(maxsize=512)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
-from laconic.comm.messages import Sent, SentMessage, SentParts, add_messages_, encoded
+from laconic.comm.messages import Sent, SentMessage, SentParts, add_messages_, encoded, encoded_parts
 from laconic.comm.skippable import all_to_all_or_skip, gather_or_skip
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
@@ -107,7 +107,9 @@ class _Server(BoundReducer):
         up, down = self._spec.up.at(turn.step), self._spec.down.at(turn.step)
         parts = [part.segments for part in partition.parts]
         due = [len(part) > 0 for part in partition.parts]
-        own = None if x is None else [encoded(x, part, up, turn) for part in partition.parts]
+        own, joined = None, None
+        if x is not None:
+            own, joined = encoded_parts(x, partition.every, up, turn)
         requests = all_to_all_or_skip(comm, own, device, due)
         answer = None if requests is None else self._serve(requests, partition.home, up, down, turn)
         answers = gather_or_skip(comm, answer, device, due)
@@ -116,7 +118,7 @@ class _Server(BoundReducer):
             return None
         messages = (SentMessage(down, *each) for each in zip(answers, parts, strict=True))
         add_messages_(layout.segments.zero_(out), enumerate(messages), alpha)
-        return SentParts(tuple(SentMessage(up, *each) for each in zip(own, parts, strict=True)))
+        return joined or SentParts(tuple(SentMessage(up, *each) for each in zip(own, parts, strict=True)))
 
     def _serve(
         self, requests: Sequence[Tensor], home: Layout, up: Codec, down: Codec, turn: Turn

@@ -20,7 +20,7 @@ Start = Callable[[IO[str] | None], subprocess.Popen[Any]]
 
 
 class OutOfTime(LabError):
-    """Commands did not end in time."""
+    pass
 
 
 class CommandFailed(LabError):

@@ -227,7 +227,6 @@ def _error_event(error: Exception) -> Event:
 
 
 def _end_with_launcher() -> None:
-    """Exit once the launcher, the parent for `multiprocessing`, has died."""
     if launcher := multiprocessing.parent_process():
         launcher.join()
         os._exit(1)

@@ -39,7 +39,7 @@ TAIL = 3
 
 
 class EngineFailed(LaconicError):
-    """The engine's process ended before the last round."""
+    pass
 
 
 def check_engine() -> None:
