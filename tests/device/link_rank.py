@@ -36,7 +36,7 @@ def main() -> None:
         found = sent_and_received(GPU)
     assert found.device == GPU
     assert torch.equal(found.cpu(), expected)
-    # of the way forward: the mode that counts is not in autograd's thread
+    # those of send and receive: nothing is counted in autograd's thread
     lines = [line for (_, _, line), count in counts.waits.items() for _ in range(count)]
     assert [line for line in lines if line.startswith("pipeline/offer")] == []
     assert sum(line.startswith("pipeline/link") for line in lines) == 1, counts.where()

@@ -21,5 +21,11 @@ def test_a_link_sends_offers_from_the_host(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=120)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
+    try:
+        for rank in ranks:
+            rank.wait(timeout=120)
+    finally:
+        for rank in ranks:
+            rank.kill()
+        said = [rank.communicate()[0] for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)

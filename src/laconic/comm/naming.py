@@ -43,6 +43,20 @@ def backend_of(backends: Mapping[str, str]) -> str:
     return names.pop() if len(names) == 1 else ",".join(pairs)
 
 
+def backends_of(group: dist.ProcessGroup | None) -> dict[str, str]:
+    config = str(dist.get_backend_config(group))  # such as cpu:gloo,cuda:nccl
+    return dict(pair.split(":") for pair in config.split(","))
+
+
+def host_or(device: torch.device, backends: Mapping[str, str]) -> torch.device:
+    """Return the host if this group sends from it, to avoid GPU waits."""
+    return torch.device("cpu") if "cpu" in backends else device
+
+
+def wire_device(device: torch.device, backends: Mapping[str, str]) -> torch.device:
+    return torch.device("cpu") if backends.get(device.type) == "gloo" else device
+
+
 @contextmanager
 def not_split_off() -> Iterator[None]:
     """Create NCCL communicators inside `with` without splitting those of the default group.

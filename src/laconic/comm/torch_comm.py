@@ -25,7 +25,16 @@ from torch import Tensor
 from laconic.comm.at_exit import close_at_exit
 from laconic.comm.comm import ReduceOp
 from laconic.comm.counter import Counter, StoreCounter
-from laconic.comm.naming import backend_of, destroy, in_store, named_group, not_split_off
+from laconic.comm.naming import (
+    backend_of,
+    backends_of,
+    destroy,
+    host_or,
+    in_store,
+    named_group,
+    not_split_off,
+    wire_device,
+)
 from laconic.comm.posted import OPS, Message, PostedComm
 from laconic.comm.waiting import ATTACHING, log_if_slow
 from laconic.comm.wire_model import is_direct
@@ -57,8 +66,7 @@ class TorchComm(PostedComm):
         self._group: dist.ProcessGroup | None = group
         self.ranks = dist.get_process_group_ranks(group)  # rank here -> rank in the world
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        config = str(dist.get_backend_config(group))  # such as cpu:gloo,cuda:nccl
-        self.backends = dict(pair.split(":") for pair in config.split(","))
+        self.backends = backends_of(group)
         self._waits = self.timeout
         self._original_ranks: Sequence[int] = range(self.size)
         self._original_size = self.size
@@ -179,7 +187,7 @@ class TorchComm(PostedComm):
         return torch.device("cpu" if "cpu" in self.backends else next(iter(self.backends)))
 
     def _home(self, x: Tensor) -> torch.device:
-        return torch.device("cpu") if "cpu" in self.backends else x.device
+        return host_or(x.device, self.backends)
 
     def _start(self, sends: Sequence[Message], recvs: Sequence[Message]) -> Sequence[dist.Work]:
         def post(operation: Callable[..., Any], messages: Sequence[Message]) -> list[dist.P2POp]:
@@ -202,4 +210,4 @@ class TorchComm(PostedComm):
         return made
 
     def _wire_device(self, x: Tensor) -> torch.device:
-        return torch.device("cpu") if self.backends.get(x.device.type) == "gloo" else x.device
+        return wire_device(x.device, self.backends)

@@ -83,11 +83,15 @@ class Buffer:
                 ) from error
 
     def draft(self, micro: int, ids: Tensor, rows: list[Tensor], body: Tensor) -> None:
-        """Record changes. Raises `StateError` or `OSError` without room."""
+        """Record changes. The rows must not be modified afterwards. Raises `StateError` or `OSError` without
+        room.
+        """
         # opens the memory while an error still stops the step on all ranks
         assert self.memory is not None
-        sizes = [each.numel() for each in (body, *rows)]
-        wire, *copies = torch.split(torch.cat([body, *rows]).cpu(), sizes)  # a GPU is waited for once
+        wire, *copies = body, *rows
+        if not body.is_cpu:  # one copy, one wait
+            sizes = [each.numel() for each in (body, *rows)]
+            wire, *copies = torch.cat([body, *rows]).cpu().split_with_sizes(sizes)
         brought = hashlib.blake2b(wire.numpy().tobytes(), digest_size=16).digest()
         self._drafts[micro] = Draft(ids, copies, brought)
 

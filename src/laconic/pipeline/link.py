@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.codecs.dense import Dense
-from laconic.comm.torch_comm import TorchComm
+from laconic.comm.naming import backends_of, host_or, wire_device
 from laconic.core.codec import Codec
 from laconic.core.errors import AttachError, LaconicError, PeerError, WireError
 from laconic.exchange.method import lift_codec
@@ -67,8 +67,8 @@ class Link:
         self._traffic = Traffic()
         self._turns: dict[tuple[int, int], int] = {}
         self._awaited: dict[int, WeakValueDictionary[int, Awaited]] = {}
-        self._backends = TorchComm(group).backends
         self.rank = dist.get_rank(group)
+        self._backends = backends_of(group) if self.rank >= 0 else {}
 
     def __repr__(self) -> str:
         return f"link({self._codecs['forward']!r}, backward={self._codecs['backward']!r})"
@@ -153,7 +153,7 @@ class Link:
         if answer.state is State.REFUSED:
             raise WireError(self._unlike(channel, to))
         if body.numel():
-            going = body.contiguous().to(self._wire_device(x.device))
+            going = body.contiguous().to(wire_device(x.device, self._backends))
             dist.send(going, group=self._group, group_dst=to)
             self._traffic.sent(direction, body.numel(), 0, 0.0)
         return wanted and answer.gradient
@@ -161,7 +161,7 @@ class Link:
     def get(self, out: Tensor, source: int, turn: int, wanted: bool) -> bool:
         channel, visit, agreed = self._channel("forward", out.shape, out.dtype, source, self.rank, turn)
         offer = self._offered("forward", out.device, source)
-        alike = offer.agreed == agreed
+        alike = offer.agreed == agreed and offer.nbytes <= channel.most
         answer = Offer(State.OFFERED if alike else State.REFUSED, wanted)
         self._tell("forward", answer, out.device, source, dense=0)
         if not alike:
@@ -182,7 +182,7 @@ class Link:
         while not awaited.came:
             offer = self._offered("backward", awaited.device, source)
             owner = known.get(offer.agreed)
-            if owner is None:
+            if owner is None or offer.nbytes > owner.channel.most:
                 raise WireError(self._unlike(awaited.channel, source))
             out = torch.empty(owner.channel.shape, dtype=owner.channel.dtype, device=owner.device)
             self._body("backward", offer, owner.channel, owner.visit, out, source)
@@ -200,28 +200,21 @@ class Link:
     def _body(
         self, direction: Direction, offer: Offer, channel: Channel, visit: Visit, out: Tensor, source: int
     ) -> None:
-        body = torch.empty(offer.nbytes, dtype=torch.uint8, device=self._wire_device(out.device))
+        body = torch.empty(offer.nbytes, dtype=torch.uint8, device=wire_device(out.device, self._backends))
         if offer.nbytes:
             dist.recv(body, group=self._group, group_src=source)
             self._traffic.received(direction, offer.nbytes, 0.0)
         channel.decode_(body.to(out.device), out, visit)
 
     def _tell(self, direction: Direction, offer: Offer, device: torch.device, to: int, *, dense: int) -> None:
-        dist.send(offer.message(self._offer_device(device)), group=self._group, group_dst=to)
+        dist.send(offer.message(host_or(device, self._backends)), group=self._group, group_dst=to)
         self._traffic.sent(direction, HEADER.size, dense, 0.0)
 
     def _hear(self, direction: Direction, device: torch.device, source: int) -> Offer:
-        message = torch.empty(HEADER.size, dtype=torch.uint8, device=self._offer_device(device))
+        message = torch.empty(HEADER.size, dtype=torch.uint8, device=host_or(device, self._backends))
         dist.recv(message, group=self._group, group_src=source)
         self._traffic.received(direction, HEADER.size, 0.0)
         return Offer.of(message)
-
-    def _offer_device(self, device: torch.device) -> torch.device:
-        """Return the host if the group sends from it, to avoid GPU waits."""
-        return torch.device("cpu") if "cpu" in self._backends else device
-
-    def _wire_device(self, device: torch.device) -> torch.device:
-        return torch.device("cpu") if self._backends.get(device.type) == "gloo" else device
 
     def _unlike(self, channel: Channel, other: int) -> str:
         return (
