@@ -31,16 +31,16 @@ class Partition:
     bucket: Layout
     parts: tuple[Layout, ...]  # per rank, at the bucket's offsets
     home: Layout  # of this rank, from offset 0
-    away: Parts  # those parts, but for this rank's
+    to_others: Parts  # those of other ranks; this rank's is empty
 
     @classmethod
     def of(cls, bucket: Layout, parts: Iterable[Layout], rank: int) -> Partition:
         parts = tuple(parts)
-        away = tuple(Layout(()) if r == rank else part for r, part in enumerate(parts))
-        return cls(bucket, parts, packed(parts[rank]), Parts(away))
+        to_others = tuple(Layout(()) if r == rank else part for r, part in enumerate(parts))
+        return cls(bucket, parts, packed(parts[rank]), Parts(to_others))
 
     @cached_property
-    def every(self) -> Parts:
+    def to_all(self) -> Parts:
         return Parts(self.parts)
 
     @cached_property

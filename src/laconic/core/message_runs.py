@@ -26,14 +26,14 @@ def add_runs_(
     On a GPU, messages of different tensors become one if the codec concatenates. A `WireError` has the number
     of the message among all.
     """
-    ranges = tuple([segments for _, segments in messages])
-    if codec.concatenates and not messages[0][0].is_cpu and (every := _in_one(ranges)) is not None:
-        find = partial(_with_number, codec, messages)
-        with translated(find):
-            for wire, segments in messages:
-                codec.check_size(wire, segments)
-            add([consecutive([wire for wire, _ in messages])], every)
-        return
+    if codec.concatenates and not all(wire.is_cpu for wire, _ in messages):
+        given = [message for message in messages if message[1].numel]
+        if (every := _in_one(tuple([segments for _, segments in given]))) is not None:
+            with translated(partial(_with_number, codec, messages)):
+                for wire, segments in given:
+                    codec.check_size(wire, segments)
+                add([consecutive([wire for wire, _ in given])], every)
+            return
     first = 0
     for segments, group in groupby(messages, key=lambda message: message[1]):
         wires = [wire for wire, _ in group]
@@ -45,18 +45,23 @@ def add_runs_(
 
 @lru_cache(maxsize=512)
 def _in_one(ranges: tuple[Segments, ...]) -> Segments | None:
-    """Return the ranges of several messages, or None if they overlap or are empty."""
-    every = [pair for segments in ranges for pair in segments]
-    if len(ranges) < 2 or not apart(ranges) or not any(size for _, size in every):
+    """Return the ranges of several messages, or None if they overlap."""
+    if len(ranges) < 2 or not apart(ranges):
         return None
+    every = [pair for segments in ranges for pair in segments]
     return Segments(tuple(start for start, _ in every), tuple(size for _, size in every))
 
 
 def _with_number(codec: Codec, messages: Sequence[Message], error: Exception) -> Exception:
     """Return the first damaged message's error, found on the CPU."""
+    if not isinstance(error, WireError):
+        return error
+    error.message = None
     for number, (wire, segments) in enumerate(messages):
         try:
-            codec.decode_segments_add_(wire.cpu(), segments, torch.zeros(segments.end, device="cpu"))
+            if segments.numel:
+                out = torch.zeros(segments.end, dtype=torch.float32, device="cpu")
+                codec.decode_segments_add_(wire.cpu(), segments, out)
         except WireError as found:
             found.message = number
             return found

@@ -74,9 +74,9 @@ class TwoHalves(BoundReducer):
         codecs = self._codecs(partition, turn.step)
         wires, joined = None, None
         if x is not None and alike(codecs):
-            wires, joined = encoded_parts(x, partition.away, codecs[0], turn)
+            wires, joined = encoded_parts(x, partition.to_others, codecs[0], turn)
         elif x is not None:
-            pairs = zip(partition.away.layouts, codecs, strict=True)
+            pairs = zip(partition.to_others.layouts, codecs, strict=True)
             wires = [encoded(x, part, each, turn) for part, each in pairs]
         came = all_to_all_or_skip(comm, wires, out.device, partition.due)
         if x is None or wires is None or came is None:
@@ -112,7 +112,7 @@ class TwoHalves(BoundReducer):
         if wires is None:
             return False
         partition.bucket.segments.zero_(out)
-        add_messages_(out, enumerate(map(SentMessage, codecs, wires, partition.every.ranges)), alpha)
+        add_messages_(out, enumerate(map(SentMessage, codecs, wires, partition.to_all.ranges)), alpha)
         return True
 
     def _is_finite(self, mean: Tensor, home: Layout, codec: Codec) -> bool:

@@ -105,20 +105,20 @@ class _Server(BoundReducer):
         self._pending.finish_before(turn.step)
         comm, partition, device = self._comm, self._partition(layout), out.device
         up, down = self._spec.up.at(turn.step), self._spec.down.at(turn.step)
-        parts = [part.segments for part in partition.parts]
+        ranges = partition.to_all.ranges
         due = [len(part) > 0 for part in partition.parts]
         own, joined = None, None
         if x is not None:
-            own, joined = encoded_parts(x, partition.every, up, turn)
+            own, joined = encoded_parts(x, partition.to_all, up, turn)
         requests = all_to_all_or_skip(comm, own, device, due)
         answer = None if requests is None else self._serve(requests, partition.home, up, down, turn)
         answers = gather_or_skip(comm, answer, device, due)
         if own is None or answers is None:
             self.put_back(layout)
             return None
-        messages = (SentMessage(down, *each) for each in zip(answers, parts, strict=True))
+        messages = (SentMessage(down, *each) for each in zip(answers, ranges, strict=True))
         add_messages_(layout.segments.zero_(out), enumerate(messages), alpha)
-        return joined or SentParts(tuple(SentMessage(up, *each) for each in zip(own, parts, strict=True)))
+        return joined or SentParts(tuple(SentMessage(up, *each) for each in zip(own, ranges, strict=True)))
 
     def _serve(
         self, requests: Sequence[Tensor], home: Layout, up: Codec, down: Codec, turn: Turn
