@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tests.unit.commands import invoke, one_line
 from tests.unit.shared import for_each
 from typer.testing import Result
 
+from laconic.core.atomic_file import write_text
 from laconic.tools.cli import session
 from laconic.tools.report.ledger import EVENTS, Ledger
 from laconic.tools.tasks.launcher import WorkerFailed, _cause
@@ -157,3 +159,20 @@ def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "Ledger", Full)
     failing(monkeypatch, WorkerFailed("never raised"), steps=2)
     one_line(train(tmp_path), f"laconic: cannot write {tmp_path / 'run' / EVENTS}: No space left on device;")
+
+
+def test_a_federation_on_a_full_disk_names_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("laconic.tools.cli.federate.EVENTS", "/dev/full")
+    words = "federate digits --with fedavg() --rounds 1 --clients 2 --name run --out"
+    result = invoke(*words.split(), tmp_path)
+    assert result.exit_code == 2
+    assert "laconic: cannot write /dev/full: No space left on device;" in result.stderr
+
+
+def test_a_failed_replacement_names_the_file_itself(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for name in ("folder", "missing/file"):
+        with pytest.raises(OSError, match=re.escape(str(tmp_path / name))) as caught:
+            write_text(tmp_path / name, "text")
+        assert caught.value.filename == str(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]

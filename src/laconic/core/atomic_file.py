@@ -1,4 +1,4 @@
-"""Atomic replacement of a file, and errors that name it."""
+"""Atomic replacement of a file."""
 
 from __future__ import annotations
 
@@ -6,17 +6,28 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Add the file's name to an `OSError` without one, such as that of a full disk."""
+def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Name this file in an `OSError` without a name, or with the temporary one."""
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(path)
+        if error.errno is not None and str(error.filename) in ("None", str(temporary)):
+            error.filename = str(path)
         raise
+
+
+@contextmanager
+def appending(path: Path) -> Iterator[TextIO]:
+    file = path.open("a", encoding="utf-8")
+    try:
+        yield file
+    finally:
+        with naming(path):
+            file.close()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -39,11 +50,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with naming(path), temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with naming(path, temporary):
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     with suppress(OSError):  # some file systems cannot flush a folder

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from laconic.core import arguments
-from laconic.core.atomic_file import naming, write_text
+from laconic.core.atomic_file import appending, naming, write_text
 from laconic.core.errors import SpecError
 from laconic.core.spec import parse
 from laconic.federated.schemes import scheme_of
@@ -139,7 +139,7 @@ def federate(
     for text in texts:
         _show_sampling(screen, text, plan)
     try:
-        with interrupts, (folder / EVENTS).open("a", encoding="utf-8") as events:
+        with interrupts, appending(folder / EVENTS) as events:
             for number in range(seed, seed + seeds):
                 for text in texts:
                     settings = replace(plan, spec=text, seed=number)

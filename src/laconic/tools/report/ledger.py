@@ -9,11 +9,11 @@ Other events:
 
     {"kind": "start", ..., "optimiser": "SGD", "lr": 0.1}      rank 0, before its first step and on a resume
     {"kind": "decision", ..., "step": 20, "message": "..."}    rank 0: a method's decision
-    {"kind": "masks", ..., "step": 20, "density": 0.1, ...}    rank 0: share of weights in use: in sparse
-                                                               layers and the model; share changed last
+    {"kind": "masks", ..., "step": 20, "density": 0.1, ...}    rank 0: share of weights in use, in sparse
+                                                               layers; "model_density": in all; "changed" last
     {"kind": "lost", ..., "rank": 2, "step": 17}               a lost worker's last step
     {"kind": "back", ..., "rank": 2, "step": 31}               its replacement's first step
-    {"kind": "interface", ..., "sent": 123, "received": 120}   in a lab, at the end: bytes of the host
+    {"kind": "interface", ..., "sent": 123, "received": 120}   in a lab, at the end: bytes of the interface
 
 In a pipeline, only last stages have "loss" (else null), and "network_sent" sums "activations_sent",
 "gradients_sent" (of activations) and "replicas_sent". With coded activations, a test has "kept" and
@@ -93,16 +93,19 @@ class Ledger:
                 self._events.flush()
 
     def rewrite(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        self._events.close()
+        self._close_events()
         kept = [json.dumps(event) for event in read_events(self.folder) if wanted(event)]
         write_text(self.folder / EVENTS, "".join(f"{line}\n" for line in kept))
         self._events = (self.folder / EVENTS).open("a", encoding="utf-8")
 
     def close(self) -> None:
-        with naming(self.folder / EVENTS):
-            self._events.close()
+        self._close_events()
         for board in self._boards.values():
             board.close()
+
+    def _close_events(self) -> None:
+        with naming(self.folder / EVENTS):
+            self._events.close()
 
     def _scalars(self, ranks: list[dict[str, Any]]) -> None:
         first = ranks[0]
