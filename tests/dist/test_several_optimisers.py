@@ -97,6 +97,23 @@ def test_muon_beside_adamw_is_saved_and_goes_on(pool, spec, held):
 
 
 @on_ranks(2)
+def test_step_hooks_are_those_of_each_optimiser():
+    model, optimizer = together("local_sgd(every=2)", apart=True)
+    seen = []
+    hooks = [
+        optimizer.register_step_pre_hook(lambda *_: seen.append("before")),
+        optimizer.register_step_post_hook(lambda *_: seen.append("after")),
+    ]
+    advance(model, optimizer, [0])
+    assert seen == ["before", "after"] * 2
+    for hook in hooks:
+        hook.remove()
+    advance(model, optimizer, [1])
+    assert len(seen) == 4
+    optimizer.remove()
+
+
+@on_ranks(2)
 def test_an_optimiser_without_gradients_does_nothing():
     spec = "local_sgd(every=1)"
     model, optimizer = together(spec, apart=True)

@@ -161,6 +161,20 @@ def test_both_laws_hold_over_several_steps(spec):
     assert exact or not reducer.exact_mean
 
 
+@every_reducer
+def test_nothing_is_held_back_after_a_discard(spec):
+    def body(comm):
+        bound, out = parse(spec).bind(GAPS, Metered(comm)), torch.zeros(MODEL.numel)
+        bound.reduce(x_of(comm.rank), GAPS, Turn(3, comm.rank, seed=1), out)
+        before = kept(bound.state_dict())
+        bound.discard()
+        return bound.holds_back, bool(before.any()), bool(kept(bound.state_dict()).any())
+
+    results = Loopback.run(3, body)
+    assert not any(after for _, _, after in results)
+    assert any(before for _, before, _ in results) <= any(holds for holds, _, _ in results)
+
+
 @over(spec=EXAMPLES, size=SIZES[:-1], layout=LAYOUTS)
 def test_the_sent_share_leaves_the_memory(spec, size, layout):
     for _, sent, x, _, _ in played(spec, size, layout):

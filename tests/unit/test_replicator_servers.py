@@ -79,6 +79,28 @@ def test_all_gradients_arrive_or_wait_in_the_residual(compressor: str, servers: 
         assert all(kept["0"].abs().sum() > 0 for _, _, kept in done)
 
 
+def test_a_workers_residuals_are_saved_restored_and_discarded() -> None:
+    def play(seat: RankContext):
+        held = parameters()
+        client = ServerClient(
+            seat, torch.optim.SGD(held, lr=1.0), "topk(density=0.05)", "it", seed=0, number=0
+        )
+        for each, grad in zip(held, gradient(seat.group, 0), strict=True):
+            each.grad = grad
+        client.step(lambda: pytest.fail("servers step, not workers"), None)
+        state, before = client.state_dict(), [link.residual.clone() for link in client._links]
+        client.discard()
+        discarded = [bool(link.residual.any()) for link in client._links]
+        client.load_state_dict(state)
+        refuses(StateError, "rank", client.load_state_dict, state | {"rank": 7})
+        refuses(StateError, "cannot gather their states", client.gathered, {})
+        restored = all(map(torch.equal, [link.residual for link in client._links], before))
+        client.finish()
+        return client.steps, [bool(each.any()) for each in before], discarded, restored
+
+    assert world(4, play, servers=2) == [(1, [True, True], [False, False], True)] * 2
+
+
 def share(limit: int = 3, file: Path | None = None, every: int = 100, shapes=SHAPES) -> ParameterShard:
     named = {f"{i}": nn.Parameter(torch.zeros(shape)) for i, shape in enumerate(shapes)}
     config = to_config(torch.optim.SGD(named.values(), lr=1.0), {p: name for name, p in named.items()})
