@@ -56,7 +56,6 @@ def written(found: dict[str, Any]) -> str:
         "# auto() compared with its candidates",
         "",
         *earlier(found),
-        "",
         explained,
         "",
         momentum,
@@ -105,12 +104,13 @@ def written(found: dict[str, Any]) -> str:
 
 def earlier(found: dict[str, Any]) -> list[str]:
     """What to know of figures that were measured before the default changed."""
-    [spec] = (name for name in found["steps"][0]["seconds"] if name.startswith("auto("))
-    if spec == AUTO:
+    specs = {row["spec"] for each in found.get("loss", ()) for row in each["rows"]}
+    if not (before := sorted(spec for spec in specs if spec.startswith("auto(") and spec != AUTO)):
         return []
     return [
-        f"The figures of this page are for `{spec}` with an earlier search, which had one pass, and with"
-        " momentum in the optimiser. [Time to accuracy](time_to_accuracy.md) has rows of both specs.",
+        f"Final losses and repeated runs below are older: of `{before[0]}`, whose search had one pass, with"
+        " momentum in the optimiser.",
+        "",
     ]
 
 
