@@ -97,7 +97,7 @@ class InFile(Memory):
                 file.write(written.getbuffer())
         except OSError as error:
             raise StateError(
-                f"cannot save {self.path}: {error}; make {self.path.parent} writable, and"
+                f"cannot save {self.path}: {error.strerror or error}; make {self.path.parent} writable, and"
                 " check that its disk has free space; the previous state is unchanged"
             ) from error
 
