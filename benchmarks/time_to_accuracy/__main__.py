@@ -2,6 +2,7 @@
 
     python -m benchmarks.time_to_accuracy                  all of it: 3 hours; goes on where it stopped
     python -m benchmarks.time_to_accuracy --link 100mbit --task cifar10 --seed 0    a slice: 20 minutes
+    python -m benchmarks.time_to_accuracy --machine NAME   on a machine whose rows stand apart
     python -m benchmarks.time_to_accuracy --quick          a few steps of each; nothing is kept
 
 Four workers on emulated hosts of this machine train by `laconic lab -- laconic train`, STEPS steps at a rate
@@ -36,6 +37,7 @@ from laconic.tools.report.summary import plain, summarise
 RUNS = Results(Path(__file__).with_name("results.jsonl"))
 WORKERS, STEPS, LOOK, LIMIT_S = 4, 1500, 25, 3600
 SEEDS, LINKS = (0, 1, 2), ("100mbit", "1gbit")
+MACHINES = {"xeon": "on an Intel Xeon at 2.5 GHz, two CPUs of one core"}
 METHODS = (
     "dense()",
     "fp16()",
@@ -48,6 +50,7 @@ METHODS = (
     "diloco(every=20)",
     "sparseloco(every=10, density=0.05)",
 )
+MORE = ("stc(density=0.01)", "stc(density=0.05)")  # on other machines than the first
 
 
 @dataclass(frozen=True)
@@ -71,22 +74,25 @@ class Run:
     link: str
     spec: str
     seed: int
+    machine: str = ""  # that of most rows; seconds of different machines do not compare
 
     @property
     def key(self) -> str:
-        return f"{self.goal.task}-{self.link}/{slug(self.spec)}-{self.seed}"
+        place = "-".join(filter(None, (self.goal.task, self.link, self.machine)))
+        return f"{place}/{slug(self.spec)}-{self.seed}"
 
     def read(self) -> Row | None:
         """Return the stored row, or None."""
         return RUNS.get(self.key)
 
 
-def runs() -> Iterator[Run]:
+def runs(machine: str = "") -> Iterator[Run]:
     """All of them: those of a seed before the next seed."""
     for seed in SEEDS:
         for link in LINKS:
             for goal in GOALS:
-                yield from (Run(goal, link, spec, seed) for spec in METHODS)
+                specs = (*METHODS, *MORE) if machine else METHODS
+                yield from (Run(goal, link, spec, seed, machine) for spec in specs)
 
 
 def command(run: Run, out: Path, steps: int) -> list[str]:
@@ -153,13 +159,18 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="a few steps of each; nothing is kept")
     options.add_argument("--link", choices=LINKS)
     options.add_argument("--task", choices=[goal.task for goal in GOALS])
-    options.add_argument("--only", choices=METHODS, metavar="SPEC", help="one of: " + ", ".join(METHODS))
+    options.add_argument("--machine", choices=[*MACHINES], default="", help="default: that of most rows")
+    every = (*METHODS, *MORE)
+    options.add_argument(
+        "--only", action="append", choices=every, metavar="SPEC", help="one of: " + ", ".join(every)
+    )
     options.add_argument("--seed", type=int, choices=SEEDS)
     given = options.parse_args()
-    wanted = {"link": given.link, "spec": given.only, "seed": given.seed}
-    for run in runs():
+    wanted = {"link": given.link, "seed": given.seed}
+    for run in runs(given.machine):
         chosen = all(value is None or getattr(run, name) == value for name, value in wanted.items())
-        if not chosen or given.task not in (None, run.goal.task) or run.read() is not None:
+        chosen = chosen and given.task in (None, run.goal.task) and run.spec in (given.only or every)
+        if not chosen or run.read() is not None:
             continue
         row = measured(run, 2 * LOOK if given.quick else STEPS)
         if not given.quick:

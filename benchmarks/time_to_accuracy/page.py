@@ -13,7 +13,9 @@ from benchmarks.time_to_accuracy.__main__ import (
     GOALS,
     LINKS,
     LOOK,
+    MACHINES,
     METHODS,
+    MORE,
     SEEDS,
     STEPS,
     WORKERS,
@@ -37,8 +39,9 @@ of training until a test, one in {LOOK} steps, first reaches the target: mean ±
 tests themselves do not count. *Sooner*: than dense training of the same seeds. Hosts share the machine's
 cores, so a step's compute takes longer than on separate machines, and a method gains less.
 
-In these runs `auto()` stopped at 4 bits, and `diloco` had an outer momentum of 0.9. With SGD, `auto()` may
-now send one value in a hundred, and `diloco` has 0.5: these rows are to be measured again.
+In the tables without a machine `auto()` stopped at 4 bits, and `diloco` had an outer momentum of 0.9. With
+SGD, `auto()` may now send one value in a hundred, as in the table of another machine, and `diloco` has 0.5:
+its rows are to be measured again. Seconds of different machines do not compare.
 """
 TOLD = ("method", "seconds", "sooner", "accuracy at last, %", "ms a step", "sent, kB a step", "seeds")
 
@@ -50,9 +53,11 @@ def page() -> str:
         if started(goal):
             lines += [f"![Test accuracy on {goal.task} by seconds of training]({picture_of(goal)})", ""]
         for link in LINKS:
-            if found := [*rows(goal, link)]:
-                heading = f"## {goal.task}, `{goal.model}`, to {goal.target:g} %, {link}"
-                lines += [heading, "", *table(TOLD, found), ""]
+            for machine in ("", *MACHINES):
+                if found := [*rows(goal, link, machine)]:
+                    heading = f"## {goal.task}, `{goal.model}`, to {goal.target:g} %, {link}"
+                    heading += f", {MACHINES[machine]}" if machine else ""
+                    lines += [heading, "", *table(TOLD, found), ""]
     return "\n".join(lines)
 
 
@@ -76,17 +81,17 @@ def pictures(folder: Path) -> dict[Path, Callable[[], str]]:
     return {folder / picture_of(goal): lambda goal=goal: picture(goal) for goal in GOALS if started(goal)}
 
 
-def of(goal: Goal, link: str, spec: str) -> dict[int, Row]:
+def of(goal: Goal, link: str, spec: str, machine: str = "") -> dict[int, Row]:
     """The trainings of a method that are done, by seed."""
-    found = {seed: Run(goal, link, spec, seed).read() for seed in SEEDS}
+    found = {seed: Run(goal, link, spec, seed, machine).read() for seed in SEEDS}
     return {seed: row for seed, row in found.items() if row is not None}
 
 
-def rows(goal: Goal, link: str) -> Iterator[Sequence[str]]:
+def rows(goal: Goal, link: str, machine: str = "") -> Iterator[Sequence[str]]:
     """A row for each method."""
-    dense = of(goal, link, DENSE)
-    for spec in METHODS:
-        if its := of(goal, link, spec):
+    dense = of(goal, link, DENSE, machine)
+    for spec in (*METHODS, *MORE):
+        if its := of(goal, link, spec, machine):
             yield (
                 f"`{spec}`",
                 *reached(its, dense),
