@@ -29,6 +29,7 @@ from benchmarks.common.tables import plus_minus
 from benchmarks.entropy import page as entropy_page
 from benchmarks.faults import page as faults_page
 from benchmarks.federated import page as federated_page
+from benchmarks.gpu import buckets as gpu_buckets
 from benchmarks.gpu import page as gpu_page
 from benchmarks.large_batch import page as large_batches_page
 from benchmarks.lowbit import page as low_bit_page
@@ -157,6 +158,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "faults": faults_page.block,
     "sharded": sharded_page.block,
     **gpu_page.BLOCKS,
+    **gpu_buckets.BLOCKS,
 }
 
 DOCS = ROOT / "docs"

@@ -147,6 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="the file to write; default: standard output")
     parser.add_argument("--only", choices=NAMES, help="one method")
+    parser.add_argument("--matrices", type=int, nargs="+", default=MATRICES, help="numbers of matrices")
     options = parser.parse_args()
     if device.missing():
         sys.exit(device.missing())
@@ -154,7 +155,7 @@ def main() -> None:
     if triton.interpreted():
         triton.install()
     rows: list[dict[str, Any]] = []
-    for matrices in MATRICES:
+    for matrices in options.matrices:
         for ranks in RANKS:
             for name in [options.only] if options.only else NAMES:
                 rows.append(measured(name, matrices, ranks))
