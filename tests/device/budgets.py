@@ -1,6 +1,7 @@
 """Budgets of waits and launches per bucket, and present limits, which are not to rise.
 
-A limit is the largest count of 1, 54 and 161 matrices and 2 and 8 ranks. Where it is above the budget, the
+A limit is the largest count of 1, 54 and 161 matrices and 2 and 8 ranks, with Triton, whose interpreter is
+slow, of 1 and 3 matrices: docs/gpu.md has more, at most 6 launches above. Where it is above the budget, the
 method does not meet it yet. In plain torch the budget of launches is out of reach of methods that round at
 random: it is that of the Triton kernels.
 """

@@ -39,7 +39,7 @@ def write_text(path: Path, text: str) -> None:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file; at the end of the block, flush and rename it to `path`.
 
-    A crash, a full disk or an exception leaves the old content.
+    A crash, a full disk or an exception leaves the old content; only a crash, the temporary file.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

@@ -122,7 +122,7 @@ def prepare_to_launch() -> None:
 def _listen(workers: Workers, survives_loss: bool = False, restarts: int = 0) -> Iterator[Event]:
     """Yield the workers' events until all have ended.
 
-    `survives_loss`: training continues without lost workers, of which up to `restarts` are restarted.
+    `survives_loss`: training continues without lost workers. `restarts`: how many may be restarted.
     """
     pipes = workers.pipes
     open_pipes = set(pipes)
