@@ -17,6 +17,7 @@ from laconic.core.layout import Segments
 from laconic.kernels import checks
 from laconic.kernels.select import gpu, triton_kernels
 from laconic.kernels.select.sample import dgc_sampling, exact_sampling
+from tests.cases import over
 from tests.native.test_select import INPUTS
 from tests.triton.offline import Kernel, check
 
@@ -78,17 +79,15 @@ KERNELS = [
         for whole in (True, False)
     ),
 ]
-SEGMENTS = [
-    Segments.whole(0),
-    Segments.whole(1),
-    Segments((3, 1, 5, 4001), (2, 1, 0, 4097)),
-    Segments.consecutive([1, 0, 2047, 8192]),
-]
+SEGMENTS = {
+    "empty": Segments.whole(0),
+    "one": Segments.whole(1),
+    "apart": Segments((3, 1, 5, 4001), (2, 1, 0, 4097)),
+    "consecutive": Segments.consecutive([1, 0, 2047, 8192]),
+}
 
 
-@pytest.mark.parametrize("make", INPUTS)
-@pytest.mark.parametrize("segments", SEGMENTS, ids=lambda s: f"{s.numel}in{len(s)}")
-@pytest.mark.parametrize("density", [0.0, 0.004, 0.04, 1.0])
+@over(make=INPUTS, segments=SEGMENTS, density=(0.0, 0.004, 0.04, 1.0))
 def test_selection_equals_the_others(make: Callable[..., Tensor], segments: Segments, density: float) -> None:
     x = make(segments.end + 7, torch.Generator().manual_seed(1))
     ks = torch.tensor([math.ceil(density * size) for size in segments.sizes], dtype=torch.int64)
@@ -102,10 +101,9 @@ def test_selection_equals_the_others(make: Callable[..., Tensor], segments: Segm
         agree(expected, gpu.sampled_topk(x, segments, plan, bits, 0.8))
 
 
-@pytest.mark.parametrize("make", INPUTS)
-@pytest.mark.parametrize("threshold", [0.0, 1e-40, 0.5, 3.0, float("inf")])
+@over(make=INPUTS, threshold=(0.0, 1e-40, 0.5, 3.0, float("inf")))
 def test_above_equals_the_others(make: Callable[..., Tensor], threshold: float) -> None:
-    segments = SEGMENTS[2]
+    segments = SEGMENTS["apart"]
     x = make(segments.end, torch.Generator().manual_seed(4))
     levels = torch.full((len(segments),), threshold)
     agree(kernels.above(x, segments, levels), gpu.above(x, segments, levels))
