@@ -23,6 +23,7 @@ from tests.dist.test_drops_netns import dropped
 from benchmarks.faults.schedule import DISK, LAUNCHER, LINK, Run
 from benchmarks.faults.verdicts import CODE, DIVERGED, HANG, LOST, NotDisturbedError
 from laconic.core.errors import StateError
+from laconic.strategies.distribute import strategy_or_method
 from laconic.tools.report.ledger import CONFIG, slug
 from laconic.tools.tasks import checkpoint
 
@@ -113,7 +114,7 @@ def _train(spec: str, folder: Path, name: str, *more: object) -> subprocess.Pope
 
 
 def _place(folder: Path, name: str, spec: str) -> Path:
-    return folder / name / slug(spec) / "seed0"
+    return folder / name / slug(repr(strategy_or_method(spec))) / "seed0"
 
 
 @cache
