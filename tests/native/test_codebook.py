@@ -32,6 +32,9 @@ def some(seed: int) -> tuple[Tensor, Segments]:
     rng = torch.Generator().manual_seed(seed)
     sizes = torch.randint(0, 60, (seed % 5,), generator=rng).tolist() + ([5000] if seed % 9 == 0 else [])
     segments = Segments.consecutive(sizes)
+    if seed % 2:  # apart, and the last first
+        starts = [start + 2 * i for i, start in enumerate(segments.starts)]
+        segments = Segments(tuple(reversed(starts)), tuple(reversed(sizes)))
     x = torch.randn(segments.end + 3, generator=rng)
     if seed % 3 == 0:
         x = (2 * x).round() / 2

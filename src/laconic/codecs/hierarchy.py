@@ -41,6 +41,7 @@ class Hierarchy(Codec):
     levels: int = 4
 
     unbiased: ClassVar[bool] = False
+    concatenates: ClassVar[bool] = True
     paper: ClassVar[str] = "Jiang et al. 2022, arXiv:2212.14760"
     status: ClassVar[Status] = "reconstruction"
     examples: ClassVar[tuple[str, ...]] = (

@@ -18,6 +18,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.core import arguments
 from laconic.core.codec import Codec
+from laconic.core.framing import CPU
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 from laconic.kernels.codebook.shapes import powers_shape
@@ -43,6 +44,7 @@ class Logquant(Codec):
     levels: int = 15
 
     unbiased: ClassVar[bool] = False
+    concatenates: ClassVar[bool] = True
     paper: ClassVar[str] = "Yang et al. 2021, arXiv:2112.04291"
     status: ClassVar[Status] = "reconstruction"
     examples: ClassVar[tuple[str, ...]] = (
@@ -63,10 +65,11 @@ class Logquant(Codec):
         return float(powers_of(self.base, self.levels, 0.5)[0])
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
-        return kernels.powers_encode(x, segments, powers_of(self.base, self.levels, 0.5))
+        return kernels.powers_encode(x, segments, powers_of(self.base, self.levels, 0.5, x.device))
 
     def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
-        return kernels.powers_add_(wire, segments, out, powers_of(self.base, self.levels, 0.0), alpha)
+        powers = powers_of(self.base, self.levels, 0.0, out.device)
+        return kernels.powers_add_(wire, segments, out, powers, alpha)
 
     def nbytes(self, n: int) -> int:
         return kernels.codebook_nbytes(powers_shape(n, self.levels), n)
@@ -78,8 +81,7 @@ class Logquant(Codec):
 
 
 @lru_cache(maxsize=64)
-def powers_of(base: float, levels: int, shift: float) -> Tensor:
+def powers_of(base: float, levels: int, shift: float, device: torch.device = CPU) -> Tensor:
     """Return base^-(q + shift) for q = levels - 1 down to 0, float32 (levels,), rounded once from float64."""
-    return torch.tensor(
-        [base ** -(q + shift) for q in reversed(range(levels))], dtype=torch.float64, device="cpu"
-    ).float()
+    powers = [base ** -(q + shift) for q in reversed(range(levels))]
+    return torch.tensor(powers, dtype=torch.float64, device="cpu").float().to(device)

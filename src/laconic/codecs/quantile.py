@@ -43,6 +43,7 @@ class Quantile(Codec):
     bins: int = 256
 
     unbiased: ClassVar[bool] = False
+    concatenates: ClassVar[bool] = True
     paper: ClassVar[str] = "Jiang et al. 2018, SIGMOD"
     status: ClassVar[Status] = "verified"
     code: ClassVar[str] = "ccchengff/SketchML"

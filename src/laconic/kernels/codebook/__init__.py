@@ -36,11 +36,11 @@ def hierarchy_encode(x: Tensor, segments: Segments, levels: int) -> Tensor:
     """
     arguments.whole("levels", levels, 1, MOST_LEVELS)
     checks.buffer("x", x, segments)
-    wire = _room(x, segments, lambda n: hierarchy_shape(n, levels))
     if (native := dispatch.native(x)) is not None:
+        wire = _room(x, segments, lambda n: hierarchy_shape(n, levels))
         _check_finite(native.hierarchy_encode(x, segments, levels, wire))
         return wire
-    return _joined(wire, [reference.hierarchy_encode(view, levels) for view in _views(x, segments)])
+    return reference.hierarchy_encode(x, segments, levels)
 
 
 def hierarchy_add_(wire: Tensor, segments: Segments, out: Tensor, levels: int, alpha: float = 1.0) -> Tensor:
@@ -53,22 +53,18 @@ def hierarchy_add_(wire: Tensor, segments: Segments, out: Tensor, levels: int, a
     if (native := dispatch.native(wire, out)) is not None:
         native.hierarchy_add_(wire, segments, levels, out, alpha)
         return out
-    parts = _parts(wire, segments, lambda n: hierarchy_shape(n, levels))
-    found = [
-        reference.hierarchy_decode(part, n, levels) for part, n in zip(parts, segments.sizes, strict=True)
-    ]
-    return _added_(out, segments, found, alpha)
+    return reference.hierarchy_add_(wire, segments, out, levels, alpha)
 
 
 def quantile_encode(x: Tensor, segments: Segments, bins: int) -> Tensor:
     """Encode x as one of `bins` (2..65536) groups of about equal count and single sign."""
     arguments.whole("bins", bins, 2, MOST_BINS)
     checks.buffer("x", x, segments)
-    wire = _room(x, segments, lambda n: quantile_shape(n, bins))
     if (native := dispatch.native(x)) is not None:
+        wire = _room(x, segments, lambda n: quantile_shape(n, bins))
         _check_finite(native.quantile_encode(x, segments, bins, wire))
         return wire
-    return _joined(wire, [reference.quantile_encode(view, bins) for view in _views(x, segments)])
+    return reference.quantile_encode(x, segments, bins)
 
 
 def quantile_add_(wire: Tensor, segments: Segments, out: Tensor, bins: int, alpha: float = 1.0) -> Tensor:
@@ -78,9 +74,7 @@ def quantile_add_(wire: Tensor, segments: Segments, out: Tensor, bins: int, alph
     if (native := dispatch.native(wire, out)) is not None:
         native.quantile_add_(wire, segments, bins, out, alpha)
         return out
-    parts = _parts(wire, segments, lambda n: quantile_shape(n, bins))
-    found = [reference.quantile_decode(part, n, bins) for part, n in zip(parts, segments.sizes, strict=True)]
-    return _added_(out, segments, found, alpha)
+    return reference.quantile_add_(wire, segments, out, bins, alpha)
 
 
 def powers_encode(x: Tensor, segments: Segments, bounds: Tensor) -> Tensor:
@@ -90,11 +84,11 @@ def powers_encode(x: Tensor, segments: Segments, bounds: Tensor) -> Tensor:
     """
     arguments.whole("levels", bounds.numel(), 1, MOST_POWERS)
     checks.buffer("x", x, segments)
-    wire = _room(x, segments, lambda n: powers_shape(n, bounds.numel()))
     if (native := dispatch.native(x)) is not None:
+        wire = _room(x, segments, lambda n: powers_shape(n, bounds.numel()))
         _check_finite(native.powers_encode(x, segments, bounds, wire))
         return wire
-    return _joined(wire, [reference.powers_encode(view, bounds) for view in _views(x, segments)])
+    return reference.powers_encode(x, segments, bounds)
 
 
 def powers_add_(wire: Tensor, segments: Segments, out: Tensor, powers: Tensor, alpha: float = 1.0) -> Tensor:
@@ -107,9 +101,7 @@ def powers_add_(wire: Tensor, segments: Segments, out: Tensor, powers: Tensor, a
     if (native := dispatch.native(wire, out)) is not None:
         native.powers_add_(wire, segments, powers, out, alpha)
         return out
-    parts = _parts(wire, segments, lambda n: powers_shape(n, powers.numel()))
-    found = [reference.powers_decode(part, n, powers) for part, n in zip(parts, segments.sizes, strict=True)]
-    return _added_(out, segments, found, alpha)
+    return reference.powers_add_(wire, segments, out, powers, alpha)
 
 
 def _lengths(segments: Segments, shape: Shape) -> list[int]:
@@ -130,25 +122,4 @@ def _check(wire: Tensor, segments: Segments, out: Tensor, shape: Shape) -> None:
 
 def _check_finite(finite: bool) -> None:
     if not finite:
-        raise NonFiniteError("a codebook cannot hold NaN or Inf: skip this step, it has no gradient")
-
-
-def _views(x: Tensor, segments: Segments) -> list[Tensor]:
-    views = segments.views(x)
-    if views:
-        _check_finite(bool(torch.stack([torch.isfinite(view).all() for view in views]).all()))
-    return views
-
-
-def _joined(wire: Tensor, parts: list[Tensor]) -> Tensor:
-    return torch.cat(parts, out=wire) if parts else wire
-
-
-def _parts(wire: Tensor, segments: Segments, shape: Shape) -> tuple[Tensor, ...]:
-    return torch.split(wire, _lengths(segments, shape)) if len(segments) else ()
-
-
-def _added_(out: Tensor, segments: Segments, found: list[Tensor], alpha: float) -> Tensor:
-    for view, values in zip(segments.views(out), found, strict=True):
-        view += values * alpha
-    return out
+        raise NonFiniteError(reference.NOT_FINITE)
