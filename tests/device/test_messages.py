@@ -25,6 +25,7 @@ RANGES = (
     Segments((200,), (99,)),
 )
 SENDERS = (4, 5, 6, 7)
+BOOKS = ("quantile(bins=16)", "hierarchy(levels=3)", "logquant(levels=4)")
 SPECS = ("sign()", "signmean()", "natural()", "natural(bits=8)", "qsgd(levels=7)", "minmax(bits=4)")
 
 
@@ -58,7 +59,7 @@ def test_their_sum_is_that_of_the_cpu_in_one_call(spec: str) -> None:
     assert same(found.cpu(), expected)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", (*SPECS, *BOOKS))
 def test_the_sender_of_a_damaged_message_is_named(spec: str) -> None:
     codec = parse(spec)
     for number in (0, 2, 3):
@@ -71,3 +72,26 @@ def test_the_sender_of_a_damaged_message_is_named(spec: str) -> None:
             given[number] = SentMessage(codec, wire, RANGES[number])
             with pytest.raises(WireError, match=f"rank {SENDERS[number]}"), deferred():
                 total(codec, given, GPU)
+
+
+@pytest.mark.parametrize("values", (*BOOKS, "minmax(bits=4)"))
+def test_the_sender_of_damaged_sparse_values_is_named(values: str) -> None:
+    """Three messages of the same tensors, whose values are decoded together."""
+    codec = parse(f"sparse(topk(density=0.5), values={values}, indices=fine_delta())")
+    segments, x = Segments((0, 300), (200, 70)), given("normal", 370)
+    wire = codec.encode_segments(x, segments, (0, 1))
+    expected = codec.decode_segments_add_(wire, segments, torch.ones(370))
+    for number in (None, 0, 2):
+        wires = [wire.to(GPU) for _ in range(3)]
+        if number is not None:
+            values_at = len(wire) - parse(values).message_nbytes(Segments.consecutive([100, 35]))
+            wires[number][values_at : values_at + 4] = 255
+        sent = zip(SENDERS, (SentMessage(codec, each, segments) for each in wires), strict=False)
+        out = torch.ones(370, device=GPU)
+        if number is None:
+            with deferred():
+                add_messages_(out, sent, 1 / 3)
+            assert torch.allclose(out.cpu(), expected)
+            continue
+        with pytest.raises(WireError, match=f"rank {SENDERS[number]}"), deferred():
+            add_messages_(out, sent, 1 / 3)

@@ -20,6 +20,7 @@ from laconic.core.turn import MASK
 if sys.byteorder != "little":
     raise ImportError(f"wires are little-endian, and this machine is {sys.byteorder}-endian: use another")
 
+CPU = torch.device("cpu")
 SIGN = 1 << 63
 MASK32 = (1 << 32) - 1
 
@@ -38,6 +39,15 @@ def sent_to(values: Tensor, device: torch.device | None) -> Tensor:
     if device is None or device.type == "cpu":
         return values
     return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
+
+
+def moved(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Move tensors in one copy."""
+    if all(tensor.device == device for tensor in tensors):
+        return [*tensors]
+    joined = torch.cat([*tensors])
+    joined = joined.cpu() if device.type == "cpu" else sent_to(joined, device)
+    return [*torch.split(joined, [tensor.numel() for tensor in tensors])]
 
 
 def consecutive(wires: Sequence[Tensor]) -> Tensor:

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from laconic.core import arguments
-from laconic.core.deferred import deferred
 from laconic.core.errors import WireError
-from laconic.core.framing import sent_to
+from laconic.core.framing import CPU, moved, sent_to
 from laconic.core.layout import Segments
 from laconic.core.spec import Spec
 
@@ -150,19 +149,16 @@ class IndexCoding(Spec):
         Raises:
             WireError: for a damaged message, with its number, if the host detects it.
         """
-        parts = []
-        for number, (wire, row) in enumerate(zip(wires, counts, strict=True)):
+        parts, device = [], wires[0].device
+        for number, (wire, row) in enumerate(zip(moved(wires, CPU), counts, strict=True)):
             given = torch.from_numpy(row)
             try:
-                with deferred():
-                    indices = self.decode(wire, given, segments)
+                indices = self.decode(wire, given, segments)
             except WireError as error:
                 error.message = number if len(wires) > 1 else None
                 raise
-            table = sent_to(torch.stack([segments.starts_tensor, given]), wire.device)
-            starts = torch.repeat_interleave(table[0], table[1], output_size=indices.numel())
-            parts.append(indices + starts)
-        return torch.cat(parts), 0, torch.zeros((), dtype=torch.bool, device=wires[0].device)
+            parts.append(indices + segments.starts_tensor.repeat_interleave(given))
+        return sent_to(torch.cat(parts), device), 0, torch.zeros((), dtype=torch.bool, device=device)
 
     @abstractmethod
     def nbytes(self, k: int, n: int) -> int:

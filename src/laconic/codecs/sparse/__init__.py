@@ -21,6 +21,7 @@ from laconic.core import deferred, framing
 from laconic.core.codec import Carried, Codec
 from laconic.core.errors import SpecError, WireError
 from laconic.core.layout import Layout, Segments
+from laconic.core.message_runs import add_runs_
 from laconic.core.selector import IndexCoding, Selector
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
@@ -277,13 +278,14 @@ def read_values(
         values = framing.as_numbers(rest[0] if len(rest) == 1 else torch.cat(list(rest)), torch.float32)
         return values, (values - values).any()  # NaN counts as true
     values = torch.zeros(sum(totals), dtype=torch.float32, device=device)
-    at = 0
-    for number, (wire, row, total) in enumerate(zip(rest, counts, totals, strict=True)):
-        units = Segments.consecutive(row.tolist())
-        try:
-            codec.decode_segments_add_(wire, units, values[at : at + total])
-        except WireError as error:
-            error.message = number if len(rest) > 1 else None
-            raise
-        at += total
+    every, many = Segments.consecutive(counts.ravel().tolist()), counts.shape[1]
+    starts = [every.starts[i * many : (i + 1) * many] for i in range(len(rest))]
+    units = [Segments(at, tuple(row)) for at, row in zip(starts, counts.tolist(), strict=True)]
+    messages = [*zip(rest, units, strict=True)]
+    if codec.concatenates and len(rest) > 1 and not values.is_cpu:
+        add_runs_(codec, messages, lambda wires, at: codec.decode_segments_add_(wires[0], at, values))
+    elif len(rest) == 1:
+        codec.decode_segments_add_(rest[0], units[0], values)
+    else:
+        codec.decode_messages_add_(messages, values)
     return values, torch.zeros((), dtype=torch.bool, device=device)

@@ -37,6 +37,7 @@ from laconic.comm.comm import Comm
 from laconic.comm.messages import Sent, sent_by
 from laconic.comm.skippable import gather_or_skip
 from laconic.core.errors import WireError
+from laconic.core.framing import CPU, moved
 from laconic.core.layout import Layout, PerLayout
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
@@ -128,12 +129,12 @@ class _Deft(BoundReducer):
         if norms is None:
             return None
         measured = []
-        for rank, each in enumerate(norms):
+        for rank, each in enumerate(moved(norms, CPU)):
             expected = bins.measured(rank, step)
             with sent_by(rank):
                 if each.numel() != max(1, expected) or not bool((each.isfinite() & (each >= 0)).all()):
                     raise WireError(f"expected {expected} norms, got {each.tolist()}")
-            measured.append(each[:expected].cpu())
+            measured.append(each[:expected])
         return bins.all_norms(measured, step)
 
 

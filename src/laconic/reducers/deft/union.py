@@ -28,7 +28,7 @@ from laconic.comm.messages import SentEntries, sent_by
 from laconic.comm.skippable import fits, gather_or_skip, sum_or_skip
 from laconic.core import arguments, deferred
 from laconic.core.errors import WireError
-from laconic.core.framing import counts_bytes, read_bytes, sent_to, unsigned
+from laconic.core.framing import CPU, counts_bytes, moved, read_bytes, sent_to, unsigned
 from laconic.core.layout import Layout, Segments
 from laconic.core.selector import IndexCoding, check_density
 from laconic.reducers import BoundReducer, Reducer
@@ -102,8 +102,7 @@ def choices_of_all(
     wires = gather_or_skip(comm, wire, device)
     if wires is None:
         return None
-    if device.type != "cpu":  # decode on the host, after one copy
-        wires = list(torch.split(torch.cat(wires).cpu(), [wire.numel() for wire in wires]))
+    wires = moved(wires, CPU)
     choices: list[Found] = []
     for part, segments in enumerate(parts.parts):
         rank = (part - step) % size
