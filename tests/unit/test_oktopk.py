@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from benchmarks.gradient import stored
 from benchmarks.scaling.rank import Messages
@@ -244,6 +245,20 @@ def test_a_tensor_without_elements_changes_nothing(size):
         return same
 
     assert everywhere(size, play) == [[True] * 6] * size
+
+
+def test_thresholds_grow_like_the_smallest_entries_of_the_mean():
+    layout = Layout.of([("a", (60, 50))])
+
+    def play(comm):
+        bound, out = parse("oktopk(density=0.02)").bind(layout, comm), torch.empty(layout.numel)
+        x, found = given(comm.rank, 0)[: layout.numel], []
+        for step in range(5):
+            bound.reduce(x * 1.1**step, layout, Turn(step, comm.rank), out)
+            found.append(bound._growth)
+        return found[1:]
+
+    assert everywhere(2, play) == [[pytest.approx(1.1, rel=1e-4)] * 4] * 2
 
 
 def test_no_rank_sends_more_than_nbytes_says():

@@ -21,6 +21,7 @@ from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.messages import Sent, sent_by
 from laconic.comm.skippable import gather_or_skip
+from laconic.core.framing import CPU, moved
 from laconic.core.layout import Layout
 from laconic.core.selector import counts_per_segment
 from laconic.core.spec import Status
@@ -66,12 +67,12 @@ class _GTopk(BoundReducer):
         if own is None or wires is None:
             return None
         sums = segments.zero_(out)
-        for rank, wire in enumerate(wires):
+        for rank, wire in enumerate(moved(wires, CPU)):
             with sent_by(rank):
-                theirs = Entries.read(wire, segments)
+                theirs = Entries.read(wire, segments).on(out.device)
             kernels.scatter_add_(sums, segments, theirs.indices, theirs.counts, theirs.values, 1 / size)
         final = Entries.largest(sums, segments, ks)
         segments.zero_(out)
         kernels.scatter_add_(out, segments, final.indices, final.counts, final.values, alpha)
         starts = segments.packed.starts_tensor
-        return own.share(segments, own.positions(starts), final.positions(starts))
+        return own.share(segments, own.positions(starts), final.positions(starts), out.device)

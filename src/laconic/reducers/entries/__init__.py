@@ -12,7 +12,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.messages import SentEntries
-from laconic.core.framing import as_bytes, as_numbers, counts_bytes, read_bytes, read_counts, sent_to
+from laconic.core.framing import as_bytes, as_numbers, counts_bytes, moved, read_bytes, read_counts, sent_to
 from laconic.core.layout import Segments
 from laconic.core.selector import kept
 
@@ -30,6 +30,10 @@ class Entries:
         """Select the ks[i] largest nonzero |x| of each segment; among equals the lower index."""
         indices, counts = kernels.topk(x, segments, ks)
         return cls(indices, counts, kernels.gather(x, segments, indices, counts))
+
+    def on(self, device: torch.device) -> Entries:
+        indices, values = moved([self.indices, self.values.view(torch.int32)], device)
+        return Entries(indices, self.counts, values.view(torch.float32))
 
     def positions(self, starts: Tensor) -> Tensor:
         return self.indices + kernels.per_index(starts, self.counts, self.indices.device)
@@ -56,8 +60,10 @@ class Entries:
         indices = kernels.rice_decode(coded if len(segments) else coded[:0], counts, segments)
         return cls(indices, counts, as_numbers(values, torch.float32))
 
-    def share(self, segments: Segments, positions: Tensor, final: Tensor) -> SentEntries:
-        kept = self.where(contained(positions, final))
+    def share(
+        self, segments: Segments, positions: Tensor, final: Tensor, device: torch.device
+    ) -> SentEntries:
+        kept = self.where(contained(positions, final)).on(device)
         return SentEntries(segments, kept.indices, kept.counts, kept.values)
 
 

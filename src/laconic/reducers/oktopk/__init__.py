@@ -33,6 +33,7 @@ from laconic.comm.comm import Comm
 from laconic.comm.messages import Sent
 from laconic.comm.skippable import all_to_all_or_skip, fits
 from laconic.core import arguments, deferred
+from laconic.core.framing import CPU, moved
 from laconic.core.layout import Layout
 from laconic.core.selector import counts_per_segment, kept
 from laconic.core.spec import Status
@@ -93,7 +94,7 @@ class OkTopk(DensityReducer):
 
 
 class _OkTopk(BoundReducer):
-    """Working reduction. Regions and floors affect only its cost, and are not saved."""
+    """Regions and floors affect only the cost, and are not saved."""
 
     def __init__(self, spec: OkTopk, comm: Comm) -> None:
         self._spec = spec
@@ -110,7 +111,7 @@ class _OkTopk(BoundReducer):
             self._before = turn.step, dict(self._floors), self._growth
         segments, starts = layout.segments, layout.segments.packed.starts_tensor
         ks = counts_per_segment(self._spec.density, segments)
-        own = None if x is None else Entries.largest(x, segments, ks)
+        own = None if x is None else Entries.largest(x, segments, ks).on(CPU)
         chosen = None if own is None else own.positions(starts)
         regions = self._cut(chosen, layout, turn.step, out.device)
         if regions is None:
@@ -118,14 +119,16 @@ class _OkTopk(BoundReducer):
         wires = None
         if own is not None and chosen is not None:
             parts = zip(regions.split(chosen, own.values), regions.pieces, strict=True)
-            wires = [part.wire(pieces) for part, pieces in parts]
+            wires = moved([part.wire(pieces) for part, pieces in parts], out.device)
         came = all_to_all_or_skip(self._comm, wires, out.device)
         if own is None or chosen is None or came is None:
             return None
         floors = torch.tensor(
             [self._floors.get(name, 0.0) for name in layout.names], dtype=torch.float32, device="cpu"
         )
-        positions, final, found = global_topk(came, regions, ks, MARGIN * self._growth * floors, self._comm)
+        thresholds = MARGIN * self._growth * floors
+        positions, best, found = global_topk(came, regions, ks, thresholds, self._comm, out.device)
+        final = best.on(out.device)
         self._growth = growth(floors, found)
         self._floors.update(zip(layout.names, found.tolist(), strict=True))
         if deferred.is_late() and not fits([final.values], alpha):
@@ -135,7 +138,7 @@ class _OkTopk(BoundReducer):
                 segments.zero_(out), segments, final.indices, final.counts, final.values, alpha
             )
         )
-        return own.share(segments, chosen, positions)
+        return own.share(segments, chosen, positions, out.device)
 
     def _cut(self, chosen: Tensor | None, layout: Layout, step: int, device: torch.device) -> Regions | None:
         _, cut_at, regions = self._regions.get(id(layout), (layout, step, None))

@@ -11,7 +11,7 @@ from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.messages import sent_by
 from laconic.comm.skippable import gather_or_skip
-from laconic.core.framing import read_bytes, sent_to
+from laconic.core.framing import moved, read_bytes, sent_to
 from laconic.core.layout import Segments
 from laconic.reducers.entries import Entries, contained, counted
 from laconic.reducers.oktopk.regions import Regions
@@ -20,7 +20,12 @@ NOTHING, SMALL, ANY = 0, 1, 2  # held-back entries of a piece: none; only below 
 
 
 def global_topk(
-    wires: list[Tensor], regions: Regions, ks: Tensor, thresholds: Tensor, comm: Comm
+    wires: list[Tensor],
+    regions: Regions,
+    ks: Tensor,
+    thresholds: Tensor,
+    comm: Comm,
+    device: torch.device,
 ) -> tuple[Tensor, Entries, Tensor]:
     """Return the ks[i] largest |1/N * sum over ranks| of each tensor; `wires`: each rank's for this region.
 
@@ -29,11 +34,11 @@ def global_topk(
     """
     here, pieces = regions.at(comm.rank), regions.pieces[comm.rank]
     tensors = regions.tensor_of[here]
-    sums, chosen = added(wires, pieces)
+    sums, chosen = added(moved(wires, ks.device), pieces)
     least = torch.minimum(-(-chosen // comm.size), ks[tensors])
     most = torch.minimum(-(-2 * chosen // comm.size) + 4, ks[tensors])
     given, held = offer(sums, least, most, thresholds[tensors], ks[tensors])
-    received, all_held = exchanged(given, held, regions, comm)
+    received, all_held = exchanged(given, held, regions, comm, device)
     best = received.best(ks)
     missing = received.doubtful(best, all_held, thresholds)
     if bool(missing.any()):
@@ -41,7 +46,7 @@ def global_topk(
         starts = pieces.starts_tensor
         rest = (sums.values.abs() >= floors) & ~contained(sums.positions(starts), given.positions(starts))
         left = (ks[tensors] - given.counts) * missing[here]  # the given entries are the largest
-        more, _ = exchanged(sums.where(rest).among(left), held, regions, comm)
+        more, _ = exchanged(sums.where(rest).among(left), held, regions, comm, device)
         best = received.plus(more).best(ks)
     return best.positions, best.entries(regions.tensors), best.floors
 
@@ -61,7 +66,7 @@ def added(wires: list[Tensor], pieces: Segments) -> tuple[Entries, Tensor]:
     ends = sent_to(
         torch.tensor([*pieces.starts, pieces.numel], dtype=torch.int64, device="cpu"), order.device
     )
-    counts = torch.searchsorted(order, ends).diff().cpu()
+    counts = torch.searchsorted(order, ends).diff()
     starts = kernels.per_index(pieces.starts_tensor, counts, order.device)
     chosen = torch.stack([part.counts for part in parts]).sum(dim=0)
     return Entries((order - starts).to(torch.int32), counts, sums), chosen
@@ -81,17 +86,18 @@ def offer(
     return top.among(counts), held
 
 
-def exchanged(given: Entries, held: Tensor, regions: Regions, comm: Comm) -> tuple[Pool, Tensor]:
-    flags = held.to(torch.uint8).to(given.values.device)
-    own = torch.cat([flags, given.wire(regions.pieces[comm.rank])])
-    messages = gather_or_skip(comm, own, own.device)
+def exchanged(
+    given: Entries, held: Tensor, regions: Regions, comm: Comm, device: torch.device
+) -> tuple[Pool, Tensor]:
+    own = torch.cat([held.to(torch.uint8), given.wire(regions.pieces[comm.rank])])
+    messages = gather_or_skip(comm, sent_to(own, device), device)
     assert messages is not None, "the first messages have shown that all are finite"
     parts, all_held = [], []
-    for rank, (message, pieces) in enumerate(zip(messages, regions.pieces, strict=True)):
+    for rank, (message, pieces) in enumerate(zip(moved(messages, own.device), regions.pieces, strict=True)):
         with sent_by(rank):
             head, wire = read_bytes(message, len(pieces), "the marks of held-back pieces")
             parts.append(Entries.read(wire, pieces))
-        all_held.append(head.cpu().to(torch.int64))
+        all_held.append(head.to(torch.int64))
     return Pool(regions, *regions.join(parts)), torch.cat(all_held)
 
 
@@ -125,7 +131,7 @@ class Pool:
             torch.arange(len(tensors), dtype=torch.int64, device="cpu"), top.counts
         )
         floors = torch.full((len(tensors),), torch.inf, dtype=torch.float32, device="cpu")
-        floors.scatter_reduce_(0, tensor, top.values.abs().cpu(), "amin")
+        floors.scatter_reduce_(0, tensor, top.values.abs(), "amin")
         floors[(top.counts < ks) | (ks == 0)] = 0.0
         return Best(places, top.counts, self.positions[places], top.values, floors)
 
