@@ -1,6 +1,8 @@
 """The table of waits and launches of one bucket, which `tests.device.measure` counts without a GPU.
 
     python -m tests.device.measure --out benchmarks/gpu/results/buckets.json
+    python -m tests.device.measure --others --matrices 1 54 \
+        --out benchmarks/gpu/results/buckets_others.json
     TRITON_INTERPRET=1 .venv-triton-3.7.1/bin/python -m tests.device.measure --matrices 1 54 161 \
         --out benchmarks/gpu/results/buckets_triton.json
 """
@@ -15,14 +17,15 @@ from benchmarks.common.tables import table
 
 RESULTS = Path(__file__).parent / "results"
 CODES = {"before": "buckets_before", "plain torch": "buckets", "Triton": "buckets_triton"}
+OTHERS = {"before": "buckets_others_before", "plain torch": "buckets_others"}
 MATRICES, RANKS = (1, 54, 161), (2, 8)
 
 
-def buckets() -> str:
+def buckets(codes: dict[str, str] = CODES, matrices_of: tuple[int, ...] = MATRICES) -> str:
     """Return the table: by method, code, number of ranks and of matrices."""
-    found = {code: _read(f"{name}.json") for code, name in CODES.items()}
+    found = {code: _read(f"{name}.json") for code, name in codes.items()}
     methods = dict.fromkeys(row["method"] for row in found["before"])
-    heads = [f"{ranks} ranks: {matrices}" for ranks in RANKS for matrices in MATRICES]
+    heads = [f"{ranks} ranks: {matrices}" for ranks in RANKS for matrices in matrices_of]
     rows = []
     for method in methods:
         for code, measured in found.items():
@@ -31,7 +34,7 @@ def buckets() -> str:
                 for row in measured
                 if row["method"] == method
             }
-            known = [cells.get((matrices, ranks), "") for ranks in RANKS for matrices in MATRICES]
+            known = [cells.get((matrices, ranks), "") for ranks in RANKS for matrices in matrices_of]
             rows.append((method if code == "before" else "", code, *known))
     return "\n".join(table(("method", "code", *heads), rows))
 
@@ -41,4 +44,9 @@ def _read(name: str) -> list[dict[str, Any]]:
     return rows
 
 
-BLOCKS = {"gpu_buckets": buckets}
+def others() -> str:
+    """Return the table of methods without a budget of their own."""
+    return buckets(OTHERS, MATRICES[:2])
+
+
+BLOCKS = {"gpu_buckets": buckets, "gpu_other_buckets": others}

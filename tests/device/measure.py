@@ -47,6 +47,19 @@ METHODS: dict[str, Callable[[], Method]] = {
     "terngrad": lambda: lift("terngrad()"),
     "onebit_adam": lambda: both_ways(Sign()),  # what its optimiser exchanges after the warm-up
 }
+OTHERS = (  # without a budget of their own
+    "topk(density=0.01)",
+    "stc()",
+    "deft(density=0.01)",
+    "oktopk(density=0.01)",
+    "gtopk(density=0.01)",
+    "micro(density=0.01)",
+    "exdyna(density=0.01)",
+    "cltk(density=0.01)",
+    "sketchml()",
+    "fastsgd()",
+    "dhqc()",
+)
 FSDP = "FSDP2 cgx"
 NAMES = (*METHODS, FSDP)
 
@@ -90,7 +103,8 @@ def measured(name: str, matrices: int, ranks: int) -> dict[str, Any]:
 def exchanging(name: str, comm: Metered, layout: Layout) -> Callable[[Tensor], None]:
     """A step of DDP's communication thread, by one bucket."""
     momentum = 0.0 if name == "onebit_adam" else 0.9  # its own optimiser applies momentum
-    exchange = Attached(METHODS[name](), layout, comm, Settings(momentum))
+    method = METHODS[name]() if name in METHODS else lift(name)
+    exchange = Attached(method, layout, comm, Settings(momentum))
 
     def step(gradient: Tensor) -> None:
         exchange.begin()
@@ -146,7 +160,8 @@ def moved(given: Any, to: torch.device) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="the file to write; default: standard output")
-    parser.add_argument("--only", choices=NAMES, help="one method")
+    parser.add_argument("--only", choices=(*NAMES, *OTHERS), help="one method")
+    parser.add_argument("--others", action="store_true", help="methods without a budget")
     parser.add_argument("--matrices", type=int, nargs="+", default=MATRICES, help="numbers of matrices")
     options = parser.parse_args()
     if device.missing():
@@ -154,10 +169,11 @@ def main() -> None:
     device.install()
     if triton.interpreted():
         triton.install()
+    names = [options.only] if options.only else OTHERS if options.others else NAMES
     rows: list[dict[str, Any]] = []
     for matrices in options.matrices:
         for ranks in RANKS:
-            for name in [options.only] if options.only else NAMES:
+            for name in names:
                 rows.append(measured(name, matrices, ranks))
                 print({key: rows[-1][key] for key in [*rows[-1]][:7]}, file=sys.stderr, flush=True)
                 if options.out is not None:  # at once: a slow machine may not finish

@@ -16,8 +16,16 @@ from laconic.ddp.optimiser import Optimisers
 from laconic.exchange.attached import Attached
 from tests import cases
 from tests.device import counting, triton
-from tests.device.budgets import BUDGETS, LIMITS, SPREAD, Counts
-from tests.device.measure import MATRICES, METHODS, NAMES, RANKS, measured
+from tests.device.budgets import (
+    BUDGETS,
+    GROWTH,
+    LIMITS,
+    OTHERS_LAUNCHES,
+    OTHERS_WAITS,
+    SPREAD,
+    Counts,
+)
+from tests.device.measure import MATRICES, METHODS, NAMES, OTHERS, RANKS, measured
 from tests.device.worlds import GPU
 from tests.laws.worlds import Settings
 
@@ -58,6 +66,15 @@ def test_launches_do_not_grow_with_the_number_of_matrices(
     """Beyond a few: one matrix alone can be a special case."""
     few, many = (row_of(rows, name, matrices, ranks)["launches"] for matrices in MATRICES[-2:])
     assert many <= few + SPREAD
+
+
+@pytest.mark.skipif(triton.interpreted(), reason="its interpreter is slow")
+@pytest.mark.parametrize("name", OTHERS)
+def test_others_depend_neither_on_matrices_nor_on_ranks(name: str) -> None:
+    few, many = measured(name, 3, 2), measured(name, 54, 8)
+    assert many["waits"] <= OTHERS_WAITS, many["waits_at"]
+    assert many["launches"] - many["index_adds"] <= OTHERS_LAUNCHES, many["launched"]
+    assert many["launches"] - many["index_adds"] <= few["launches"] - few["index_adds"] + GROWTH
 
 
 def test_limits_are_of_the_methods_with_a_budget() -> None:
