@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
+from tests.dist.commands import soon
 from tests.unit.shared import refuses
-from torch.distributed import TCPStore
+from torch.distributed import Store, TCPStore
 
 from laconic.core.errors import PeerError
 from laconic.strategies.membership.heartbeats import Heartbeats
@@ -135,6 +137,42 @@ def test_who_was_left_out_never_goes_on_alone(rosters):
     for heartbeats in rosters[1:]:
         heartbeats.close()
     refuses(PeerError, "their training has ended", lambda: rosters[0].regroup(WHY, 0.5, 30.0))
+
+
+@SOME_END
+def test_a_rank_beats_again_once_the_store_answers(rosters):
+    """The thread may wait for a lost connection much longer than the rank itself."""
+    rank, answers = rosters[1], threading.Event()
+    lost, beat = rank._thread_store, rank._beat
+
+    def waiting(store: Store) -> None:
+        if store is lost:
+            answers.wait(60)
+        beat(store)
+
+    rank._beat = waiting
+    assert soon(lambda: 1 not in rosters[0].living())
+    assert not rank.regroup_requested  # the store answers
+    assert soon(lambda: 1 in rosters[0].living())
+    assert rank.living() == {0, 1, 2}
+    answers.set()
+
+
+@SOME_END
+def test_a_slow_store_neither_hides_a_dead_rank_nor_adds_threads(rosters):
+    """A look that takes longer than a quarter of the limit is no lost connection."""
+    rank, threads = rosters[0], threading.active_count()
+    ask = rank._ask
+
+    def slow(*given: object) -> object:
+        time.sleep(0.15)
+        return ask(*given)
+
+    rank._ask = slow
+    rosters[1].close()
+    assert soon(lambda: rank.regroup_requested or 1 not in rank.living())
+    assert threading.active_count() < threads
+    assert rank.living() == {0, 2}
 
 
 def test_without_its_store_a_rank_ends_with_an_error():

@@ -21,6 +21,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
@@ -36,7 +38,7 @@ STILL_S = 1.0  # after this time in one step a rank may be waiting for another
 
 
 class Heartbeats:
-    """This rank's view of the living ranks. Holds a thread, which `close` ends.
+    """This rank's view of the living ranks. `close` ends its thread.
 
     `members`: the ranks of the current generation. `finishing`: ranks that are no members because they wait
     in `finish()`. `waited`: this rank was one of them, and missed no generation otherwise. `rejoining`:
@@ -52,26 +54,32 @@ class Heartbeats:
         self.rank, self.size = rank, size
         self.members = tuple(range(size))
         self.finishing: tuple[int, ...] = ()
-        self.waited = False
-        self.steps_begun = 0
-        self.why = ""
+        self.waited, self.steps_begun, self.why = False, 0, ""
         self._store = store
         self.finishers, self._standstill = Finishers(store, rank, size), Standstill()
-        self.rejoining = bool(store.check([f"beat/{rank}"]))
-        self.generation = 0
+        self.rejoining, self.generation = bool(store.check([f"beat/{rank}"])), 0
         if self.rejoining:
             self.finishers.forget()
             if latest := self._latest():
                 self._enter(latest)
         self._outside = self.rejoining
-        # a store serves one caller at a time, so the thread has its own
-        self._thread_store: Store = store.clone()  # type: ignore[attr-defined]
-        self._beats = dict.fromkeys(range(size), (-1, time.monotonic()))  # rank: (its count, when it changed)
-        self._begun: dict[int, int] = {}  # rank: its steps, by its latest heartbeat
-        self._last_look = time.monotonic()
-        self._closed = threading.Event()
-        self._beat(0)
-        self._thread = start_thread(self._run, f"heartbeat of rank {rank}", end=self._closed.set)
+        self._begun: dict[int, int] = {}  # steps, by rank
+        now = time.monotonic()
+        self._beats = dict.fromkeys(range(size), (-1, now))  # rank: (count, when it changed)
+        self._last_look, self._count, self._closed = now, 0, threading.Event()
+        self._start()
+
+    def _start(self) -> None:
+        """Start a thread with its own connection: a store serves one caller at a time."""
+        own = self._thread_store = self._store.clone()  # type: ignore[attr-defined]
+        self._beat(own)
+        name = f"heartbeat of rank {self.rank}"
+        self._thread = start_thread(partial(self._run, own), name, end=self._closed.set)
+
+    def _renew_connection(self) -> None:
+        """Replace a thread whose connection is silent: after an outage TCP may retry late."""
+        if time.monotonic() - self._last_answer > self.dead_after_s / 4 and not self._closed.is_set():
+            self._start()
 
     @classmethod
     def of(cls, store: Store, name: str, rank: int, size: int) -> Heartbeats:
@@ -91,7 +99,7 @@ class Heartbeats:
 
     def living(self) -> set[int]:
         """Return this rank and those with a recent heartbeat; all ranks if this process was stopped."""
-        look = self._last_look  # ages end there: they stop while this process is stopped
+        look = self._last_look  # ages do not grow while this process is stopped
         if time.monotonic() - look > self.dead_after_s:
             return set(range(self.size))
         return {rank for rank, (_, at) in self._beats.items() if look - at < self.dead_after_s} | {self.rank}
@@ -125,6 +133,7 @@ class Heartbeats:
             while self._store.check([f"{self.generation + 1}/members"]):
                 self._enter(self.generation + 1)
                 self.waited = not self._outside
+            self._renew_connection()
             late = {*self.members} & self.living() - self.finishers.places().keys()
             late -= {rank for rank in late if self._comes_back(rank)}
             if not late or self._standstill.lasts_s(self._steps_of(late)) > self.hung_after_s:
@@ -138,10 +147,11 @@ class Heartbeats:
     def _agree(self, generation: int, start: float, late: float, end: float, quorum: int) -> None:
         """Wait for this generation's members; write them if this rank is the first to find all present.
 
-        `start`: arrival of this rank. `late`, `end`: when members with a heartbeat are excluded.
+        `late`, `end`: when members with a heartbeat are excluded.
         """
         key, own_wait = f"{generation}/members", self.finishers.waits
         while not self._store.check([key]):
+            self._renew_connection()
             living, waiting = self.living(), {*self.finishers.places()}
             marked = {rank for rank in range(self.size) if self._store.check([f"{generation}/here/{rank}"])}
             here = marked & living
@@ -175,7 +185,7 @@ class Heartbeats:
     def wait_to_finish(self, steps: int, *, clocked: bool, shared: bool, independent: bool) -> str:
         """Wait until all ranks are in `finish()`; return why they need a new group first, or "".
 
-        `clocked`: ranks may communicate after different numbers of steps. `shared`: ranks count their steps
+        `clocked`: ranks may communicate after different numbers of steps. `shared`: ranks count steps
         together, so another may wait for this one in any step. `independent`: no rank waits for another in a
         step.
         """
@@ -232,7 +242,9 @@ class Heartbeats:
     def regroup_requested(self) -> bool:
         """Whether another rank waits for a new generation. Raises `PeerError` if the store is gone."""
         with self._reaching_the_store():
-            return bool(self._store.check([f"{self.generation + 1}/called"]))
+            called: bool = self._store.check([f"{self.generation + 1}/called"])
+            self._renew_connection()
+        return called
 
     @contextmanager
     def _reaching_the_store(self) -> Iterator[None]:
@@ -253,26 +265,32 @@ class Heartbeats:
         self.end()
         self._thread.join()
 
-    def _run(self) -> None:
-        count = 0
-        while not self._closed.wait(BEAT_S):
-            count += 1
+    def _run(self, store: Store) -> None:
+        while not self._closed.wait(BEAT_S) and store is self._thread_store:
             try:
-                self._beat(count)
+                self._beat(store)
                 if time.monotonic() - self._last_look > self.dead_after_s:  # this process itself was stopped
                     self._beats = {rank: (-1, time.monotonic()) for rank in self._beats}
-                self._read_beats()
-            except RuntimeError:  # the store is gone, and so is the run: communication will raise
+                self._read_beats(store)
+            except RuntimeError:  # communication will raise
                 return
             self._last_look = time.monotonic()
 
-    def _beat(self, count: int) -> None:
-        self._thread_store.set(f"beat/{self.rank}", f"{count} {self.steps_begun}")
+    def _ask(self, store: Store, call: str, *given: Any) -> Any:
+        answer = getattr(store, call)(*given)
+        if store is not self._thread_store:
+            raise RuntimeError("another thread has replaced this one")
+        self._last_answer = time.monotonic()
+        return answer
 
-    def _read_beats(self) -> None:
+    def _beat(self, store: Store) -> None:
+        self._ask(store, "set", f"beat/{self.rank}", f"{self._count} {self.steps_begun}")
+        self._count += 1
+
+    def _read_beats(self, store: Store) -> None:
         for rank, (last_count, _) in self._beats.items():
-            if self._thread_store.check([f"beat/{rank}"]):
-                count, begun = map(int, self._thread_store.get(f"beat/{rank}").split())
+            if self._ask(store, "check", [f"beat/{rank}"]):
+                count, begun = map(int, self._ask(store, "get", f"beat/{rank}").split())
                 if count != last_count:
                     self._beats[rank] = (count, time.monotonic())
                     self._begun[rank] = begun
