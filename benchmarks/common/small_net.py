@@ -1,4 +1,4 @@
-"""Nets whose step takes milliseconds, on CIFAR-10 and MNIST, and a small GPT on Shakespeare."""
+"""Nets whose step takes milliseconds, on CIFAR-10, MNIST and Shakespeare, and nets of the tasks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from benchmarks.common.workers import Data, Problem
 from laconic.exchange.method import Method
 from laconic.strategies.several import as_one
 from laconic.strategies.strategy import Strategy
-from laconic.tools.tasks.cifar10 import inputs
+from laconic.tools.tasks.cifar10 import CIFAR10, inputs
 from laconic.tools.tasks.mnist import inputs as digits
-from laconic.tools.tasks.shakespeare import GPT
+from laconic.tools.tasks.shakespeare import GPT, SHAKESPEARE
 from laconic.tools.tasks.shakespeare import load as load_text
 from laconic.tools.tasks.task import Recipe
 
+CNN_RECIPE, RNN_RECIPE = CIFAR10.models["cnn"], SHAKESPEARE.models["lstm"]
 WINDOWS = 256  # of the text's last tenth, evenly apart: the GPT's test
 
 
@@ -62,6 +63,11 @@ def image_test(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, int, float]
     return int((out.argmax(1) == y).sum()), len(y), float(F.cross_entropy(out, y, reduction="sum"))
 
 
+def normalised_test(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, int, float]:
+    """Of images as they are, by the running averages of batch norms."""
+    return image_test(model.eval(), x, y)
+
+
 def digit_loss(model: nn.Module, x: Tensor, y: Tensor, draws: torch.Generator) -> Tensor:
     """Of digits as they are."""
     return F.cross_entropy(model(digits(x, None)), y.long())
@@ -87,6 +93,11 @@ def letter_loss(model: nn.Module, x: Tensor, y: Tensor, draws: torch.Generator) 
     """Of the next letters, in bf16 autocast."""
     with torch.autocast("cpu", torch.bfloat16):
         return F.cross_entropy(model(x.long()).flatten(0, 1), y.long().flatten())
+
+
+def float_loss(model: nn.Module, x: Tensor, y: Tensor, draws: torch.Generator) -> Tensor:
+    """Of the next letters, in float32."""
+    return F.cross_entropy(model(x.long()).flatten(0, 1), y.long().flatten())
 
 
 def letter_test(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, int, float]:
@@ -129,6 +140,8 @@ def load_windows() -> Data:
 SMALL_NET = Problem(net, 16, image_loss, image_test, sgd)
 WITHOUT_MOMENTUM = Problem(net, 16, image_loss, image_test, plain_sgd)
 DIGIT_NET = Problem(digit_net, 16, digit_loss, digit_test, sgd)
+CNN = Problem(CNN_RECIPE.build, CIFAR10.batch, image_loss, normalised_test, CNN_RECIPE.optimizer)
+RNN = Problem(RNN_RECIPE.build, SHAKESPEARE.batch, float_loss, letter_test, RNN_RECIPE.optimizer)
 SMALL_GPT = Problem(GPT, 8, letter_loss, letter_test, adamw)
 BY_MUON = Problem(GPT, 8, letter_loss, letter_test, muon)
 BY_SIGNS = Problem(GPT, 8, letter_loss, letter_test, signs)
