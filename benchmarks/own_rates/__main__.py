@@ -115,7 +115,8 @@ FAMILIES = (
         ),
         steps=4000,
         folder="cifar10-4000",
-        why="Methods with error feedback apply momentum before compression.",
+        why="Methods with error feedback apply momentum before compression; one row of `topk` leaves it to"
+        " the optimiser. A run by another density, or with a warm-up, is listed once its rate is known.",
     ),
     Family(
         "SGD with Nesterov momentum before compression, the CNN of `laconic train cifar10`",
