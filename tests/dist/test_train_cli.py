@@ -132,7 +132,7 @@ def test_a_crash_shows_that_workers_traceback(tmp_path: Path, monkeypatch: pytes
     *_, books, reason = complaints.strip().splitlines()
     assert reason == "laconic: faulty(), seed 0: rank 1: ZeroDivisionError: a fault of rank 1"
     assert books == f"all steps before this error are in {tmp_path / 'run' / EVENTS}"
-    assert multiprocessing.active_children() == before, "a worker is left"
+    assert {*multiprocessing.active_children()} <= {*before}, "a worker is left"
 
 
 def test_a_training_that_diverges_is_one_line_with_the_way_out(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_killed_worker_is_named(tmp_path: Path) -> None:
     assert "laconic: dense(), seed 0: rank 1: the worker was killed by SIGKILL" in complaints
     assert str(tmp_path / "run" / EVENTS) in complaints
     assert "report.html" in output
-    assert multiprocessing.active_children() == before, "a worker is left"
+    assert {*multiprocessing.active_children()} <= {*before}, "a worker is left"
 
 
 @pytest.mark.nightly
