@@ -28,6 +28,6 @@ def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("example")
 def test_two_lines_make_it_fifty_times_cheaper() -> None:
-    found = compared(nodes=2)
+    found = compared()
     assert found.plain_nbytes / found.nbytes > 50
     assert found.accuracy > found.plain_accuracy - 0.03
