@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from laconic.core import arguments
-from laconic.core.deferred import translated
+from laconic.core.deferred import numbering
 from laconic.core.errors import WireError
 from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Spec
@@ -88,7 +87,7 @@ class Codec(Spec):
                 been added.
         """
         for number, (wire, segments) in enumerate(messages):
-            with translated(partial(numbered, number)):
+            with numbering(number):
                 if segments.numel:
                     self.decode_segments_add_(wire, segments, out, alpha)
         return out
@@ -235,12 +234,6 @@ class Codec(Spec):
         if got > most or (self.fixed_size and got < most):
             limit = most if self.fixed_size else f"at most {most}"
             raise WireError(f"{self!r}: a wire of {limit} bytes is expected, got {got}")
-
-
-def numbered(number: int | None, error: Exception) -> Exception:
-    if isinstance(error, WireError):
-        error.message = number
-    return error
 
 
 def _check_vector(name: str, x: Tensor, dtype: torch.dtype) -> None:

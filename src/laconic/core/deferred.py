@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
+
+from laconic.core.errors import WireError
 
 MakeError = Callable[[int], Exception]
 Write = Callable[[], object]
@@ -73,6 +75,17 @@ def translated(translate: Callable[[Exception], Exception]) -> Iterator[None]:
         raise other from error
     finally:
         _pending.translate = outer
+
+
+def numbering(number: int) -> AbstractContextManager[None]:
+    """Return a context that sets the `message` of a `WireError` to this number."""
+
+    def translate(error: Exception) -> Exception:
+        if isinstance(error, WireError) and error.message is None:
+            error.message = number
+        return error
+
+    return translated(translate)
 
 
 def write(write: Write) -> None:

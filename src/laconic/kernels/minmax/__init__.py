@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from laconic.core.deferred import numbering
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
@@ -88,7 +88,7 @@ def minmax_add_messages_(
     for number, (wire, expected) in enumerate(zip(wires, sizes.nbytes, strict=True)):
         checks.flat("wire", wire, torch.uint8)
         if wire.numel() != expected:
-            with numbered(number):
+            with numbering(number):
                 raise wrong_length(wire, expected)
     if (native := dispatch.native(out, *wires)) is None:
         if sizes.on_gpu and dispatch.gpu(out, *wires):
@@ -97,18 +97,9 @@ def minmax_add_messages_(
             return gpu.add_messages_(wires, ranges, out, kinds, alpha)
         return reference.add_messages_([*zip(wires, ranges, strict=True)], out, kinds, alpha)
     for number, (wire, segments, form) in enumerate(zip(wires, ranges, kinds, strict=True)):
-        with numbered(number):
+        with numbering(number):
             native.minmax_add_(wire, segments, out, form, alpha)
     return out
-
-
-@contextmanager
-def numbered(message: int) -> Iterator[None]:
-    try:
-        yield
-    except WireError as error:
-        error.message = message
-        raise
 
 
 def _check_message(wire: Tensor, segments: Segments, out: Tensor, form: MinMaxForm) -> None:

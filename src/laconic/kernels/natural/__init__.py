@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from laconic.core.deferred import check
+from laconic.core.deferred import check, numbering
 from laconic.core.errors import NonFiniteError, WireError
 from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
 from laconic.kernels.natural import reference
-from laconic.kernels.sign import numbered, sign_bytes
+from laconic.kernels.sign import sign_bytes
 
 BITS = (8, 9)
 
@@ -76,14 +76,14 @@ def natural_messages_add_(
     Raises `WireError` with the damaged message's number.
     """
     for number, wire in enumerate(wires):
-        with numbered(number):
+        with numbering(number):
             _check_message(wire, segments, out, bits)
     if wires and dispatch.gpu(out, *wires):
         from laconic.kernels.natural import gpu
 
         return gpu.add_(wires, segments, out, alpha, bits)
     for number, wire in enumerate(wires):
-        with numbered(number):
+        with numbering(number):
             natural_add_(wire, segments, out, alpha, bits)
     return out
 

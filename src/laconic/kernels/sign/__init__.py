@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
-from laconic.core.deferred import check, translated
+from laconic.core.deferred import check, numbering
 from laconic.core.errors import NonFiniteError, WireError
 from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
@@ -86,27 +85,16 @@ def sign_messages_add_(
 ) -> Tensor:
     """Add each message as `sign_add_`, in order. Raises `WireError` with the damaged message's number."""
     for number, wire in enumerate(wires):
-        with numbered(number):
+        with numbering(number):
             _check_message(wire, segments, out, block)
     if wires and on_gpu(block, out, *wires):
         from laconic.kernels.sign import gpu
 
         return gpu.add_(wires, segments, out, alpha, block)
     for number, wire in enumerate(wires):
-        with numbered(number):
+        with numbering(number):
             sign_add_(wire, segments, out, alpha, block)
     return out
-
-
-def numbered(number: int) -> AbstractContextManager[None]:
-    """Return a context that sets the `message` of a `WireError` to this number."""
-
-    def translate(error: Exception) -> Exception:
-        if isinstance(error, WireError) and error.message is None:
-            error.message = number
-        return error
-
-    return translated(translate)
 
 
 def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
