@@ -92,7 +92,7 @@ def plain_sgd(model: nn.Module, lr: float, by: Method | Strategy) -> Optimizer:
 def letter_loss(model: nn.Module, x: Tensor, y: Tensor, draws: torch.Generator) -> Tensor:
     """Of the next letters, in bf16 autocast."""
     with torch.autocast("cpu", torch.bfloat16):
-        return F.cross_entropy(model(x.long()).flatten(0, 1), y.long().flatten())
+        return float_loss(model, x, y, draws)
 
 
 def float_loss(model: nn.Module, x: Tensor, y: Tensor, draws: torch.Generator) -> Tensor:

@@ -45,7 +45,7 @@ def _read(name: str) -> list[dict[str, Any]]:
 
 
 def others() -> str:
-    """Return the table of methods without a budget of their own."""
+    """Return the table of methods without a separate budget."""
     return buckets(OTHERS, MATRICES[:2])
 
 

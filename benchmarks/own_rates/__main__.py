@@ -1,6 +1,6 @@
 """Each method at a learning rate of its own: what it loses then, and what it would lose at dense training's.
 
-    python -m benchmarks.own_rates            all runs; goes on where it stopped: 4 CPU hours
+    python -m benchmarks.own_rates            all runs; goes on where it stopped: 11 CPU hours
     python -m benchmarks.own_rates --only "sign()"    those of one method, after its baseline's
     python -m benchmarks.own_rates --quick    a few steps of each; nothing is kept
 

@@ -54,6 +54,6 @@ LIMITS = {
 
 SPREAD = 12  # launches: uneven pieces can need another kernel
 
-# Of methods without a budget of their own, in plain torch.
+# Of methods without a separate budget, in plain torch.
 OTHERS_WAITS, OTHERS_LAUNCHES = 13, 430
 GROWTH = 80  # launches: a few for each rank's message

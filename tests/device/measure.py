@@ -47,7 +47,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "terngrad": lambda: lift("terngrad()"),
     "onebit_adam": lambda: both_ways(Sign()),  # what its optimiser exchanges after the warm-up
 }
-OTHERS = (  # without a budget of their own
+OTHERS = (  # without a separate budget
     "topk(density=0.01)",
     "stc()",
     "deft(density=0.01)",

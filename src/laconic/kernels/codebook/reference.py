@@ -45,8 +45,9 @@ class Places:
     def at(cls, segments: Segments, shape: Callable[[int], tuple[int, int]], device: torch.device) -> Places:
         sizes, shapes = segments.sizes, tuple(map(shape, segments.sizes))
         columns = _columns(sizes, shapes, device)
-        several = columns[0] if len(sizes) > 1 else columns[0][:0]
-        of = torch.repeat_interleave(several, output_size=segments.numel if len(sizes) > 1 else 0)
+        of = columns[0][:0]
+        if len(sizes) > 1:
+            of = torch.repeat_interleave(columns[0], output_size=segments.numel)
         return cls(sizes, shapes, of, *columns)
 
     def each(self, column: Tensor) -> Tensor:
