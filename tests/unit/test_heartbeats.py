@@ -158,21 +158,32 @@ def test_a_rank_beats_again_once_the_store_answers(rosters):
     answers.set()
 
 
-@SOME_END
-def test_a_slow_store_neither_hides_a_dead_rank_nor_adds_threads(rosters):
-    """A look that takes longer than a quarter of the limit is no lost connection."""
-    rank, threads = rosters[0], threading.active_count()
+def slow(rank: Heartbeats, seconds: float) -> None:
+    """Let each answer of the store to the thread take so long."""
     ask = rank._ask
 
-    def slow(*given: object) -> object:
-        time.sleep(0.15)
+    def asked(*given: object) -> object:
+        time.sleep(seconds)
         return ask(*given)
 
-    rank._ask = slow
+    rank._ask = asked
+
+
+def test_a_slow_store_is_no_lost_connection(rosters):
+    """Also if a look at all ranks takes longer than a quarter of the limit."""
+    rank = rosters[0]
+    connection, looked = rank._thread_store, rank._last_look
+    slow(rank, 0.2 * LONG_S / 4)
+    assert soon(lambda: rank.regroup_requested or rank._last_look > looked + LONG_S / 4)
+    assert rank._thread_store is connection
+
+
+@SOME_END
+def test_a_slow_store_hides_no_dead_rank(rosters):
+    slow(rosters[0], 0.15)
     rosters[1].close()
-    assert soon(lambda: rank.regroup_requested or 1 not in rank.living())
-    assert threading.active_count() < threads
-    assert rank.living() == {0, 2}
+    assert soon(lambda: rosters[0].regroup_requested or 1 not in rosters[0].living())
+    assert rosters[0].living() == {0, 2}
 
 
 def test_without_its_store_a_rank_ends_with_an_error():
