@@ -1,6 +1,6 @@
 """Damaged wires through all implementations of the kernels on this machine, in parts.
 
-    python -m benchmarks.faults.wires --parts 10              ten more parts of 20,000 wires
+    python -m benchmarks.faults.wires --parts 10              ten more parts of 200,000 wires
     python -m benchmarks.faults.wires --parts 2 --sanitize    with AddressSanitizer and UBSan
 
 Each part has another seed. The command ends with an error if a decoder crashes, or if it returns numbers that
@@ -21,7 +21,7 @@ from benchmarks.common.results import Results, Row
 from laconic import kernels
 
 PARTS = Results(Path(__file__).with_name("wires.jsonl"))
-COUNT = 20_000  # wires in a part
+COUNT = 200_000  # wires in a part
 FIRST_SEED = {False: 1_000, True: 2_000}  # whether sanitized
 
 

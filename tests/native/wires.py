@@ -53,7 +53,7 @@ def attempt(seed: int, i: int, only: str = "") -> tuple[str, bool]:
     `only`: start of the names of the decoders to choose from.
     """
     rng = random.Random(f"{seed}/{i}")
-    decoder = rng.choice([each for each in decoders() if each.name.startswith(only)])
+    decoder = rng.choice(decoders(only))
     wire = damaged(rng.choice(decoder.wires), rng.choice(decoder.wires), rng)
     results: dict[str, Tensor | None] = {}
     try:
@@ -89,7 +89,7 @@ def _alike(results: dict[str, Tensor | None]) -> None:
 
 def damaged(wire: Tensor, other: Tensor, rng: random.Random) -> Tensor:
     """A wire with a few changes, in memory of exactly its size."""
-    data = bytearray(wire.tolist())
+    data = bytearray(wire.numpy())
     for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
         kind, at = rng.randrange(10), rng.randrange(len(data) + 1)
         if kind <= 2 and data:
@@ -105,13 +105,15 @@ def damaged(wire: Tensor, other: Tensor, rng: random.Random) -> Tensor:
         elif kind == 8:
             data[4 * (at // 4) : 4 * (at // 4) + 4] = rng.choice(WORDS).to_bytes(4, "little")
         else:
-            data[at:] = bytes(other.tolist())[at:]
-    return torch.tensor(list(data), dtype=torch.uint8)
+            data[at:] = bytes(other.numpy())[at:]
+    return torch.frombuffer(data, dtype=torch.uint8).clone() if data else wire_of_nothing()
 
 
-@lru_cache(maxsize=1)
-def decoders() -> tuple[Decoder, ...]:
-    """One for each way that a wire can take into the package."""
+@lru_cache
+def decoders(only: str = "") -> tuple[Decoder, ...]:
+    """Return one for each way that a wire can take into the package, if its name starts with `only`."""
+    if only:
+        return tuple(each for each in decoders() if each.name.startswith(only))
     codecs = [_codec(spec, buffer) for spec in specs(Codec) for buffer in BUFFERS]
     codings = [_coding(spec, buffer) for spec in specs(IndexCoding) for buffer in BUFFERS[1:]]
     packed = [
