@@ -19,23 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.optim import Optimizer
 
-from benchmarks.common.workers import ByMethod, ByStrategy, in_turn
 from benchmarks.gpu.job import Job, brief
-from benchmarks.gpu.resnet9 import Data, augmented, prepared, raw, resnet9
+from benchmarks.resnet9.model import Data, prepared, raw
+from benchmarks.resnet9.rank import DECAY, PEAK, Rank
 from laconic.comm.loopback import Loopback
-from laconic.comm.metered import Metered
-from laconic.exchange.method import Method
-from laconic.strategies.distribute import strategy_or_method
-from laconic.strategies.strategy import Strategy
-from laconic.tools.tasks.task import Recipe
 
 ROOT = Path(__file__).parents[2]
 RANKS, BATCH, MOST, LEAST = 4, 128, 18, 8  # epochs
-PEAK, RISING, DECAY, SMOOTHING = 0.4, 0.2, 5e-4, 0.1
 PACE_STEPS = 12
 MARGIN = 0.85  # of the time left is planned
 SPECS = (  # the first three must reach LEAST epochs
@@ -183,11 +174,11 @@ def last(accuracies: list[float]) -> float:
 def train(spec: str, images: Data, device: torch.device) -> None:
     """Train by one method in this process: say the pace, read the number of epochs, say the curve."""
     ranks = 2 if device.type == "cpu" else RANKS
-    batch = 32 if device.type == "cpu" else BATCH
+    batch, width = (32, 8) if device.type == "cpu" else (BATCH, 64)
     steps = len(images["train_y"]) // (ranks * batch)
 
     def pace(comm: Loopback) -> None:
-        rank = Rank(comm, spec, images, device, batch)
+        rank = Rank(comm, spec, images, device, batch, width)
         count, told = min(PACE_STEPS, steps), torch.zeros(1)
         while not told:  # until all processes have a pace: so each is measured beside the others
             synchronise(device)
@@ -202,7 +193,11 @@ def train(spec: str, images: Data, device: torch.device) -> None:
 
     Loopback.run(ranks, pace, timeout_s=300.0)
     epochs = int(sys.stdin.readline())
-    Loopback.run(ranks, lambda comm: curve(Rank(comm, spec, images, device, batch), steps, epochs), 300.0)
+
+    def trained(comm: Loopback) -> None:
+        curve(Rank(comm, spec, images, device, batch, width), steps, epochs)
+
+    Loopback.run(ranks, trained, timeout_s=300.0)
 
 
 def curve(rank: Rank, steps: int, epochs: int) -> None:
@@ -211,7 +206,7 @@ def curve(rank: Rank, steps: int, epochs: int) -> None:
     for step in range(epochs * steps):
         total += rank.step(step, epochs * steps)
         if (step + 1) % steps == 0:
-            accuracy = rank.tested()
+            accuracy = round(100 * rank.tested()[0] / len(rank.images["test_y"]), 2)
             if rank.comm.rank == 0:
                 each = 1e3 * (time.perf_counter() - began) / (step + 1)
                 loss = round(float(total) / steps, 4)
@@ -219,83 +214,6 @@ def curve(rank: Rank, steps: int, epochs: int) -> None:
                     accuracy=accuracy, train_loss=loss, step_ms=round(each, 1), smaller=rank.smaller(step + 1)
                 )
             total.zero_()
-
-
-class Rank:
-    """One rank: its model and optimiser, bound to the others by a method or a strategy."""
-
-    def __init__(self, comm: Loopback, spec: str, images: Data, device: torch.device, batch: int) -> None:
-        self.comm, self.images, self.device, self.batch = comm, images, device, batch
-        width = 8 if device.type == "cpu" else 64
-        self.metered = Metered(comm.split(0))
-        self.model: nn.Module = in_turn(comm, lambda: resnet9(width), 0).to(device)
-        self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        by = strategy_or_method(spec)
-        self.optimizer = optimizer(self.model, by)
-        kind = ByStrategy if isinstance(by, Strategy) else ByMethod
-        self.by = kind(by, self.model, self.optimizer, self.metered, 0)  # type: ignore[arg-type]
-        if isinstance(self.by, ByMethod):
-            self.by.bucket = self.by.bucket.to(device)
-        self.metered.reset()
-        self.order = torch.Generator().manual_seed(5)  # the same on all ranks: each takes its part
-        self.draws = torch.Generator().manual_seed(100 + comm.rank)
-        self.permutation = torch.empty(0, dtype=torch.int64)
-
-    def step(self, step: int, total: int) -> Tensor:
-        """Train one step, and return the loss."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = PEAK * rate(step, total)
-        chosen = self._next()
-        x = augmented(self.images["train_x"][chosen], self.draws)
-        y = self.images["train_y"][chosen]
-        self.optimizer.zero_grad()
-        with torch.autocast(self.device.type, torch.bfloat16):
-            loss = functional.cross_entropy(self.model(x).float(), y, label_smoothing=SMOOTHING)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.by.step(float("nan"))
-        return loss.detach()
-
-    def _next(self) -> Tensor:
-        each = self.batch * self.comm.size
-        if len(self.permutation) < each:
-            count = len(self.images["train_y"])
-            self.permutation = torch.randperm(count, generator=self.order).to(self.device)
-        chosen, self.permutation = self.permutation[:each], self.permutation[each:]
-        return chosen[self.comm.rank :: self.comm.size]
-
-    def tested(self) -> float:
-        """Return the accuracy on the test images in percent."""
-        self.model.eval()
-        hits = torch.zeros((), device=self.device)
-        with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
-            for x, y in zip(
-                self.images["test_x"].split(2000), self.images["test_y"].split(2000), strict=True
-            ):
-                x = x.float().contiguous(memory_format=torch.channels_last)
-                hits += (self.model(x).argmax(1) == y).sum()
-        self.model.train()
-        return round(100 * float(hits) / len(self.images["test_y"]), 2)
-
-    def smaller(self, steps: int) -> float:
-        """Return how many times fewer bytes a rank has sent than dense training sends."""
-        count = sum(each.numel() for each in self.model.parameters())
-        dense = self.metered.dense_sent(4 * count)
-        return round(dense * steps / max(1, self.metered.snapshot().network_sent), 2)
-
-
-def optimizer(model: nn.Module, by: Method | Strategy) -> Optimizer:
-    """Return SGD with Nesterov momentum and weight decay, or the optimiser that the method needs."""
-    return Recipe(resnet9, PEAK, nesterov=True, weight_decay=DECAY).optimizer(model, PEAK, by)
-
-
-def rate(step: int, total: int) -> float:
-    """Return the factor on the learning rate: up for a fifth of the steps, then down to 0.
-
-    >>> rate(0, 10), rate(1, 10), rate(9, 10)
-    (0.5, 1.0, 0.125)
-    """
-    rising = max(1, int(RISING * total))
-    return min((step + 1) / rising, (total - step) / (total - rising))
 
 
 def synchronise(device: torch.device) -> None:
