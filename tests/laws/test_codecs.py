@@ -13,7 +13,6 @@ from torch import Tensor
 
 from laconic.core.codec import Codec
 from laconic.core.errors import NonFiniteError, WireError
-from laconic.core.layout import Segments
 from laconic.core.spec import parse
 from tests.cases import case, over
 
@@ -160,10 +159,6 @@ def test_clear_zeroes_the_sent_entries(spec: str) -> None:
         memory = parse(spec).clear_(wire, torch.ones_like(x))
         assert bool(((memory == 0) | (memory == 1)).all()), label
         assert not (back * memory).any(), label
-        waited, ones = torch.arange(len(x)) % 3, torch.ones_like(x)
-        scaled = parse(spec).scale_chosen_(wire, Segments.whole(len(x)), ones.clone(), waited.float(), 0.5)
-        chosen = (memory == 0) & (waited != 0) if memory.any() else torch.zeros(len(x), dtype=torch.bool)
-        assert torch.equal(scaled, torch.where(chosen, 0.5, ones)), label
 
 
 @each

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import torch
@@ -74,7 +74,6 @@ def test_nothing_outside_the_segments_is_touched(spec: str, segments: Segments) 
     out, memory = torch.full_like(x, 5.0), torch.full_like(x, 5.0)
     assert codec.decode_segments_add_(wire, segments, out, -0.5) is out
     assert codec.clear_segments_(wire, segments, memory) is memory
-    assert codec.scale_chosen_(wire, segments, memory, x, 2.0) is memory
     assert bool((out[outside] == 5).all()) and bool((memory[outside] == 5).all())
 
 
@@ -98,8 +97,7 @@ def test_cut_and_damaged_messages(spec: str, segments: Segments) -> None:
         bad = wire.clone()
         at, byte = (int(torch.randint(0, most, (1,), generator=rng)) for most in (bad.numel(), 256))
         bad[at] = byte
-        scale = partial(codec.scale_chosen_, waited=x, factor=0.5)
-        for decode in (codec.decode_segments_add_, codec.clear_segments_, scale):
+        for decode in (codec.decode_segments_add_, codec.clear_segments_):
             room = x.clone()
             try:
                 decode(bad, segments, room)

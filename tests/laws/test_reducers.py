@@ -183,11 +183,6 @@ def test_the_sent_share_leaves_the_memory(spec, size, layout):
         cleared = sent.clear_(x.clone())
         assert bool((cleared[share != 0] == 0).all())
         assert torch.equal(cleared[outside(layout)], x[outside(layout)])
-        waited = torch.arange(len(x)).remainder(2).float()
-        scaled = sent.scale_chosen_(x.clone(), waited, 0.5)
-        changed = scaled != x
-        assert torch.equal(scaled[changed], x[changed] * 0.5) and not (changed & (waited == 0)).any()
-        assert not (changed & (cleared != 0)).any()
 
 
 @over(spec=DENSE, size=SIZES, layout=LAYOUTS)

@@ -30,15 +30,22 @@ def test_accumulate_is_decay_and_add(
     assert torch.equal(kept, torch.where(apart, grad, residual) if keep else grad)
 
 
-@over(segments=BUFFERS, nesterov=(False, True), in_place=(False, True))
-def test_velocity_is_momentum_correction(segments: Segments, nesterov: bool, in_place: bool) -> None:
+FORMS = {"plain": (False, 0.0), "nesterov": (True, 0.0), "ahead": (False, 1.0), "both": (True, 0.3)}
+
+
+@over(segments=BUFFERS, form=FORMS, in_place=(False, True))
+def test_velocity_is_momentum_correction(
+    segments: Segments, form: tuple[bool, float], in_place: bool
+) -> None:
+    nesterov, ahead = form
     u, v, g = (normal(segments.end + 9, seed) for seed in range(3))
-    momentum = torch.linspace(0.5, 0.99, len(segments))
+    v[::3] = 0  # not waiting
+    momentum = torch.linspace(0.5, 1.0, len(segments))
 
     def corrected() -> tuple[bool, Tensor, Tensor, Tensor, Tensor]:
         got, residual, given = u.clone(), v.clone(), g.clone()
         fresh = residual if in_place else v.clone()
-        clean = kernels.velocity_(got, residual, given, fresh, segments, momentum, 1 / 3, nesterov)
+        clean = kernels.velocity_(got, residual, given, fresh, segments, momentum, 1 / 3, nesterov, ahead)
         return clean, got, residual, given, fresh
 
     m, g3, apart = torch.zeros_like(u), g * torch.tensor(1 / 3), outside(segments, len(u))
@@ -46,6 +53,9 @@ def test_velocity_is_momentum_correction(segments: Segments, nesterov: bool, in_
         view.fill_(value)
     new_u = (u + g3) * m if nesterov else u * m + g3
     new_v = v + new_u + g3 if nesterov else v + new_u
+    waits = v.abs() > new_u.abs() / 4
+    new_v = torch.where(waits, new_v + new_u * torch.where(m < 1, ahead * m / (1 - m), 0), new_v)
+    new_u = torch.where(waits, new_u * (1 - ahead), new_u)
     clean, got_u, got_v, kept, fresh = agree(corrected)
     assert clean
     assert torch.equal(got_u, torch.where(apart, u, new_u))
@@ -109,7 +119,6 @@ def test_add_sparse_passes_on_nan_and_inf() -> None:
 
 SEGMENTS, COUNTS = Segments((100, 3, 50, 60), (900, 40, 0, 33)), torch.tensor([300, 7, 0, 33])
 X, VALUES = normal(1000), normal(340, 1)
-WAITED = torch.arange(1000.0) % 3
 
 
 def chosen() -> tuple[Tensor, Tensor]:
@@ -131,11 +140,7 @@ def test_gather_and_scatter_reach_the_chosen_entries_and_no_other() -> None:
         assert torch.equal(got, X.index_add(0, flat, VALUES * torch.tensor(alpha)))
     got = agree(lambda: kernels.scatter_zero_(X.clone(), SEGMENTS, indices, COUNTS))
     assert torch.equal(got, X.index_fill(0, flat, 0))
-    got = agree(lambda: kernels.scatter_scale_(X.clone(), WAITED, SEGMENTS, indices, COUNTS, 1 / 3))
-    some = flat[WAITED[flat] != 0]
-    assert torch.equal(got, X.index_copy(0, some, X[some] * torch.tensor(1 / 3)))
     out = X.clone()
-    assert kernels.scatter_scale_(out, WAITED, SEGMENTS, indices, COUNTS, 1.0) is out
     assert kernels.scatter_zero_(out, SEGMENTS, indices, COUNTS) is out
     assert kernels.scatter_add_(out, SEGMENTS, indices, COUNTS, VALUES) is out
 
@@ -149,7 +154,6 @@ def test_an_index_out_of_its_segment_stops_every_write(place_index: tuple[int, i
         lambda: kernels.gather(x, SEGMENTS, indices, COUNTS),
         lambda: kernels.scatter_add_(x, SEGMENTS, indices, COUNTS, torch.ones(340)),
         lambda: kernels.scatter_zero_(x, SEGMENTS, indices, COUNTS),
-        lambda: kernels.scatter_scale_(x, WAITED, SEGMENTS, indices, COUNTS, 0.5),
     )
     assert torch.equal(x, X)
 

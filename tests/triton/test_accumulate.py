@@ -30,24 +30,30 @@ OPERANDS = {
         "fresh": "*fp32",
         "flag": "*i32",
         "momentum": "*fp32",
+        "leads": "*fp32",
         "scale": "fp32",
+        "kept_share": "fp32",
     },
+}
+OPTIONS = {
+    gpu.all_finite_kernel: ({},),
+    gpu.accumulate_kernel: ({"KEEP": False}, {"KEEP": True}),
+    gpu.velocity_kernel: tuple(
+        {"NESTEROV": nesterov, "AHEAD": ahead} for nesterov in (False, True) for ahead in (False, True)
+    ),
 }
 
 
 def specialised(whole: bool) -> list[Kernel]:
     made = []
     for fn, operands in OPERANDS.items():
-        option = next((name for name in ("NESTEROV", "KEEP") if name in fn.arg_names), "")
-        for value in (False, True) if option else (False,):
-            constants = {"TILE": gpu.TILE, "ALIGNED": whole, "WHOLE": whole}
-            if option:
-                constants[option] = value
+        for options in OPTIONS[fn]:
+            constants = {"TILE": gpu.TILE, "ALIGNED": whole, "WHOLE": whole, **options}
             pointers = [name for name, kind in {**operands, **TILES}.items() if kind.startswith("*")]
-            name = f"{fn.__name__} {'whole' if whole else 'last'}{f' {option.lower()}' if value else ''}"
+            chosen = [option.lower() for option, value in options.items() if value]
             made.append(
                 Kernel(
-                    name,
+                    " ".join([fn.__name__, "whole" if whole else "last", *chosen]),
                     fn,
                     {**operands, **TILES},
                     constants,
@@ -99,11 +105,12 @@ def test_accumulation_equals_the_reference(segments: Segments, spoiled: bool) ->
             assert clean == reference.accumulate_(expected, expected_g, segments, scale, decay, keep)
             assert same(got, expected)
             assert torch.equal(got_g.nan_to_num(), expected_g.nan_to_num())
-    for nesterov in (False, True):
+    v[::5] = 0
+    for nesterov, ahead in ((False, 0.0), (True, 0.0), (False, 0.3), (True, 1.0)):
         for momentum in (torch.full((len(segments),), 0.9), torch.linspace(0.3, 0.99, len(segments))):
             got, expected = ([x.clone() for x in (u, v, g, v)] for _ in range(2))
-            clean = gpu.velocity_(*got, segments, momentum, 1 / 3, nesterov)
-            assert clean == reference.velocity_(*expected, segments, momentum, 1 / 3, nesterov)
+            clean = gpu.velocity_(*got, segments, momentum, 1 / 3, nesterov, ahead)
+            assert clean == reference.velocity_(*expected, segments, momentum, 1 / 3, nesterov, ahead)
             assert all(map(same, got, expected))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import torch
 from tests.unit.shared import for_each
 from tests.unit.test_switched_momentum import FORMS, RANKS, RATE, M, Worker, gradient, matrices
@@ -35,9 +33,8 @@ class Released(Worker):
 
 
 @for_each("spec", METHODS.values())
-def test_updates_and_all_that_is_owed_are_the_momentum_updates_of_all_gradients(spec, monkeypatch):
-    """At every step, for each form of momentum, which goes back after step 5. Nothing is masked."""
-    monkeypatch.setattr(importlib.import_module("laconic.feedback.error_feedback"), "VELOCITY_FACTOR", 1.0)
+def test_updates_and_all_that_is_owed_are_the_momentum_updates_of_all_gradients(spec):
+    """At every step, for each form of momentum, which goes back after step 5."""
 
     def body(comm):
         rows = []
@@ -60,9 +57,8 @@ def test_updates_and_all_that_is_owed_are_the_momentum_updates_of_all_gradients(
             torch.testing.assert_close(applied + owed, expected, rtol=2e-3, atol=2e-3 * (1 + step))
 
 
-def test_a_step_of_two_passes_is_taken_before_momentum_goes_back(monkeypatch):
+def test_a_step_of_two_passes_is_taken_before_momentum_goes_back():
     """Its gradients are sums with a velocity, which SGD must not take for plain gradients."""
-    monkeypatch.setattr(importlib.import_module("laconic.feedback.error_feedback"), "VELOCITY_FACTOR", 1.0)
 
     def body(comm):
         worker, given = Released(comm, "topk(density=0.2)", momentum=M), torch.zeros(61)

@@ -19,7 +19,7 @@ from laconic.ddp.optimiser import Optimisers
 from laconic.exchange.attached import Attached
 from laconic.exchange.method import Route, everything, lift, routes
 from laconic.methods.auto import SAFE, SAFE_WITH_SGD
-from laconic.reducers.autotune import CANDIDATES, Autotune, BoundAutotune, bound, switched_residual
+from laconic.reducers.autotune import CANDIDATES, Autotune, BoundAutotune, bound
 from laconic.reducers.sum import Sum
 
 RANKS, RATE, M = 3, 0.1, 0.9
@@ -143,9 +143,8 @@ def test_with_all_entries_sent_a_run_that_switches_twice_is_sgd(form, monkeypatc
 
 
 @for_each("form", FORMS.values())
-def test_updates_and_all_that_is_owed_are_the_momentum_updates_of_all_gradients(form, monkeypatch):
-    """At every step, through both switches; without the masking that drops old momentum on purpose."""
-    monkeypatch.setattr(switched_residual, "VELOCITY_FACTOR", 1.0)
+def test_updates_and_all_that_is_owed_are_the_momentum_updates_of_all_gradients(form):
+    """At every step, through both switches."""
     order = [0, 1, 1, 1, 2, 2, 1, 1, 2, 2, 0, 0, 2, 1, 1, 0, 0, 2, 2, 1, 1, 0, 0, 0]
     searches = [3 < step < 14 for step in range(len(order))]
 
@@ -167,9 +166,8 @@ def test_updates_and_all_that_is_owed_are_the_momentum_updates_of_all_gradients(
 
 
 @for_each("passes", [(2, 2), (2, 0), (0, 2), (2, 2, 0)])
-def test_nothing_is_lost_in_a_step_of_many_passes(passes, monkeypatch):
+def test_nothing_is_lost_in_a_step_of_many_passes(passes):
     """Nor applied twice, if the candidate changes between them."""
-    monkeypatch.setattr(switched_residual, "VELOCITY_FACTOR", 1.0)
 
     def body(comm):
         worker = Worker(comm, (DENSE, BITS, SPARSE), momentum=M)

@@ -26,10 +26,6 @@ from laconic.kernels import dispatch
 class Sent(ABC):
     """This rank's share as the others decode it. No method creates a dense temporary."""
 
-    @property
-    def chooses(self) -> bool:
-        return False
-
     @abstractmethod
     def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
         """Add alpha * share to x, in place."""
@@ -37,10 +33,6 @@ class Sent(ABC):
     @abstractmethod
     def clear_(self, memory: Tensor) -> Tensor:
         """Set the sent entries of memory to zero."""
-
-    def scale_chosen_(self, memory: Tensor, waited: Tensor, factor: float) -> Tensor:
-        """Multiply the sent entries of memory by `factor` where `waited` is not 0, if it omits others."""
-        return memory
 
     def subtract_from_(self, x: Tensor) -> Tensor:
         return self.add_to_(x, -1.0)
@@ -52,10 +44,6 @@ class SentMessage(Sent):
     wire: Tensor
     segments: Segments
 
-    @property
-    def chooses(self) -> bool:
-        return type(self.codec).scale_chosen_ is not Codec.scale_chosen_
-
     def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
         if self.segments.numel:
             self.codec.decode_segments_add_(self.wire, self.segments, x, alpha)
@@ -66,11 +54,6 @@ class SentMessage(Sent):
             self.codec.clear_segments_(self.wire, self.segments, memory)
         return memory
 
-    def scale_chosen_(self, memory: Tensor, waited: Tensor, factor: float) -> Tensor:
-        if self.segments.numel:
-            self.codec.scale_chosen_(self.wire, self.segments, memory, waited, factor)
-        return memory
-
 
 @dataclass(frozen=True)
 class ScaledShare(Sent):
@@ -79,27 +62,16 @@ class ScaledShare(Sent):
     share: Sent
     gain: float
 
-    @property
-    def chooses(self) -> bool:
-        return self.share.chooses
-
     def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
         return self.share.add_to_(x, alpha * self.gain)
 
     def clear_(self, memory: Tensor) -> Tensor:
         return self.share.clear_(memory)
 
-    def scale_chosen_(self, memory: Tensor, waited: Tensor, factor: float) -> Tensor:
-        return self.share.scale_chosen_(memory, waited, factor)
-
 
 @dataclass(frozen=True)
 class SentParts(Sent):
     parts: tuple[Sent, ...]
-
-    @property
-    def chooses(self) -> bool:
-        return any(part.chooses for part in self.parts)
 
     def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
         for part in self.parts:
@@ -109,11 +81,6 @@ class SentParts(Sent):
     def clear_(self, memory: Tensor) -> Tensor:
         for part in self.parts:
             part.clear_(memory)
-        return memory
-
-    def scale_chosen_(self, memory: Tensor, waited: Tensor, factor: float) -> Tensor:
-        for part in self.parts:
-            part.scale_chosen_(memory, waited, factor)
         return memory
 
 
@@ -129,10 +96,6 @@ class SentEntries(Sent):
     counts: Tensor
     values: Tensor
     known: Tensor | None = None
-
-    @property
-    def chooses(self) -> bool:
-        return len(self.indices) < self.segments.numel
 
     @cached_property
     def positions(self) -> Tensor:
@@ -151,16 +114,6 @@ class SentEntries(Sent):
         if dispatch.native(memory) is None:
             return memory.index_fill_(0, self.positions, 0.0)
         return kernels.scatter_zero_(memory, self.segments, self.indices, self.counts)
-
-    def scale_chosen_(self, memory: Tensor, waited: Tensor, factor: float) -> Tensor:
-        if not self.chooses:
-            return memory
-        if dispatch.native(memory) is None:
-            old = memory[self.positions]
-            return memory.index_copy_(
-                0, self.positions, torch.where(waited[self.positions] == 0, old, old * factor)
-            )
-        return kernels.scatter_scale_(memory, waited, self.segments, self.indices, self.counts, factor)
 
 
 def sent_by(rank: int) -> AbstractContextManager[None]:

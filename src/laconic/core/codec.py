@@ -159,17 +159,6 @@ class Codec(Spec):
         self.check_size(wire, segments)
         return segments.zero_(memory)
 
-    def scale_chosen_(
-        self, wire: Tensor, segments: Segments, memory: Tensor, waited: Tensor, factor: float
-    ) -> Tensor:
-        """Multiply the entries of flat memory that this message contains by `factor`, if it omits others.
-
-        Arguments and errors as for `clear_segments_`. Entries that are 0 in `waited` float32 (n,) keep their
-        values.
-        """
-        self.check_size(wire, segments)
-        return memory
-
     def encode_layout(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
         """Encode these tensors of flat x with this rank's keys."""
         return self.encode_segments(x, layout.segments, turn.own_keys(layout.names))

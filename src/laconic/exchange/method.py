@@ -194,7 +194,9 @@ def lift(spec: Any) -> Method:
 
 def error_feedback(reducer: Reducer, momentum: Momentum = "local") -> ErrorFeedback:
     inner = reducer.reducer if isinstance(reducer, Masked) else reducer
-    return ErrorFeedback(momentum=momentum if inner.local_momentum else "optimizer")
+    codec = inner.feedback_codec()
+    ahead = inner.ahead if codec is None or isinstance(codec, Sparse) else 0.0
+    return ErrorFeedback(momentum=momentum if inner.local_momentum else "optimizer", ahead=ahead)
 
 
 def between_machines(levels: TwoLevel, outer: Method) -> Method:

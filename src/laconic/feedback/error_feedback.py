@@ -11,9 +11,10 @@ With SGD's momentum mu, g is by default the velocity, as in DGC, and the optimis
     heavy ball   u_t = mu * u_{t-1} + g_t           x_t = decay * e_t + u_t
     Nesterov     u_t = mu * (u_{t-1} + g_t)         x_t = decay * e_t + u_t + g_t
 
-A late gradient is then not multiplied by 1 / (1 - mu). The velocity of an entry that has waited is multiplied
-by 0.75 when it is sent, an experimental choice between no masking (1) and DGC's (0); not with `two_level`,
-whose members do not know what their leader sends. The papers leave momentum to the optimiser.
+    where |e_t| > |u_t| / 4:  x_t = x_t + ahead * mu / (1 - mu) * u_t, then u_t = (1 - ahead) * u_t
+
+Waiting acts like momentum, so entries that wait need less of it: this rule is ours. With `ahead` 1 they get
+gradients times 1 / (1 - mu); 0 is DGC without masking. The papers leave momentum to the optimiser.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from laconic.feedback.memory.residual import LocalResidual
 from laconic.feedback.memory.residual import Residual as Residual
 
 Momentum = Literal["local", "optimizer"]
-VELOCITY_FACTOR = 0.75  # when an entry is sent after waiting
+AHEAD = 0.5
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,6 +42,7 @@ class ErrorFeedback(Feedback):
     `decay` in (0, 1]: share of the old residual that is kept. `damped`: scale an unbiased high-variance codec
     by 1 / (1 + omega) instead of refusing it. `momentum`: "local" (default) applies the momentum of
     `torch.optim.SGD`, not of other optimisers, before the exchange; "optimizer" leaves it to the optimiser.
+    `ahead` in [0, 1]: share of a waiting entry's later momentum that is added at once.
 
     >>> ErrorFeedback(decay=0.9)
     error_feedback(decay=0.9)
@@ -52,11 +54,13 @@ class ErrorFeedback(Feedback):
     decay: float = 1.0
     damped: bool = False
     momentum: Momentum = "local"
+    ahead: float = AHEAD
 
     def __post_init__(self) -> None:
         arguments.number("decay", self.decay, above=0, most=1)
         arguments.flag("damped", self.damped)
         arguments.choice("momentum", self.momentum, get_args(Momentum))
+        arguments.number("ahead", self.ahead, least=0, most=1)
 
     @property
     def local_momentum(self) -> bool:
@@ -68,7 +72,7 @@ class ErrorFeedback(Feedback):
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
         local = layout.where(lambda entry: self.local_momentum and optimised.is_local(entry.name))
         return (
-            LocalResidual(local, layout, optimised, self.decay, velocity_factor=VELOCITY_FACTOR)
+            LocalResidual(local, layout, optimised, self.decay, ahead=self.ahead)
             if len(local)
             else Residual(layout, self.decay)
         )

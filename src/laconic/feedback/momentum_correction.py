@@ -79,5 +79,4 @@ class MomentumCorrection(Feedback):
 
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
         local = layout.where(lambda entry: optimised.is_local(entry.name))
-        factor = 0.0 if self.masking else 1.0
-        return LocalResidual(local, layout, optimised, velocity_factor=factor, dense_steps=self.dense_steps)
+        return LocalResidual(local, layout, optimised, clears_sent=self.masking, dense_steps=self.dense_steps)

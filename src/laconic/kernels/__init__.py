@@ -82,7 +82,6 @@ from laconic.kernels.quantise import quantise_levels as quantise_levels
 from laconic.kernels.scatter import flat_positions as flat_positions
 from laconic.kernels.scatter import gather as gather
 from laconic.kernels.scatter import scatter_add_ as scatter_add_
-from laconic.kernels.scatter import scatter_scale_ as scatter_scale_
 from laconic.kernels.scatter import scatter_zero_ as scatter_zero_
 from laconic.kernels.select import above as above
 from laconic.kernels.select import padded_topk as padded_topk

@@ -26,7 +26,12 @@ from laconic.reducers.sum import Sum
     examples=("error_fed(topk(density=0.01), decay=0.9)",),
 )
 def error_fed(
-    compressor: Any, *, decay: float = 1.0, damped: bool = False, momentum: Momentum = "local"
+    compressor: Any,
+    *,
+    decay: float = 1.0,
+    damped: bool = False,
+    momentum: Momentum = "local",
+    ahead: float | None = None,
 ) -> Method:
     """x = decay * e + g;  send C(x), times 1 / (1 + omega) if damped;  e = x - sent share.
 
@@ -39,6 +44,8 @@ def error_fed(
         damped: Whether messages are damped, which allows feedback for an unbiased codec of high variance.
         momentum: "local": the momentum of a `torch.optim.SGD` is applied before compression (see
             `error_feedback`), except with `powersgd`; "optimizer": the optimiser applies it.
+        ahead: Share of the later momentum of waiting entries to add at once, in [0, 1]. None: 1 for `deft`,
+            `micro` and `exdyna`, 0.5 for other sparse compressors, else 0.
 
     Raises:
         SpecError: An argument is invalid, or `compressor` is a method.
@@ -48,5 +55,6 @@ def error_fed(
     error_fed(compressor=topk(density=0.01), decay=0.9)
     """
     reducer = plain(compressor, "error_fed").routes[0].reducer
-    feedback = replace(error_feedback(reducer, momentum), decay=decay, damped=damped)
+    usual = error_feedback(reducer, momentum)
+    feedback = replace(usual, decay=decay, damped=damped, ahead=usual.ahead if ahead is None else ahead)
     return routes(Route(matrices, reducer, feedback), Route(everything, Sum()))

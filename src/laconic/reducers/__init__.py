@@ -20,6 +20,7 @@ from laconic.core.selector import check_density
 from laconic.core.spec import Spec
 from laconic.core.turn import Turn
 from laconic.feedback import Optimised
+from laconic.feedback.error_feedback import AHEAD
 
 if TYPE_CHECKING:
     from laconic.reducers.autotune import Autotune as autotune
@@ -143,6 +144,11 @@ class Reducer(Spec):
     def local_momentum(self) -> bool:
         """Whether error feedback by default applies momentum before this reduction."""
         return True
+
+    @property
+    def ahead(self) -> float:
+        """Default `ahead` of error feedback."""
+        return AHEAD
 
 
 @dataclass(frozen=True, repr=False)

@@ -72,6 +72,10 @@ class DenseFirst(Reducer):
         return self.then.local_momentum
 
     @property
+    def ahead(self) -> float:
+        return self.then.ahead
+
+    @property
     def needs_feedback(self) -> bool:
         return self.then.needs_feedback
 

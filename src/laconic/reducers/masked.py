@@ -124,17 +124,6 @@ class PackedShare(Sent):
         packed = self.share.clear_(memory[self.packing.positions])
         return memory.index_copy_(0, self.packing.positions, packed)
 
-    @property
-    def chooses(self) -> bool:
-        return self.share.chooses
-
-    def scale_chosen_(self, memory: Tensor, waited: Tensor, factor: float) -> Tensor:
-        if not self.chooses:
-            return memory
-        places = self.packing.positions
-        packed = self.share.scale_chosen_(memory[places], waited[places], factor)
-        return memory.index_copy_(0, places, packed)
-
 
 class BoundMasked(BoundReducer):
     def __init__(self, spec: Reducer, layout: Layout, comm: Comm) -> None:

@@ -102,6 +102,10 @@ class TwoLevel(Reducer):
         return self.inner.local_momentum and self.between.local_momentum
 
     @property
+    def ahead(self) -> float:
+        return (self.inner if self.inner.needs_feedback else self.between).ahead
+
+    @property
     def needs_feedback(self) -> bool:
         """Whether either needs it; |x - sent| <= |x| then holds for the sum over a machine's ranks."""
         return self.inner.needs_feedback or self.between.needs_feedback

@@ -219,14 +219,6 @@ class Sparse(Codec):
         indices, counts, _ = self._entries(wire, segments)
         return kernels.scatter_zero_(memory, segments, indices, counts)
 
-    def scale_chosen_(
-        self, wire: Tensor, segments: Segments, memory: Tensor, waited: Tensor, factor: float
-    ) -> Tensor:
-        indices, counts, _ = self._entries(wire, segments)
-        if len(indices) == segments.numel:
-            return memory
-        return kernels.scatter_scale_(memory, waited, segments, indices, counts, factor)
-
     def _entries(self, wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Tensor]:
         """Return indices, counts and bytes of the values of an untrusted wire."""
         if self.select.replayable:

@@ -5,10 +5,11 @@ momentum mu:
 
     heavy ball   u = mu * u + g           v = decay * v + u
     Nesterov     u = mu * (u + g)         v = decay * v + u + g
-    sent = C(v)  v = v - sent             u = factor * u where sent after waiting
+    waiting      v = v + ahead * mu / (1 - mu) * u,  then u = (1 - ahead) * u
+    sent = C(v)  v = v - sent             u = 0 where sent, if `clears_sent`
 
-An entry has waited if its residual was not 0 before the step, even from rounding. If all entries are sent,
-this is SGD with momentum. DGC clears u of all sent entries instead. The optimiser adds weight decay.
+An entry waits if its residual was more than a quarter of u, so not by rounding. If all entries are sent, this
+is SGD with momentum. The optimiser adds weight decay.
 """
 
 from __future__ import annotations
@@ -113,8 +114,8 @@ class LocalResidual(Residual):
 
     Args:
         local: Tensors whose momentum is applied here.
-        velocity_factor: Factor of the velocity of entries sent after waiting; 0 clears it for all sent
-            entries.
+        clears_sent: Clear the velocity of sent entries, as DGC does.
+        ahead: Share of a waiting entry's later momentum to add at once.
         dense_steps: First steps, exchanged whole, with the optimiser's momentum.
     """
 
@@ -125,13 +126,15 @@ class LocalResidual(Residual):
         optimised: Optimised,
         decay: float = 1.0,
         *,
-        velocity_factor: float = 1.0,
+        clears_sent: bool = False,
+        ahead: float = 0.0,
         dense_steps: int = 0,
     ) -> None:
         super().__init__(layout, decay)
         self._local = local
         self._all = layout
-        self._velocity_factor = velocity_factor
+        self._clears_sent = clears_sent
+        self._ahead = ahead
         self._dense_steps = dense_steps
         self._optimised = optimised
         self._velocity: Velocity | None = Velocity(local, optimised) if len(local) else None
@@ -147,13 +150,8 @@ class LocalResidual(Residual):
 
     def _finish(self, share: Share, layout: Layout) -> None:
         super()._finish(share, layout)
-        if self._velocity_factor == 1 or self._velocity is None or not len(self._parts(layout)[0]):
-            return
-        velocity = self._velocity.held(layout)
-        if self._velocity_factor == 0:
-            share.clear_(velocity)
-        else:
-            share.scale_chosen_(velocity, self._former.held(layout), self._velocity_factor)
+        if self._clears_sent and self._velocity is not None and len(self._parts(layout)[0]):
+            share.clear_(self._velocity.held(layout))
 
     def correct(
         self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False
@@ -178,7 +176,7 @@ class LocalResidual(Residual):
         for part, momentum, nesterov, factor in self._velocity.forms(local):
             done.append(part)
             finite &= kernels.velocity_(
-                velocity, before, old, fresh, part.segments, momentum, scale * factor, nesterov=nesterov
+                velocity, before, old, fresh, part.segments, momentum, scale * factor, nesterov, self._ahead
             )
         if not finite:
             for part in done:

@@ -60,20 +60,23 @@ def velocity_(
     momentum: Tensor,
     scale: float = 1.0,
     nesterov: bool = False,
+    ahead: float = 0.0,
 ) -> bool:
     """Apply DGC's momentum correction on the segments of float32 (n,); `momentum` is float32 (s,).
 
     With g = scale * grad, velocity u (in place) and residual v: heavy ball u = m u + g, fresh = v + u;
-    Nesterov u = m (u + g), fresh = v + u + g. `grad` gets the old velocity, for `undo_`; `fresh` may be the
-    residual. An entry whose new u or v is not finite keeps both old ones; the function then returns
-    False.
+    Nesterov u = m (u + g), fresh = v + u + g. Then, where |v| > |u| / 4,
+    fresh = fresh + ahead m / (1 - m) u and u = (1 - ahead) u.
+
+    `grad` gets the old velocity, for `undo_`; `fresh` may be the residual. An entry whose new u or v is not
+    finite keeps both old ones; the function then returns False.
     """
     checks.buffer("velocity", velocity, segments)
     checks.buffer("residual", residual, segments)
     checks.buffer("grad", grad, segments)
     checks.buffer("fresh", fresh, segments)
     checks.per_segment("momentum", momentum, segments, torch.float32)
-    arguments = velocity, residual, grad, fresh, segments, momentum, scale, nesterov
+    arguments = velocity, residual, grad, fresh, segments, momentum, scale, nesterov, ahead
     if (native := dispatch.native(velocity, residual, grad, fresh)) is not None:
         return bool(native.velocity_(*arguments))
     if dispatch.gpu(velocity, residual, grad, fresh):

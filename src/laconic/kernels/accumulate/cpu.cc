@@ -52,16 +52,26 @@ bool accumulate(Floats residual, Array<std::conditional_t<keep, float, const flo
   return clean;
 }
 
+struct Momentum {
+  float factor, lead, kept;  // where an entry waits: lead * u is added now, kept * u stays
+};
+
 // `fresh` may be `v`: each entry is read before it is written.
-template <bool nesterov>
-bool velocity_segment(float* __restrict u, const float* v, float* __restrict g, float* fresh, std::int64_t n, float m,
-                      float a) {
+template <bool nesterov, bool ahead>
+bool velocity_segment(float* __restrict u, const float* v, float* __restrict g, float* fresh, std::int64_t n,
+                      Momentum momentum, float a) {
+  const auto [m, lead, kept] = momentum;
   std::uint32_t bad = 0;
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) {
     const float old_u = u[i], old_v = v[i], scaled = a * g[i];
-    const float new_u = nesterov ? m * (old_u + scaled) : m * old_u + scaled;
-    const float new_v = nesterov ? (old_v + new_u) + scaled : old_v + new_u;
+    float new_u = nesterov ? m * (old_u + scaled) : m * old_u + scaled;
+    float new_v = nesterov ? (old_v + new_u) + scaled : old_v + new_u;
+    if constexpr (ahead) {
+      const bool waits = std::abs(old_v) > 0.25f * std::abs(new_u);
+      new_v = waits ? new_v + lead * new_u : new_v;
+      new_u = waits ? kept * new_u : new_u;
+    }
     const bool good = finite(new_u) & finite(new_v);  // `&&` is a branch, and the loop is then not vectorised
     u[i] = good ? new_u : old_u;
     g[i] = good ? old_u : std::bit_cast<float>(exponent);
@@ -72,14 +82,17 @@ bool velocity_segment(float* __restrict u, const float* v, float* __restrict g, 
 }
 
 bool velocity(Floats velocity, ConstFloats residual, Floats grad, Floats fresh, const Segments& segments,
-              ConstFloats momentum, double scale, bool nesterov) {
+              ConstFloats momentum, double scale, bool nesterov, double ahead) {
   nb::gil_scoped_release released;
+  const auto share = static_cast<float>(ahead), kept = static_cast<float>(1 - ahead);
+  auto* step = share == 0 ? (nesterov ? &velocity_segment<true, false> : &velocity_segment<false, false>)
+                          : (nesterov ? &velocity_segment<true, true> : &velocity_segment<false, true>);
   bool clean = true;
   for (std::int64_t s = 0; s < segments.count; ++s) {
     const std::int64_t start = segments.starts[s];
-    auto* step = nesterov ? &velocity_segment<true> : &velocity_segment<false>;
+    const float m = momentum.data()[s];
     clean &= step(velocity.data() + start, residual.data() + start, grad.data() + start, fresh.data() + start,
-                  segments.sizes[s], momentum.data()[s], static_cast<float>(scale));
+                  segments.sizes[s], {m, m < 1 ? share * m / (1 - m) : 0.0f, kept}, static_cast<float>(scale));
   }
   return clean;
 }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from laconic.core.layout import Segments
 from laconic.kernels import dispatch
+from laconic.kernels.accumulate.reference import leads
 from laconic.kernels.launch import launch as launch_once
 from laconic.kernels.tiles import table, tiles
 
@@ -108,12 +109,15 @@ def velocity_kernel(
     fresh,
     flag,
     momentum,
+    leads,
     scale,
+    kept_share,
     starts,
     sizes,
     segments,
     firsts,
     NESTEROV: tl.constexpr,
+    AHEAD: tl.constexpr,
     TILE: tl.constexpr,
     ALIGNED: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -135,6 +139,11 @@ def velocity_kernel(
     else:
         new_u = u * m + scaled
         new_v = v + new_u
+    if AHEAD:
+        lead = tl.load(leads + segment)
+        waits = tl.abs(v) > tl.abs(new_u) * 0.25
+        new_v = tl.where(waits, new_v + new_u * lead, new_v)
+        new_u = tl.where(waits, new_u * kept_share, new_u)
     finite = _finite(new_u) & _finite(new_v)
     new_u = tl.where(finite, new_u, u)
     new_v = tl.where(finite, new_v, v)
@@ -173,15 +182,16 @@ def velocity_(
     momentum: Tensor,
     scale: float,
     nesterov: bool,
+    ahead: float,
 ) -> bool:
     values = tuple(momentum.tolist())
     if len(set(values)) == 1:  # fewer, longer ranges
         segments = segments.merged
         values = values[:1] * len(segments)
     flag = torch.zeros(1, dtype=torch.int32, device=grad.device)
-    factors = momentum_table(values, grad.device)
-    arguments = (velocity, residual, grad, fresh, flag, factors, float(scale))
-    launch(velocity_kernel, segments, arguments, (nesterov,))
+    factors, lead = (momentum_table(values, share, grad.device) for share in (None, ahead))
+    arguments = (velocity, residual, grad, fresh, flag, factors, lead, float(scale), 1 - float(ahead))
+    launch(velocity_kernel, segments, arguments, (nesterov, ahead > 0))
     return flag.item() == 0
 
 
@@ -208,6 +218,7 @@ def _launches(segments: Segments, device: torch.device) -> tuple[tuple[Any, ...]
 
 
 @lru_cache(maxsize=256)
-def momentum_table(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return factors, float32 (s,). Cached: do not change it."""
-    return torch.tensor(values, dtype=torch.float32, device=device)
+def momentum_table(values: tuple[float, ...], ahead: float | None, device: torch.device) -> Tensor:
+    """Return momentum, or its `leads`, float32 (s,). Cached: do not change it."""
+    momentum = torch.tensor(values, dtype=torch.float32, device="cpu")
+    return (momentum if ahead is None else leads(momentum, ahead)).to(device)

@@ -11,6 +11,7 @@ from torch import Tensor
 from laconic.core.layout import Segments
 
 Factor = float | Tensor
+WAITING = 0.25  # an entry waits if its residual is more than this share of its velocity
 
 
 def all_finite(x: Tensor, segments: Segments) -> bool:
@@ -43,22 +44,37 @@ def velocity_(
     momentum: Tensor,
     scale: float,
     nesterov: bool,
+    ahead: float,
 ) -> bool:
     flags = []
     runs = segments.merged
     views = zip(*(runs.views(x) for x in (velocity, residual, grad, fresh)), strict=True)
-    for (u, v, g, new), m in zip(views, _factors(momentum, segments, grad.device), strict=True):
+    factors = (_factors(each, segments, grad.device) for each in (momentum, leads(momentum, ahead)))
+    for (u, v, g, new), m, lead in zip(views, *factors, strict=True):
         scaled = _times(g, scale)
         new_u = (u + scaled).mul_(m) if nesterov else (u * m).add_(scaled)
         new_v = v + new_u
         if nesterov:
             new_v.add_(scaled)
+        if ahead:
+            waits = v.abs() > new_u.abs() * WAITING
+            new_v = torch.where(waits, new_v + new_u * lead, new_v)
+            new_u = torch.where(waits, new_u * (1 - ahead), new_u)
         finite = _finite(new_u).logical_and_(_finite(new_v))
         flags.append(finite.all())
         _keep(g, u, finite, flags[-1])
         _write(u, u, new_u, finite, flags[-1])
         _write(new, v, new_v, finite, flags[-1])
     return _all(flags)
+
+
+def leads(momentum: Tensor, ahead: float) -> Tensor:
+    """Return the factors float32 (s,) of velocities added ahead; 0 from momentum 1 on.
+
+    >>> leads(torch.tensor([0.0, 0.5, 1.0]), ahead=0.5)
+    tensor([0.0000, 0.5000, 0.0000])
+    """
+    return torch.where(momentum < 1, ahead * momentum / (1 - momentum), 0.0)
 
 
 def add_sparse_(x: Tensor, y: Tensor, alpha: float) -> Tensor:

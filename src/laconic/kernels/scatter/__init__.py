@@ -45,22 +45,6 @@ def scatter_add_(
     return reference.scatter_add_(out, segments, indices, counts, values, alpha)
 
 
-def scatter_scale_(
-    out: Tensor, where: Tensor, segments: Segments, indices: Tensor, counts: Tensor, factor: float
-) -> Tensor:
-    """Multiply `out` by factor at each index where `where` float32 (n,) is not 0, in place.
-
-    Raises `WireError` as `scatter_add_`.
-    """
-    checks.buffer("out", out, segments)
-    checks.buffer("where", where, segments)
-    checks.chosen(indices, counts, segments)
-    if (native := dispatch.native(out, where, indices)) is not None:
-        native.scatter_scale_(out, where, segments, indices, counts, factor)
-        return out
-    return reference.scatter_scale_(out, where, segments, indices, counts, factor)
-
-
 def scatter_zero_(out: Tensor, segments: Segments, indices: Tensor, counts: Tensor) -> Tensor:
     """Zero `out` at each index, in place. Raises `WireError` as `scatter_add_`."""
     checks.buffer("out", out, segments)

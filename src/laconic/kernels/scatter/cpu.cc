@@ -54,23 +54,11 @@ void scatter_zero(Floats out, const Segments& segments, ConstInts indices, Const
   Chosen(segments, indices, counts).each([=](std::int64_t at, std::int64_t) { to[at] = 0.0f; });
 }
 
-void scatter_scale(Floats out, ConstFloats where, const Segments& segments, ConstInts indices, ConstLongs counts,
-                   double factor) {
-  nb::gil_scoped_release released;
-  float* to = out.data();
-  const float* nonzero = where.data();
-  const auto a = static_cast<float>(factor);
-  Chosen(segments, indices, counts).each([=](std::int64_t at, std::int64_t) {
-    if (nonzero[at] != 0) to[at] *= a;
-  });
-}
-
 }  // namespace
 
 LACONIC_KERNELS(m) {
   m.def("gather", &gather);
   m.def("scatter_add_", &scatter_add);
-  m.def("scatter_scale_", &scatter_scale);
   m.def("scatter_zero_", &scatter_zero);
 }
 

@@ -61,15 +61,6 @@ def scatter_add_(
     return out.index_add_(0, places, scaled)
 
 
-def scatter_scale_(
-    out: Tensor, where: Tensor, segments: Segments, indices: Tensor, counts: Tensor, factor: float
-) -> Tensor:
-    places, wrong = positions(indices, counts, segments)
-    old = out.index_select(0, places)
-    unchanged = (where.index_select(0, places) == 0).logical_or_(wrong)
-    return out.index_copy_(0, places, torch.where(unchanged, old, old * factor))
-
-
 def scatter_zero_(out: Tensor, segments: Segments, indices: Tensor, counts: Tensor) -> Tensor:
     places, wrong = positions(indices, counts, segments)
     if wrong.is_cpu:

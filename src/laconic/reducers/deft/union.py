@@ -59,6 +59,10 @@ class ChoiceInParts(Reducer):
     def needs_feedback(self) -> bool:
         return self.density < 1
 
+    @property
+    def ahead(self) -> float:
+        return 1.0
+
     @abstractmethod
     def bind_sparse(self, layout: Layout, comm: Comm) -> BoundReducer:
         """Return the working object for a density below 1."""
