@@ -100,8 +100,7 @@ FAMILIES = (
         "dense()",
         (
             "topk(density=0.01)",
-            "topk(density=0.03)",
-            "error_fed(density_schedule(topk(density=0.01), densities=(0.25, 0.0625), every=200))",
+            "error_fed(topk(density=0.01), ahead=0.0)",
             "error_fed(topk(density=0.01), momentum='optimizer')",
             "dgc(density=0.01, warmup_steps=400)",
             "stc(density=0.01)",
@@ -109,14 +108,13 @@ FAMILIES = (
             "deft(density=0.01)",
             "deft(density=0.05)",
             "oktopk(density=0.01)",
-            "oktopk(density=0.03)",
             "micro(density=0.01)",
             "sign()",
         ),
         steps=4000,
         folder="cifar10-4000",
-        why="Methods with error feedback apply momentum before compression; one row of `topk` leaves it to"
-        " the optimiser. A run by another density, or with a warm-up, is listed once its rate is known.",
+        why="Methods with error feedback apply momentum before compression. One row of `topk` leaves it to"
+        " the optimiser; in another, entries that wait get no later momentum ahead of time.",
     ),
     Family(
         "SGD with Nesterov momentum before compression, the CNN of `laconic train cifar10`",

@@ -43,6 +43,7 @@ from benchmarks.pages import partitions as partitions_page
 from benchmarks.pipeline import page as pipelines_page
 from benchmarks.precision import page as precision_page
 from benchmarks.replicator import page as replicator_page
+from benchmarks.resnet9 import page as resnet9_page
 from benchmarks.rigl import page as rigl_page
 from benchmarks.scaling import page as scaling_page
 from benchmarks.sharded import page as sharded_page
@@ -193,6 +194,7 @@ WHOLE: dict[Path, Callable[[], str]] = {
     **block_admm_page.pictures(DOCS),
     **federated_page.pictures(DOCS),
     **partitions_page.pictures(DOCS),
+    **resnet9_page.pages(DOCS),
     **time_to_accuracy_page.pictures(DOCS),
 }
 
