@@ -2,18 +2,24 @@
 
     python -m benchmarks.losses      writes src/laconic/tools/plan/losses.json; takes no time, trains nothing
 
-The trainings are those of `python -m benchmarks.accuracy` on shards that are alike. Casts are in none of
-them: where what a cast loses of the stored gradient is below NEGLIGIBLE, it counts as nothing lost.
+The trainings are those of `python -m benchmarks.accuracy` on shards that are alike. Methods that apply
+momentum before the exchange have changed since: theirs are those of `python -m benchmarks.own_rates`, 4,000
+steps at a learning rate of their own. Casts are in none of them: where what a cast loses of the stored
+gradient is below NEGLIGIBLE, it counts as nothing lost.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import mean
 
 import laconic.tools.plan
 from benchmarks.accuracy.contenders import MODELS, SETS
 from benchmarks.accuracy.standings import standings
+from benchmarks.own_rates.__main__ import LOCAL_MOMENTUM
+from benchmarks.own_rates.page import points_lost
+from laconic.strategies.distribute import strategy_or_method
 from laconic.tools.cli.entries import figures
 from laconic.tools.plan.losses import FIGURES
 
@@ -30,6 +36,9 @@ def losses() -> str:
             for each in standings(task, contenders):
                 if each.contender.skew is None and each.contender.spec != each.contender.against:
                     found.setdefault(each.contender.spec, {})[task] = round(each.lost.mean, DIGITS)
+    for spec in LOCAL_MOMENTUM.others:
+        if lost := points_lost(spec, LOCAL_MOMENTUM):
+            found[repr(strategy_or_method(spec))] = {"cifar10, own rate": round(mean(lost), DIGITS)}
     for spec in CASTS:
         error = figures()[spec].error
         if error is not None and error < NEGLIGIBLE:

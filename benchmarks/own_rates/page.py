@@ -68,9 +68,15 @@ def rows(family: Family) -> Iterator[Sequence[str]]:
         if spec == family.baseline:
             yield [*told, "", "", f"{sent:.4g}", "", str(len(its))]
             continue
-        lost = spread([100 * (base[seed]["accuracy"] - its[seed]["accuracy"]) for seed in both])
+        lost = spread(points_lost(spec, family))
         at_its = shared(family, spec, rate, base)
         yield [*told, lost, at_its, f"{sent:.4g}", f"{whole / sent:.1f} times", str(len(its))]
+
+
+def points_lost(spec: str, family: Family) -> list[float]:
+    """Return the points of accuracy below the baseline, by seed; nothing until the method's rate is known."""
+    its, base = (runs(each, family) for each in (spec, family.baseline))
+    return [100 * (base[seed]["accuracy"] - its[seed]["accuracy"]) for seed in its if seed in base]
 
 
 def runs(spec: str, family: Family) -> dict[int, Row]:

@@ -13,9 +13,9 @@ from functools import lru_cache
 from benchmarks.accuracy.contenders import MODELS, SETS
 from benchmarks.accuracy.standings import Standing, standings
 from benchmarks.common.results import read
-from benchmarks.common.tables import table
-from benchmarks.own_rates import page as own_rates
+from benchmarks.common.tables import spread, table
 from benchmarks.own_rates.__main__ import LOCAL_MOMENTUM
+from benchmarks.own_rates.page import points_lost
 from benchmarks.scaling.__main__ import FEW as FEWEST
 from benchmarks.scaling.__main__ import MANY as MOST
 from benchmarks.scaling.page import by_method, growth
@@ -304,8 +304,8 @@ def _trained() -> dict[tuple[str, str], Standing]:
 @lru_cache(maxsize=1)
 def _at_own_rates() -> dict[str, str]:
     """Points lost after 4,000 steps, each method at its own learning rate, by spec."""
-    found = own_rates.rows(LOCAL_MOMENTUM)
-    return {repr(strategy_or_method(spec.strip("`"))): lost for spec, _, _, lost, *_ in found}
+    found = {spec: points_lost(spec, LOCAL_MOMENTUM) for spec in LOCAL_MOMENTUM.others}
+    return {repr(strategy_or_method(spec)): spread(lost) for spec, lost in found.items() if lost}
 
 
 @lru_cache(maxsize=1)

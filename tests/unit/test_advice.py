@@ -28,7 +28,7 @@ def test_the_advice_weighs_time_against_what_was_lost():
     """Of what keeps accuracy the fastest; what loses some only where it is three times as fast."""
     work = Work(0.0, 1.0, 0.0, (100,) * 10)
     found = [costs(9.0, spec="dense()"), costs(0.9, spec="cgx()"), costs(0.85, spec="natural()")]
-    found += [costs(0.41, spec="dgc(density=0.01)"), costs(0.4, spec="deft(density=0.01)")]
+    found += [costs(0.41, spec="dgc(density=0.01)"), costs(0.4, spec="demo()")]
     slow = forecasts(found, 2, work, Network(1.0, 0.0))
     assert choice(slow).spec == "cgx()", "of two about as fast, the one that sends most"
     assert "it lost 0.1 points of accuracy" in reason(choice(slow), slow, slow[-1])
@@ -36,7 +36,7 @@ def test_the_advice_weighs_time_against_what_was_lost():
     assert choice(quick).spec == "dense()"
     assert "nothing as accurate is faster by more than" in reason(choice(quick), quick, choice(quick))
 
-    found[3:] = [costs(0.2, spec="dgc(density=0.01)"), costs(0.15, spec="deft(density=0.01)")]
+    found[3:] = [costs(0.2, spec="dgc(density=0.01)"), costs(0.15, spec="demo()")]
     slower = forecasts(found, 2, work, Network(0.1, 0.0))
     assert choice(slower).spec == "dgc(density=0.01)", "of two that lose, the one that loses less"
     assert "it lost 4.5 points of accuracy" in reason(choice(slower), slower, slower[-1])
@@ -51,18 +51,18 @@ def test_the_advice_weighs_time_against_what_was_lost():
 
 
 def test_little_time_costs_no_accuracy_and_much_time_not_much_of_it():
-    """Three times as fast for five points: deft, with 12.5, is no reason to take sign, with 3.1, either."""
+    """Three times as fast for five points: comp_ams, with 8.5, is no reason to take terngrad, with 2.3."""
     work = Work(0.0, 1.0, 0.0, (100,) * 10)
-    found = [costs(90.0, spec="dense()"), costs(6.4, spec="cgx()"), costs(5.8, spec="sign()")]
-    found.append(costs(2.0, spec="deft(density=0.01)"))
+    found = [costs(90.0, spec="dense()"), costs(6.4, spec="cgx()"), costs(5.8, spec="terngrad()")]
+    found.append(costs(2.0, spec="comp_ams()"))
     ranked = forecasts(found, 2, work, Network(1.0, 0.0))
     assert 3 * ranked[0].split.step_s < ranked[-2].split.step_s < 1.2 * ranked[-3].split.step_s
     assert choice(ranked).spec == "cgx()"
     why = reason(choice(ranked), ranked, ranked[-1])
-    assert "deft(density=0.01) takes 2.1 s, 3.1 times as fast, but it lost 12.5 points" in why
-    found[-1] = costs(0.2, spec="deft(density=0.01)")
+    assert "comp_ams() takes 2.1 s, 3.1 times as fast, but it lost 8.5 points" in why
+    found[-1] = costs(0.2, spec="comp_ams()")
     ranked = forecasts(found, 2, work, Network(0.01, 0.0))
-    assert choice(ranked).spec == "deft(density=0.01)", "32 times as fast"
+    assert choice(ranked).spec == "comp_ams()", "32 times as fast"
 
 
 def test_no_link_is_said_to_need_no_compression_where_a_lossy_method_is_faster():

@@ -1,6 +1,6 @@
 """Measured loss of test accuracy of methods: points below dense training with the same optimiser.
 
-`python -m benchmarks.losses` writes `losses.json` from the trainings of docs/accuracy.md.
+`python -m benchmarks.losses` writes `losses.json` from the trainings of docs/accuracy.md and own_rates.md.
 """
 
 from __future__ import annotations
