@@ -155,13 +155,13 @@ def _plain_accumulate(x: Tensor, given: Input) -> Results:
     return [_flag(kernels.accumulate_(residual, x, given.segments)), residual]
 
 
-def _velocity(nesterov: bool) -> Callable[[Tensor, Input], Results]:
+def _velocity(nesterov: bool, ahead: float = 0.0) -> Callable[[Tensor, Input], Results]:
     def run(x: Tensor, given: Input) -> Results:
         velocity, residual, old = other(x, 1), other(x, 2), x.clone()
         fresh = residual.clone()
         momentum = torch.tensor([0.9, 0.5, 0.0] * len(given.segments))[: len(given.segments)]
         finite = kernels.velocity_(
-            velocity, residual, old, fresh, given.segments, momentum, scale=0.37, nesterov=nesterov
+            velocity, residual, old, fresh, given.segments, momentum, 0.37, nesterov, ahead
         )
         return [velocity, old, fresh, _flag(finite)]
 
@@ -275,6 +275,7 @@ FUNCTIONS = (
     Function("accumulate_", _plain_accumulate),
     Function("velocity_", _velocity(nesterov=False)),
     Function("velocity_(nesterov)", _velocity(nesterov=True)),
+    Function("velocity_(ahead)", _velocity(nesterov=True, ahead=0.5)),
     Function("all_finite", _all_finite),
     Function("add_sparse_", _add_sparse),
     Function("norms(max, block 512)", _norms(LARGEST, 512)),

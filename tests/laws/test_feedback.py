@@ -271,6 +271,28 @@ def test_a_phase_in_which_every_entry_is_sent_is_sgd_with_momentum(spec: str, ne
     assert (moved - wanted).abs().max() <= (1e-2 if loose else 1e-5) * wanted.abs().max()
 
 
+SHARES = {
+    "topk(density=0.1)": 0.5,
+    "stc()": 0.5,
+    "sketchml()": 0.5,
+    "oktopk()": 0.5,
+    "dense_first(gtopk(density=0.1), steps=2)": 0.5,
+    "two_level(sum(), gather(sparse(topk(density=0.1))))": 0.5,
+    "two_level(sum(dtype='bf16'), deft(density=0.1))": 1.0,
+    "dense_first(micro(density=0.1), steps=2)": 1.0,
+    "masked(exdyna(density=0.1))": 1.0,
+    "error_fed(deft(density=0.1), ahead=0.25)": 0.25,
+    "sign()": 0.0,
+    "masked(sign())": 0.0,
+    "error_fed(cast('bf16'))": 0.0,
+}
+
+
+def test_entries_that_wait_get_later_momentum_where_entries_are_sent_whole() -> None:
+    found = {spec: getattr(lift(spec).routes[0].feedback, "ahead", None) for spec in SHARES}
+    assert found == SHARES
+
+
 def test_a_later_change_of_momentum_from_zero_stays_in_the_optimiser() -> None:
     def play(comm):  # type: ignore[no-untyped-def]
         plain, changed = Settings(0.0), Settings(0.0)

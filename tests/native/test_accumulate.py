@@ -54,7 +54,8 @@ def test_velocity_is_momentum_correction(
     new_u = (u + g3) * m if nesterov else u * m + g3
     new_v = v + new_u + g3 if nesterov else v + new_u
     waits = v.abs() > new_u.abs() / 4
-    new_v = torch.where(waits, new_v + new_u * torch.where(m < 1, ahead * m / (1 - m), 0), new_v)
+    waits &= m <= 0.98
+    new_v = torch.where(waits, new_v + new_u * (ahead * m / (1 - m)), new_v)
     new_u = torch.where(waits, new_u * (1 - ahead), new_u)
     clean, got_u, got_v, kept, fresh = agree(corrected)
     assert clean
@@ -75,13 +76,15 @@ def test_nan_and_inf_are_not_written_and_the_rest_is_undone(
         (residual, velocity), grad = (each.clone() for each in old), spoilt(1000, at, bad)
         if nesterov is None:
             return kernels.accumulate_(residual, grad, whole, keep=True), residual, velocity, grad
-        clean = kernels.velocity_(velocity, residual, grad, residual, whole, torch.ones(1), 1.0, nesterov)
+        clean = kernels.velocity_(
+            velocity, residual, grad, residual, whole, torch.full((1,), 0.9), 1.0, nesterov, 0.5
+        )
         return clean, residual, velocity, grad
 
     clean, residual, velocity, kept = agree(accumulated)
     assert not clean and residual[at] == torch.tensor(3e38) and torch.isfinite(residual).all()
     assert residual[at - 1] > 1 and bool(kept[at].isinf()), "so that its tensor can be named"
-    assert nesterov is None or (velocity[at] == 2.0 and velocity[at - 1] == 3.0)
+    assert nesterov is None or (velocity[at] == 2.0 and velocity[at - 1] < 1.5)
     changed, before = (residual, old[0]) if nesterov is None else (velocity, old[1])
     kernels.undo_(changed, kept, whole)
     assert torch.equal(changed, before)

@@ -31,8 +31,8 @@ OPERANDS = {
         "flag": "*i32",
         "momentum": "*fp32",
         "leads": "*fp32",
+        "shares": "*fp32",
         "scale": "fp32",
-        "kept_share": "fp32",
     },
 }
 OPTIONS = {

@@ -12,6 +12,7 @@ from laconic.exchange.method import lift
 METHODS = {
     "topk": "topk(density=0.2)",
     "stc": "stc(density=0.2)",
+    "deft": "deft(density=0.2)",
     "dgc": "dgc(density=0.2, masking=False)",
     "all entries": "error_fed(gather(dense()))",
 }

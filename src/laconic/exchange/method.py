@@ -194,9 +194,7 @@ def lift(spec: Any) -> Method:
 
 def error_feedback(reducer: Reducer, momentum: Momentum = "local") -> ErrorFeedback:
     inner = reducer.reducer if isinstance(reducer, Masked) else reducer
-    codec = inner.feedback_codec()
-    ahead = inner.ahead if codec is None or isinstance(codec, Sparse) else 0.0
-    return ErrorFeedback(momentum=momentum if inner.local_momentum else "optimizer", ahead=ahead)
+    return ErrorFeedback(momentum=momentum if inner.local_momentum else "optimizer", ahead=inner.ahead)
 
 
 def between_machines(levels: TwoLevel, outer: Method) -> Method:

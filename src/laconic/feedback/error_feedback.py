@@ -11,10 +11,11 @@ With SGD's momentum mu, g is by default the velocity, as in DGC, and the optimis
     heavy ball   u_t = mu * u_{t-1} + g_t           x_t = decay * e_t + u_t
     Nesterov     u_t = mu * (u_{t-1} + g_t)         x_t = decay * e_t + u_t + g_t
 
-    where |e_t| > |u_t| / 4:  x_t = x_t + ahead * mu / (1 - mu) * u_t, then u_t = (1 - ahead) * u_t
+    waiting      x_t = x_t + ahead * mu / (1 - mu) * u_t, then u_t = (1 - ahead) * u_t
 
-Waiting acts like momentum, so entries that wait need less of it: this rule is ours. With `ahead` 1 they get
-gradients times 1 / (1 - mu); 0 is DGC without masking. The papers leave momentum to the optimiser.
+An entry waits if |decay * e_t| > |u_t| / 4. Its gradients come late, so a share of what u_t would add later,
+at the present mu, is added now; not above mu = 0.98. This rule is ours. 0 is DGC without masking. The papers
+leave momentum to the optimiser.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class ErrorFeedback(Feedback):
     `decay` in (0, 1]: share of the old residual that is kept. `damped`: scale an unbiased high-variance codec
     by 1 / (1 + omega) instead of refusing it. `momentum`: "local" (default) applies the momentum of
     `torch.optim.SGD`, not of other optimisers, before the exchange; "optimizer" leaves it to the optimiser.
-    `ahead` in [0, 1]: share of a waiting entry's later momentum that is added at once.
+    `ahead` in [0, 1]: share of later momentum to add at once; 0 suits codecs that send all entries in part.
 
     >>> ErrorFeedback(decay=0.9)
     error_feedback(decay=0.9)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from laconic.codecs.sparse import Sparse
 from laconic.comm.comm import Comm
 from laconic.comm.messages import Sent
 from laconic.core.codec import Codec
@@ -148,7 +149,8 @@ class Reducer(Spec):
     @property
     def ahead(self) -> float:
         """Default `ahead` of error feedback."""
-        return AHEAD
+        codec = self.feedback_codec()
+        return AHEAD if codec is None or isinstance(codec, Sparse) else 0.0
 
 
 @dataclass(frozen=True, repr=False)

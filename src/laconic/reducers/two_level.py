@@ -103,7 +103,7 @@ class TwoLevel(Reducer):
 
     @property
     def ahead(self) -> float:
-        return (self.inner if self.inner.needs_feedback else self.between).ahead
+        return max((each.ahead for each in (self.inner, self.between) if each.needs_feedback), default=0.0)
 
     @property
     def needs_feedback(self) -> bool:

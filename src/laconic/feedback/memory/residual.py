@@ -8,8 +8,8 @@ momentum mu:
     waiting      v = v + ahead * mu / (1 - mu) * u,  then u = (1 - ahead) * u
     sent = C(v)  v = v - sent             u = 0 where sent, if `clears_sent`
 
-An entry waits if its residual was more than a quarter of u, so not by rounding. If all entries are sent, this
-is SGD with momentum. The optimiser adds weight decay.
+An entry waits if |decay * v| > |u| / 4 before the sum. If all entries are sent, this is
+SGD with momentum. The optimiser adds weight decay.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class LocalResidual(Residual):
     Args:
         local: Tensors whose momentum is applied here.
         clears_sent: Clear the velocity of sent entries, as DGC does.
-        ahead: Share of a waiting entry's later momentum to add at once.
+        ahead: As of `error_feedback`.
         dense_steps: First steps, exchanged whole, with the optimiser's momentum.
     """
 

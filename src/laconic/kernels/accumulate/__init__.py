@@ -65,8 +65,8 @@ def velocity_(
     """Apply DGC's momentum correction on the segments of float32 (n,); `momentum` is float32 (s,).
 
     With g = scale * grad, velocity u (in place) and residual v: heavy ball u = m u + g, fresh = v + u;
-    Nesterov u = m (u + g), fresh = v + u + g. Then, where |v| > |u| / 4,
-    fresh = fresh + ahead m / (1 - m) u and u = (1 - ahead) u.
+    Nesterov u = m (u + g), fresh = v + u + g. Then, with m <= 0.98 and where
+    |v| > |u| / 4, fresh = fresh + ahead m / (1 - m) u, and u = (1 - ahead) u.
 
     `grad` gets the old velocity, for `undo_`; `fresh` may be the residual. An entry whose new u or v is not
     finite keeps both old ones; the function then returns False.

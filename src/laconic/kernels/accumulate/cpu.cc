@@ -52,9 +52,12 @@ bool accumulate(Floats residual, Array<std::conditional_t<keep, float, const flo
   return clean;
 }
 
+// Where an entry waits, lead times its new u is added now, and kept times it stays.
 struct Momentum {
-  float factor, lead, kept;  // where an entry waits: lead * u is added now, kept * u stays
+  float factor, lead, kept;
 };
+
+constexpr float longest = 0.98f;  // momentum; with more, nothing is added ahead
 
 // `fresh` may be `v`: each entry is read before it is written.
 template <bool nesterov, bool ahead>
@@ -84,15 +87,17 @@ bool velocity_segment(float* __restrict u, const float* v, float* __restrict g, 
 bool velocity(Floats velocity, ConstFloats residual, Floats grad, Floats fresh, const Segments& segments,
               ConstFloats momentum, double scale, bool nesterov, double ahead) {
   nb::gil_scoped_release released;
-  const auto share = static_cast<float>(ahead), kept = static_cast<float>(1 - ahead);
+  const auto share = static_cast<float>(ahead);
   auto* step = share == 0 ? (nesterov ? &velocity_segment<true, false> : &velocity_segment<false, false>)
                           : (nesterov ? &velocity_segment<true, true> : &velocity_segment<false, true>);
   bool clean = true;
   for (std::int64_t s = 0; s < segments.count; ++s) {
     const std::int64_t start = segments.starts[s];
     const float m = momentum.data()[s];
+    const bool is_short = m <= longest;
+    const Momentum of{m, is_short ? share * m / (1 - m) : 0.0f, is_short ? static_cast<float>(1 - ahead) : 1.0f};
     clean &= step(velocity.data() + start, residual.data() + start, grad.data() + start, fresh.data() + start,
-                  segments.sizes[s], {m, m < 1 ? share * m / (1 - m) : 0.0f, kept}, static_cast<float>(scale));
+                  segments.sizes[s], of, static_cast<float>(scale));
   }
   return clean;
 }

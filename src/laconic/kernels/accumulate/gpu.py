@@ -110,8 +110,8 @@ def velocity_kernel(
     flag,
     momentum,
     leads,
+    shares,
     scale,
-    kept_share,
     starts,
     sizes,
     segments,
@@ -143,7 +143,7 @@ def velocity_kernel(
         lead = tl.load(leads + segment)
         waits = tl.abs(v) > tl.abs(new_u) * 0.25
         new_v = tl.where(waits, new_v + new_u * lead, new_v)
-        new_u = tl.where(waits, new_u * kept_share, new_u)
+        new_u = tl.where(waits, new_u * tl.load(shares + segment), new_u)
     finite = _finite(new_u) & _finite(new_v)
     new_u = tl.where(finite, new_u, u)
     new_v = tl.where(finite, new_v, v)
@@ -189,8 +189,8 @@ def velocity_(
         segments = segments.merged
         values = values[:1] * len(segments)
     flag = torch.zeros(1, dtype=torch.int32, device=grad.device)
-    factors, lead = (momentum_table(values, share, grad.device) for share in (None, ahead))
-    arguments = (velocity, residual, grad, fresh, flag, factors, lead, float(scale), 1 - float(ahead))
+    factors = momentum_tables(values, float(ahead), grad.device)
+    arguments = (velocity, residual, grad, fresh, flag, *factors, float(scale))
     launch(velocity_kernel, segments, arguments, (nesterov, ahead > 0))
     return flag.item() == 0
 
@@ -218,7 +218,7 @@ def _launches(segments: Segments, device: torch.device) -> tuple[tuple[Any, ...]
 
 
 @lru_cache(maxsize=256)
-def momentum_table(values: tuple[float, ...], ahead: float | None, device: torch.device) -> Tensor:
-    """Return momentum, or its `leads`, float32 (s,). Cached: do not change it."""
+def momentum_tables(values: tuple[float, ...], ahead: float, device: torch.device) -> tuple[Tensor, ...]:
+    """Return momentum and its `leads`, float32 (s,). Cached: do not change them."""
     momentum = torch.tensor(values, dtype=torch.float32, device="cpu")
-    return (momentum if ahead is None else leads(momentum, ahead)).to(device)
+    return tuple(each.to(device) for each in (momentum, *leads(momentum, ahead)))

@@ -12,6 +12,7 @@ from laconic.core.layout import Segments
 
 Factor = float | Tensor
 WAITING = 0.25  # an entry waits if its residual is more than this share of its velocity
+LONGEST = 0.98  # momentum; with more, nothing is added ahead
 
 
 def all_finite(x: Tensor, segments: Segments) -> bool:
@@ -49,8 +50,8 @@ def velocity_(
     flags = []
     runs = segments.merged
     views = zip(*(runs.views(x) for x in (velocity, residual, grad, fresh)), strict=True)
-    factors = (_factors(each, segments, grad.device) for each in (momentum, leads(momentum, ahead)))
-    for (u, v, g, new), m, lead in zip(views, *factors, strict=True):
+    factors = (_factors(each, segments, grad.device) for each in (momentum, *leads(momentum, ahead)))
+    for (u, v, g, new), m, lead, kept in zip(views, *factors, strict=True):
         scaled = _times(g, scale)
         new_u = (u + scaled).mul_(m) if nesterov else (u * m).add_(scaled)
         new_v = v + new_u
@@ -59,7 +60,7 @@ def velocity_(
         if ahead:
             waits = v.abs() > new_u.abs() * WAITING
             new_v = torch.where(waits, new_v + new_u * lead, new_v)
-            new_u = torch.where(waits, new_u * (1 - ahead), new_u)
+            new_u = torch.where(waits, new_u * kept, new_u)
         finite = _finite(new_u).logical_and_(_finite(new_v))
         flags.append(finite.all())
         _keep(g, u, finite, flags[-1])
@@ -68,13 +69,14 @@ def velocity_(
     return _all(flags)
 
 
-def leads(momentum: Tensor, ahead: float) -> Tensor:
-    """Return the factors float32 (s,) of velocities added ahead; 0 from momentum 1 on.
+def leads(momentum: Tensor, ahead: float) -> tuple[Tensor, Tensor]:
+    """Return the factors of velocities that are added ahead and kept, float32 (s,).
 
-    >>> leads(torch.tensor([0.0, 0.5, 1.0]), ahead=0.5)
-    tensor([0.0000, 0.5000, 0.0000])
+    >>> leads(torch.tensor([0.5, 1.0]), ahead=0.5)
+    (tensor([0.5000, 0.0000]), tensor([0.5000, 1.0000]))
     """
-    return torch.where(momentum < 1, ahead * momentum / (1 - momentum), 0.0)
+    short = momentum <= LONGEST
+    return torch.where(short, ahead * momentum / (1 - momentum), 0.0), torch.where(short, 1 - ahead, 1.0)
 
 
 def add_sparse_(x: Tensor, y: Tensor, alpha: float) -> Tensor:
@@ -120,7 +122,7 @@ def _factors(momentum: Tensor, segments: Segments, device: torch.device) -> list
     return segments.merged.packed.views(momentum_table(values, segments, device))  # type: ignore[return-value]
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def momentum_table(values: tuple[float, ...], segments: Segments, device: torch.device) -> Tensor:
     """Return each element's momentum, float32 (n,). Cached: do not change it."""
     ascending = sorted(zip(segments.starts, segments.sizes, values, strict=True))

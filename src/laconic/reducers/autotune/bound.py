@@ -60,7 +60,8 @@ class BoundAutotune(BoundReducer):
         self._dense = Sum().bind(layout, comm)
         self._switched: SwitchedResidual | None = None
         if optimised is not None and len(matrices) and all(map(optimised.is_local, matrices.names)):
-            self._switched = SwitchedResidual(matrices, optimised)
+            lossy = (each.ahead for each in spec.candidates if not sends_all(each, matrices))
+            self._switched = SwitchedResidual(matrices, optimised, min(lossy, default=0.0))
         self._residual = self._switched or Residual(matrices)
         self._matrices, self._names = matrices, frozenset(matrices.names)
         self._holding: set[str] = set()  # tensors whose residual may not be zero

@@ -20,7 +20,6 @@ from laconic.comm.comm import Comm
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.feedback import Optimised, Share
-from laconic.feedback.error_feedback import AHEAD
 from laconic.feedback.memory import Velocity
 from laconic.feedback.memory.residual import LocalResidual, Residual, norm
 
@@ -30,8 +29,8 @@ NEVER = -1  # a step
 class SwitchedResidual(LocalResidual):
     """Residual of tensors whose momentum is all in SGD (at first) or all local."""
 
-    def __init__(self, layout: Layout, optimised: Optimised) -> None:
-        super().__init__(layout, layout, optimised, ahead=AHEAD)
+    def __init__(self, layout: Layout, optimised: Optimised, ahead: float) -> None:
+        super().__init__(layout, layout, optimised, ahead=ahead)
         self._optimised = optimised
         self.local = False
         self._entered = NEVER  # the step that made it local, until it is accepted
