@@ -166,7 +166,8 @@ FAMILIES = (
         "mnist",
         "mnist",
         "`cltk` sends the same positions with exact values, in the first and last layer too. With codes for"
-        " fewer steps, LGC loses less. A decoder for each rank is not better than one for the average code.",
+        " fewer steps, LGC loses less. A decoder for each rank is not better than one for the average code."
+        " No momentum was added ahead of time yet: these rows are to be measured again.",
     ),
     Family(
         "LGC, MNIST",
@@ -177,7 +178,8 @@ FAMILIES = (
         1600,
         "mnist",
         "mnist-1600",
-        "Longer training leaves less of the loss, which is largely the delay of entries that wait.",
+        "Longer training leaves less of the loss, which is largely the delay of entries that wait. No"
+        " momentum was added ahead of time yet.",
     ),
     Family("Adam", 2e-3, "adam()", ("onebit_adam(warmup_steps=400)",)),
     Family(
