@@ -1,0 +1,46 @@
+"""At a low learning rate, momentum before the exchange trains about as fast as momentum in the optimiser."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from benchmarks.common.small_net import sgd
+from benchmarks.common.workers import Problem, train
+from tests.unit.shared import for_each
+from torch import Tensor, nn
+
+RATE, STEPS = 0.08, 80  # a quarter of the rate at which dense training has the least loss after these steps
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10))
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor, draws: torch.Generator) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def score(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, int, float]:
+    out = model(x)
+    return int((out.argmax(1) == y).sum()), len(y), float(F.cross_entropy(out, y, reduction="sum"))
+
+
+def images() -> dict[str, Tensor]:
+    """Return noise that a random net labels."""
+    rng = torch.Generator().manual_seed(0)
+    x, teacher = torch.randn(3000, 64, generator=rng), torch.randn(64, 10, generator=rng)
+    y = (x @ teacher).argmax(1)
+    return {"train_x": x[:2500], "train_y": y[:2500], "test_x": x[2500:], "test_y": y[2500:]}
+
+
+def loss_after(spec: str) -> float:
+    problem = Problem(net, 16, loss, score, sgd)
+    return float(train(problem, spec, RATE, STEPS, 0, images())["test_loss"])
+
+
+@for_each(
+    "spec",
+    ["topk(density=0.02)", "sign()", "deft(density=0.02)", "oktopk(density=0.02)", "cltk(density=0.02)"],
+)
+def test_no_method_is_slower_at_a_low_rate_than_with_momentum_in_the_optimiser(spec: str) -> None:
+    assert loss_after(spec) <= 1.1 * loss_after(f"error_fed({spec}, momentum='optimizer')")
