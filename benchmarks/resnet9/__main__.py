@@ -1,6 +1,6 @@
 """ResNet-9 on CIFAR-10 by many methods: 18 epochs, each method at its own learning rate.
 
-    python -m benchmarks.resnet9                    width 16; goes on where it stopped: 10 CPU hours
+    python -m benchmarks.resnet9                    width 16; continues where it stopped: 13 CPU hours
     python -m benchmarks.resnet9 --minutes 60       begin no run after an hour
     python -m benchmarks.resnet9 --only "sign()"    the runs of one method, by 4 workers
     python -m benchmarks.resnet9 --width 64 --device cuda    full width, on a GPU
