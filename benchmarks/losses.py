@@ -3,9 +3,9 @@
     python -m benchmarks.losses      writes src/laconic/tools/plan/losses.json; takes no time, trains nothing
 
 The trainings are those of `python -m benchmarks.accuracy` on shards that are alike. Methods that apply
-momentum before the exchange have changed since: theirs are those of `python -m benchmarks.own_rates`, 4,000
-steps at a learning rate of their own. Casts are in none of them: where what a cast loses of the stored
-gradient is below NEGLIGIBLE, it counts as nothing lost.
+momentum before the exchange lose less since; those of them that `python -m benchmarks.own_rates` has trained,
+for 4,000 steps at a learning rate of their own, have that loss. Casts are in none of them: where what a cast
+loses of the stored gradient is below NEGLIGIBLE, it counts as nothing lost.
 """
 
 from __future__ import annotations

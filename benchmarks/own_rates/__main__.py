@@ -92,8 +92,8 @@ LOCAL_MOMENTUM = Family(
     ),
     steps=4000,
     folder="cifar10-4000",
-    why="Methods with error feedback apply momentum before compression. One row of `topk` leaves it to"
-    " the optimiser; in another, entries that wait get no later momentum ahead of time.",
+    why="Methods with error feedback apply momentum before compression; one row of `topk` leaves it to the"
+    " optimiser.",
 )
 FAMILIES = (
     Family(

@@ -101,8 +101,8 @@ SITUATIONS = (
         "Only bytes count: send the largest entries, or signs, and the rest in later steps. At"
         " density d an entry waits for about 1 / d steps: this costs accuracy in short trainings, and less"
         " in longer ones ([DGC over twice the steps](accuracy.md)). Waiting acts like momentum,"
-        " so these methods apply SGD's momentum before the exchange, and add a part of it at once to entries"
-        " that wait ([best rates](own_rates.md)).",
+        " so `stc`, `sketchml`, `sign` and `dgc` apply SGD's momentum before the exchange; the first two also"
+        " add a part of the later momentum at once to entries that wait ([best rates](own_rates.md)).",
         (
             Pick("stc(density=0.01)", "positions, signs and one magnitude"),
             Pick("sketchml()", "quantises values to bins of equal count"),

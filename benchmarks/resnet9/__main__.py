@@ -1,8 +1,8 @@
 """ResNet-9 on CIFAR-10 by many methods: 18 epochs, each method at its own learning rate.
 
-    python -m benchmarks.resnet9                    width 16; continues where it stopped: 13 CPU hours
+    python -m benchmarks.resnet9                    width 16; continues where it stopped
     python -m benchmarks.resnet9 --minutes 60       begin no run after an hour
-    python -m benchmarks.resnet9 --only "sign()"    the runs of one method, by 4 workers
+    python -m benchmarks.resnet9 --only "sign()"    the runs of one method
     python -m benchmarks.resnet9 --width 64 --device cuda    full width, on a GPU
     python -m benchmarks.resnet9 --quick            a few steps of each method; nothing is kept
 
@@ -170,6 +170,8 @@ def train(run: Run, images: Data, device: torch.device, stop: int | None = None)
     told = {"spec": run.spec, "lr": run.rate, "seed": run.seed, "steps": run.steps, "workers": run.workers}
     try:
         found = Loopback.run(run.workers, ranks, timeout_s=600.0)[0]
+        if not math.isfinite(found["test_loss"]):
+            found = {DIVERGED: f"the test loss is {found['test_loss']}"}
     except NonFiniteError as error:
         found = {DIVERGED: str(error)}
     taken = {

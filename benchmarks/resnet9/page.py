@@ -33,7 +33,7 @@ HEAD = f"""# ResNet-9 on CIFAR-10
 
 `make docs` writes this page from the results of `python -m benchmarks.resnet9`.
 
-{WORKERS} workers train ResNet-9 for 18 epochs of CIFAR-10 ({STEPS:,} steps, 128 images per worker and step)
+{WORKERS} workers, or {MORE_WORKERS}, train ResNet-9 for 18 epochs of CIFAR-10 ({STEPS:,} steps of 512 images)
 by SGD with Nesterov momentum 0.9, weight decay 5e-4 and label smoothing 0.1, in bf16 autocast. The learning
 rate rises for a fifth of the steps and falls to 0. Each method's peak rate is searched by short runs, a fifth
 as long and with the first seed. Workers are threads of one process; what they exchange and count is what
@@ -62,10 +62,10 @@ def page() -> str:
     """Return the page, of the trainings that are done."""
     lines = [HEAD, ""]
     for width in WIDTHS:
-        if not trained(DENSE, width, WORKERS):
+        if not (dense := finished(DENSE, width, WORKERS)):
             continue
-        sizes = {row["parameters"] for row in trained(DENSE, width, WORKERS).values()}
-        lines += [f"## Width {width}, {sizes.pop() / 1e6:.2f} million parameters", ""]
+        parameters = next(iter(dense.values()))["parameters"]
+        lines += [f"## Width {width}, {parameters / 1e6:.2f} million parameters", ""]
         lines += [f"![Test accuracy by bytes and by seconds]({picture_of(width)})", ""]
         for workers in (WORKERS, MORE_WORKERS):
             if found := [*rows(width, workers)]:
@@ -93,6 +93,11 @@ def trained(method: str, width: int, workers: int) -> dict[int, Row]:
     return {seed: row for seed, row in found.items() if row is not None}
 
 
+def finished(method: str, width: int, workers: int) -> dict[int, Row]:
+    """Return those of `trained` that have not diverged."""
+    return {seed: row for seed, row in trained(method, width, workers).items() if DIVERGED not in row}
+
+
 def machines(width: int, workers: int) -> list[str]:
     """Return the processors and GPUs of the rows."""
     rows = [row for method in METHODS for row in trained(method, width, workers).values()]
@@ -101,26 +106,24 @@ def machines(width: int, workers: int) -> list[str]:
 
 def rows(width: int, workers: int) -> Iterator[Sequence[str]]:
     """Yield a row for each method that is done."""
-    dense = trained(DENSE, width, workers)
+    dense = finished(DENSE, width, workers)
     for method in METHODS:
-        its = trained(method, width, workers)
+        its, ended = (which(method, width, workers) for which in (trained, finished))
         if not its:
             continue
         rate = f"{next(iter(its.values()))['lr']:g}"
         seconds = seconds_of(method) if seconds_heads(width, workers) else []
-        ended = {seed: row for seed, row in its.items() if DIVERGED not in row}
         if len(ended) < len(its):
             many = f"diverged with {len(its) - len(ended)} of {len(its)} seeds"
             yield (named(method), rate, many, "", "", *("" for _ in seconds), str(len(its)))
             continue
-        both = [seed for seed in its if seed in dense]
-        lost = spread([100 * (dense[seed]["accuracy"] - its[seed]["accuracy"]) for seed in both])
-        fewer = f"{its[both[0]]['smaller']:.1f} times"
+        lost = [100 * (dense[seed]["accuracy"] - its[seed]["accuracy"]) for seed in its if seed in dense]
+        fewer = f"{next(iter(its.values()))['smaller']:.1f} times"
         yield (
             named(method),
             rate,
             spread([100 * row["accuracy"] for row in its.values()]),
-            *(("", "") if method == DENSE else (lost, fewer)),
+            *(("", "") if method == DENSE else (spread(lost) if lost else "", fewer)),
             *seconds,
             str(len(its)),
         )
@@ -172,7 +175,7 @@ def independent() -> Iterator[str]:
     yield f"{old['about'][0].upper()}{old['about'][1:]}. Peak learning rate 0.4 for all methods, on an H200."
     yield "Points below its own dense training there, and here, at each width that is done:"
     yield ""
-    widths = [width for width in WIDTHS if trained(DENSE, width, WORKERS)]
+    widths = [width for width in WIDTHS if finished(DENSE, width, WORKERS)]
     found = []
     for method, name in OURS.items():
         if method == DENSE or not any(trained(method, width, WORKERS) for width in widths):
@@ -186,8 +189,8 @@ def independent() -> Iterator[str]:
 
 def of_first(method: str, width: int) -> str:
     """Return the points lost with the first seed."""
-    its, dense = trained(method, width, WORKERS), trained(DENSE, width, WORKERS)
-    if SEEDS[0] not in its or DIVERGED in its[SEEDS[0]]:
+    its, dense = finished(method, width, WORKERS), finished(DENSE, width, WORKERS)
+    if SEEDS[0] not in its or SEEDS[0] not in dense:
         return ""
     return f"{100 * (dense[SEEDS[0]]['accuracy'] - its[SEEDS[0]]['accuracy']):.2f}"
 
@@ -199,7 +202,7 @@ def picture_of(width: int) -> str:
 
 def pages(folder: Path) -> dict[Path, Callable[[], str]]:
     """Return what writes the page and draws its pictures; nothing before dense training is done."""
-    widths = [width for width in WIDTHS if trained(DENSE, width, WORKERS)]
+    widths = [width for width in WIDTHS if finished(DENSE, width, WORKERS)]
     drawn = {folder / picture_of(width): lambda width=width: picture(width) for width in widths}
     return {folder / "resnet9.md": page, **drawn} if widths else {}
 

@@ -288,7 +288,7 @@ SHARES = {
 }
 
 
-def test_entries_that_wait_get_later_momentum_where_entries_are_sent_whole() -> None:
+def test_defaults_of_ahead() -> None:
     found = {spec: getattr(lift(spec).routes[0].feedback, "ahead", None) for spec in SHARES}
     assert found == SHARES
 

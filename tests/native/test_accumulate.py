@@ -41,6 +41,7 @@ def test_velocity_is_momentum_correction(
     u, v, g = (normal(segments.end + 9, seed) for seed in range(3))
     v[::3] = 0  # not waiting
     momentum = torch.linspace(0.5, 1.0, len(segments))
+    momentum[-2:] = torch.tensor([0.98, torch.tensor(0.98).nextafter(torch.tensor(1.0))])[: len(segments)]
 
     def corrected() -> tuple[bool, Tensor, Tensor, Tensor, Tensor]:
         got, residual, given = u.clone(), v.clone(), g.clone()

@@ -1,4 +1,4 @@
-"""At a low learning rate, momentum before the exchange trains about as fast as momentum in the optimiser."""
+"""Momentum before the exchange at a low learning rate, compared with momentum in the optimiser."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def score(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, int, float]:
 
 
 def images() -> dict[str, Tensor]:
-    """Return noise that a random net labels."""
+    """Return noise, labelled by a random linear map."""
     rng = torch.Generator().manual_seed(0)
     x, teacher = torch.randn(3000, 64, generator=rng), torch.randn(64, 10, generator=rng)
     y = (x @ teacher).argmax(1)
@@ -38,9 +38,13 @@ def loss_after(spec: str) -> float:
     return float(train(problem, spec, RATE, STEPS, 0, images())["test_loss"])
 
 
-@for_each(
-    "spec",
-    ["topk(density=0.02)", "sign()", "deft(density=0.02)", "oktopk(density=0.02)", "cltk(density=0.02)"],
-)
-def test_no_method_is_slower_at_a_low_rate_than_with_momentum_in_the_optimiser(spec: str) -> None:
-    assert loss_after(spec) <= 1.1 * loss_after(f"error_fed({spec}, momentum='optimizer')")
+@for_each("spec", ["topk(density=0.02)", "deft(density=0.02)", "oktopk(density=0.02)", "cltk(density=0.02)"])
+def test_sparse_methods_train_faster_at_a_low_rate_with_later_momentum_added_ahead(spec: str) -> None:
+    """Faster than without, and than with momentum in the optimiser."""
+    ahead = loss_after(spec)
+    assert ahead <= 0.98 * loss_after(f"error_fed({spec}, ahead=0.0)")
+    assert ahead <= 0.98 * loss_after(f"error_fed({spec}, momentum='optimizer')")
+
+
+def test_sign_is_hardly_slower_at_a_low_rate_than_with_momentum_in_the_optimiser() -> None:
+    assert loss_after("sign()") <= 1.1 * loss_after("error_fed(sign(), momentum='optimizer')")

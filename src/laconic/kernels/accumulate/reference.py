@@ -75,8 +75,8 @@ def leads(momentum: Tensor, ahead: float) -> tuple[Tensor, Tensor]:
     >>> leads(torch.tensor([0.5, 1.0]), ahead=0.5)
     (tensor([0.5000, 0.0000]), tensor([0.5000, 1.0000]))
     """
-    short = momentum <= LONGEST
-    return torch.where(short, ahead * momentum / (1 - momentum), 0.0), torch.where(short, 1 - ahead, 1.0)
+    longer, kept = momentum > LONGEST, torch.full_like(momentum, 1 - ahead)
+    return (ahead * momentum / (1 - momentum)).masked_fill_(longer, 0.0), kept.masked_fill_(longer, 1.0)
 
 
 def add_sparse_(x: Tensor, y: Tensor, alpha: float) -> Tensor:
