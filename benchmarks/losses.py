@@ -3,9 +3,9 @@
     python -m benchmarks.losses      writes src/laconic/tools/plan/losses.json; takes no time, trains nothing
 
 The trainings are those of `python -m benchmarks.accuracy` on shards that are alike. Methods that apply
-momentum before the exchange lose less since; those of them that `python -m benchmarks.own_rates` has trained,
-for 4,000 steps at a learning rate of their own, have that loss. Casts are in none of them: where what a cast
-loses of the stored gradient is below NEGLIGIBLE, it counts as nothing lost.
+momentum before the exchange lose less since; those that `python -m benchmarks.own_rates` has trained on all
+of AT_OWN_RATES, at learning rates of their own, have those losses. Casts are in none of them: where what a
+cast loses of the stored gradient is below NEGLIGIBLE, it counts as nothing lost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from statistics import mean
 import laconic.tools.plan
 from benchmarks.accuracy.contenders import MODELS, SETS
 from benchmarks.accuracy.standings import standings
-from benchmarks.own_rates.__main__ import LOCAL_MOMENTUM
+from benchmarks.own_rates.__main__ import FAMILIES, LOCAL_MOMENTUM
 from benchmarks.own_rates.page import points_lost
 from laconic.strategies.distribute import strategy_or_method
 from laconic.tools.cli.entries import figures
@@ -26,6 +26,7 @@ from laconic.tools.plan.losses import FIGURES
 TARGET = Path(laconic.tools.plan.__file__).parent / FIGURES
 CASTS, NEGLIGIBLE = ("fp16()", "bf16()"), 1e-5  # of |x|^2; fp16 has 6e-8, bf16 3e-6
 DIGITS = 2  # after the point
+AT_OWN_RATES = [family for family in FAMILIES if "before compression" in family.name]
 
 
 def losses() -> str:
@@ -37,8 +38,10 @@ def losses() -> str:
                 if each.contender.skew is None and each.contender.spec != each.contender.against:
                     found.setdefault(each.contender.spec, {})[task] = round(each.lost.mean, DIGITS)
     for spec in LOCAL_MOMENTUM.others:
-        if lost := points_lost(spec, LOCAL_MOMENTUM):
-            found[repr(strategy_or_method(spec))] = {"cifar10, own rate": round(mean(lost), DIGITS)}
+        lost = {family.folder: points_lost(spec, family) for family in AT_OWN_RATES}
+        if all(lost.values()):
+            means = {folder: round(mean(points), DIGITS) for folder, points in lost.items()}
+            found[repr(strategy_or_method(spec))] = means
     for spec in CASTS:
         error = figures()[spec].error
         if error is not None and error < NEGLIGIBLE:

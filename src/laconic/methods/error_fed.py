@@ -44,7 +44,7 @@ def error_fed(
         damped: Whether messages are damped, which allows feedback for an unbiased codec of high variance.
         momentum: "local": the momentum of a `torch.optim.SGD` is applied before compression (see
             `error_feedback`), except with `powersgd`; "optimizer": the optimiser applies it.
-        ahead: As of `error_feedback`. None: 1 for `deft`, `micro` and `exdyna`, 0.5 for other
+        ahead: As of `error_feedback`. None: 0.75 for `deft`, `micro` and `exdyna`, 0.5 for other
             selectors and `sparse` codecs, else 0.
 
     Raises:

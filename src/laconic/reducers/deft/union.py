@@ -61,7 +61,7 @@ class ChoiceInParts(Reducer):
 
     @property
     def ahead(self) -> float:
-        return 1.0
+        return 0.75
 
     @abstractmethod
     def bind_sparse(self, layout: Layout, comm: Comm) -> BoundReducer:
