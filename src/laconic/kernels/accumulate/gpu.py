@@ -13,12 +13,13 @@ from torch import Tensor
 
 from laconic.core.layout import Segments
 from laconic.kernels import dispatch
-from laconic.kernels.accumulate.reference import leads
+from laconic.kernels.accumulate import reference
 from laconic.kernels.launch import launch as launch_once
 from laconic.kernels.tiles import table, tiles
 
 TILE = 4096
 EXPONENT = tl.constexpr(0x7F800000)
+WAITING = tl.constexpr(reference.WAITING)
 WARPS = {True: 8, False: 16}  # whole or not; masks take registers
 
 
@@ -141,7 +142,7 @@ def velocity_kernel(
         new_v = v + new_u
     if AHEAD:
         lead = tl.load(leads + segment)
-        waits = tl.abs(v) > tl.abs(new_u) * 0.25
+        waits = tl.abs(v) > tl.abs(new_u) * WAITING
         new_v = tl.where(waits, new_v + new_u * lead, new_v)
         new_u = tl.where(waits, new_u * tl.load(shares + segment), new_u)
     finite = _finite(new_u) & _finite(new_v)
@@ -221,4 +222,4 @@ def _launches(segments: Segments, device: torch.device) -> tuple[tuple[Any, ...]
 def momentum_tables(values: tuple[float, ...], ahead: float, device: torch.device) -> tuple[Tensor, ...]:
     """Return momentum and its `leads`, float32 (s,). Cached: do not change them."""
     momentum = torch.tensor(values, dtype=torch.float32, device="cpu")
-    return tuple(each.to(device) for each in (momentum, *leads(momentum, ahead)))
+    return tuple(each.to(device) for each in (momentum, *reference.leads(momentum, ahead)))
