@@ -2,6 +2,7 @@
 
     python -m benchmarks.steps                    two workloads and links; writes results.json: 40 min
     python -m benchmarks.steps --link free        a link that holds nothing back; writes unshaped.json
+    python -m benchmarks.steps --hook             next to a hook that does nothing; writes hook.json: 25 min
     python -m benchmarks.steps --quick            one of each, a few contenders, 2 steps; keeps nothing
     python -m benchmarks.steps --workload gpt --only "dgc(density=0.001)" --rounds 1 --out FILE
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -30,7 +32,20 @@ from typing import Any
 
 from benchmarks.common.machine import machine
 from benchmarks.steps import installed
-from benchmarks.steps.contenders import ALONE, AUTO, DENSE, DGC, FETCHED, OURS, PEERS, POWERSGD, SETTLE
+from benchmarks.steps.contenders import (
+    ALONE,
+    AUTO,
+    DENSE,
+    DGC,
+    FETCHED,
+    GOALS,
+    NOTHING,
+    OURS,
+    PEERS,
+    POWERSGD,
+    SETTLE,
+    WHOLE,
+)
 from benchmarks.steps.workloads import WORKLOADS, Workload
 from laconic.core.errors import LabError
 from laconic.tools.lab import Lab, Link, missing
@@ -38,10 +53,12 @@ from laconic.tools.lab.link import FREE
 
 RESULTS = Path(__file__).with_name("results.json")
 ROOT = Path(__file__).parents[2]
-UNSHAPED = RESULTS.with_name("unshaped.json")
+UNSHAPED, HOOK = (RESULTS.with_name(name) for name in ("unshaped.json", "hook.json"))
 LINKS = ("1gbit", "100mbit")
-SLOW_WORKLOADS = ("gpt", "square")
-CONTENDERS = (*PEERS, *OURS)
+SLOW_WORKLOADS, FREE_WORKLOADS = ("gpt", "square"), ("gpt", "square", "digits")
+HOOK_WORKLOADS = ("gpt", "gpt-4")
+CONTENDERS = (*(name for name in PEERS if name != NOTHING), *OURS)
+BESIDE_HOOK = (ALONE, NOTHING, *(name + buckets for name in GOALS for buckets in ("", WHOLE)))
 QUICK = (ALONE, DENSE, POWERSGD, "plain torch DGC", DGC)
 WARM_UP = 4  # DDP regroups its buckets after the first step, and PowerSGD's hook begins with the third
 MOST, LEAST, LONG_S = 16, 2, 5.0  # timed steps, and how long they should take at most
@@ -62,7 +79,8 @@ def main() -> None:
     if reason := missing():
         print(f"skipped: {reason}")
         return
-    names = [each for each in (QUICK if given.quick else CONTENDERS) if not given.only or each in given.only]
+    usual_names = QUICK if given.quick else BESIDE_HOOK if given.hook else CONTENDERS
+    names = [each for each in usual_names if not given.only or each in given.only]
     names += [each for each in given.only if each not in names]
     names = list(dict.fromkeys((ALONE, *names)))
     fetched = [name for name in FETCHED if name in names]
@@ -71,13 +89,14 @@ def main() -> None:
     for name, why in absent.items():
         print(f"without {name}: {why}")
         names.remove(name)
-    usual = WORKLOADS if given.link == [FREE] else SLOW_WORKLOADS
+    is_free = given.link == [FREE]
+    usual = HOOK_WORKLOADS if given.hook else FREE_WORKLOADS if is_free else SLOW_WORKLOADS
     workloads = [WORKLOADS[name] for name in given.workload or (["gpt"] if given.quick else usual)]
     links = given.link or (LINKS[:1] if given.quick else LINKS)
     found = [
         measure(each, links, names, given.rounds, MOST if not given.quick else LEAST) for each in workloads
     ]
-    kept = UNSHAPED if given.link == [FREE] else RESULTS
+    kept = HOOK if given.hook else UNSHAPED if is_free else RESULTS
     if out := given.out or (None if given.quick or given.only else kept):
         about = {"machine": machine(), "rounds": given.rounds, "threads": 1, "seed": 0, "absent": absent}
         before = json.loads(out.read_text()) if out.exists() else {"workloads": []}
@@ -97,6 +116,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a pass of a minute; writes only with --out")
     parser.add_argument("--workload", action="append", choices=[*WORKLOADS], help="may be repeated")
     parser.add_argument("--link", action="append", help="a rate; may be repeated")
+    parser.add_argument("--hook", action="store_true", help="next to a hook that does nothing")
     parser.add_argument("--only", action="append", default=[], help="a contender or a spec; may be repeated")
     parser.add_argument("--rounds", type=int, help=f"[default: {ROUNDS}]")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
@@ -110,6 +130,8 @@ def measure(workload: Workload, links: Sequence[str], names: Sequence[str], roun
     cells: dict[tuple[str, str], list[Row]] = {(link, name): [] for link in links for name in names}
     with Lab(workload.hosts) as lab, Ranks(lab, workload.name) as ranks:
         work = ranks.ask(do="work")[0]
+        entries = sum(math.prod(shape) for _, shape in work["layout"])
+        copy_s = slowest(ranks.ask(do="copies", entries=entries, count=most))
         networks = {link: ranks.over(link, do="network")[0] for link in links}
         for number in range(rounds):
             for name in names:
@@ -123,6 +145,7 @@ def measure(workload: Workload, links: Sequence[str], names: Sequence[str], roun
         "hosts": workload.hosts,
         "about": workload.about,
         "work": work,
+        "copy_s": copy_s,
         "networks": networks,
         "rows": rows,
     }

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
 from torch.optim import SGD
 
 from benchmarks.steps.running import LR, MOMENTUM, Running, ddp, gradient, matrices, sgd
@@ -37,6 +37,13 @@ def alone(model: nn.Module) -> Running:
 def dense(model: nn.Module) -> Running:
     """DDP's all-reduce in float32."""
     made = ddp(model)
+    return Running(made, sgd(made))
+
+
+def nothing(model: nn.Module) -> Running:
+    """DDP with a hook that exchanges nothing: what DDP's own buckets and copies cost."""
+    made = ddp(model)
+    made.register_comm_hook(None, debugging_hooks.noop_hook)
     return Running(made, sgd(made))
 
 

@@ -3,6 +3,7 @@
 {"do": "build", "contender": ..., "steps": 4}   a new model, and steps that warm it up
 {"do": "steps", "count": 8}                     seconds of each, and what a step costs besides
 {"do": "alone", "count": 8}                     seconds of each with no communication
+{"do": "copies", "entries": 1000, "count": 8}   seconds of copying so many floats
 {"do": "network"}, {"do": "work"}               what `laconic probe` would measure here
 {"do": "said"}                                  what was decided since the last time
 {"do": "end"}
@@ -87,6 +88,17 @@ class Rank:
         handle = self.running and self.running.handle
         return found | ({key: getattr(handle.stats(), key) for key in FIGURES} if handle else {})
 
+    def copies(self, entries: int, count: int) -> Answer:
+        """Seconds of each copy of so many floats, which all ranks begin together."""
+        source, target = torch.ones(entries), torch.zeros(entries)
+        seconds = []
+        for _ in range(count):
+            dist.barrier()
+            clock = time.perf_counter()
+            target.copy_(source)
+            seconds.append(time.perf_counter() - clock)
+        return {"seconds": seconds}
+
     def network(self) -> Answer:
         """Latency and rate of the links when all ranks send at once."""
         return asdict(probe_network(TorchComm()))
@@ -117,7 +129,7 @@ def main(workload: str, cores: str) -> None:
     warnings.simplefilter("ignore")  # torch's, of its hooks and masks
     dist.init_process_group("gloo")
     rank = Rank(workload, float(cores))
-    does = (rank.build, rank.steps, rank.alone, rank.network, rank.work, rank.said)
+    does = (rank.build, rank.steps, rank.alone, rank.copies, rank.network, rank.work, rank.said)
     known: dict[str, Callable[..., Answer]] = {each.__name__: each for each in does}
     for line in sys.stdin:
         told = json.loads(line)

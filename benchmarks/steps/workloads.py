@@ -95,6 +95,7 @@ WORKLOADS = {
     each.name: each
     for each in (
         Workload("gpt", 2, "a GPT, 6 layers of width 384, batches of 8 x 64 characters", gpt),
+        Workload("gpt-4", 4, "the same GPT", gpt),
         Workload("square", 4, "23 linear layers of 1024 x 1024, batches of 8", square),
         Workload("digits", 4, "the net of `laconic demo`, 2.2 million parameters, batches of 32", digits_net),
     )

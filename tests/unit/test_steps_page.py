@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.steps.contenders import AUTO
+from benchmarks.steps.contenders import AUTO, GOALS, NOTHING, WHOLE
 from benchmarks.steps.page import written
 
 COSTS = {"sent": 2e6, "processor_s": 0.3}
@@ -59,3 +59,13 @@ def test_without_a_slow_link_methods_are_held_against_dense() -> None:
     assert "median of 1 round:" in page
     assert f"| 2 hosts, a GPT: `{AUTO}` at most 1.03 times a dense step | 1.04 | **no** |" in page
     assert "| 2 hosts, a GPT: `dgc(density=0.001)` at most 1.1 times a dense step | 0.90 | yes |" in page
+
+
+def test_methods_stand_next_to_a_hook_that_does_nothing() -> None:
+    seconds = {name + buckets: 0.25 for name in GOALS for buckets in ("", WHOLE)} | {DGC: 0.225, NOTHING: 0.2}
+    rows = [row | {"steps_s": [row["step_s"]] * 2} for row in rows_of("1gbit", seconds | {ALONE: 0.2})]
+    page = written(FOUND, None, hook=FOUND | {"workloads": [GPT | {"rows": rows, "copy_s": 0.002}]})
+    assert "| 1gbit | `dgc(density=0.001)` | 0.225 | 0.889 | 25 | 0 | 40 | 100 | 10 |" in page
+    assert "as much as 4 copies, or 8 ms." in page
+    assert "| 2 hosts, 1gbit: share of `dgc(density=0.001)` at least 0.95 | 0.89 | **no** |" in page
+    assert "| 2 hosts, 1gbit: share of `deft(density=0.001)` at least 0.9 | 0.80 | **no** |" in page
