@@ -48,6 +48,8 @@ from laconic.tools.tasks.mnist import load as load_digits
 RUNS = Results(Path(__file__).with_name("results.jsonl"))
 SEEDS = (0, 1, 2)
 DIVERGED = "diverged"
+FOUR_BITS = "scatter_reduce(logquant(levels=7))"
+STREAMING = f"diloco(every=30, fragments=3, overlap=10, mix=0.5, compressor={FOUR_BITS})"
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,9 @@ LOCAL_MOMENTUM = Family(
         "sketchml()",
         "deft(density=0.01)",
         "deft(density=0.05)",
+        "deft(density=0.001)",
+        "topk(density=0.001)",
+        "dgc(density=0.001, warmup_steps=400)",
         "oktopk(density=0.01)",
         "micro(density=0.01)",
         "sign()",
@@ -200,7 +205,10 @@ FAMILIES = (
             "topk(density=0.01)",
             "demo()",
             "diloco(every=30)",
+            STREAMING,
             "sparseloco(every=10, density=0.05)",
+            "noloco(every=30)",
+            "by_machine(diloco(every=30), ranks_per_node=2)",
         ),
         SMALL_GPT,
         600,
@@ -292,6 +300,13 @@ def own_rate(family: Family, spec: str) -> float | None:
     if next_rate(losses, family.usual) is not None:
         return None
     return min(losses, key=lambda rate: losses[rate])
+
+
+def runs(spec: str, family: Family) -> dict[int, Row]:
+    """The runs at the method's own rate that did not diverge, by seed."""
+    rate = own_rate(family, spec)
+    found = {} if rate is None else {seed: Run(family, spec, rate, seed).read() for seed in SEEDS}
+    return {seed: row for seed, row in found.items() if row is not None and DIVERGED not in row}
 
 
 def due(only: str | None = None) -> Iterator[Run]:

@@ -1,4 +1,4 @@
-"""docs/own_rates.md: what methods lose at a learning rate of their own, from results/own_rates/."""
+"""docs/own_rates.md: what methods lose at a learning rate of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from textwrap import fill
 from benchmarks.common.small_net import SMALL_GPT, SMALL_NET
 from benchmarks.common.tables import spread, table
 from benchmarks.common.workers import WORKERS, Row
-from benchmarks.own_rates.__main__ import DIVERGED, FAMILIES, SEEDS, Family, Run, own_rate
+from benchmarks.own_rates import densities
+from benchmarks.own_rates.__main__ import (
+    DIVERGED,
+    FAMILIES,
+    LOCAL_MOMENTUM,
+    SEEDS,
+    Family,
+    Run,
+    own_rate,
+    runs,
+)
 
 HEAD = f"""# Each method at its own learning rate
 
@@ -42,6 +52,7 @@ def page() -> str:
                 *([fill(family.why, WIDTH), ""] if family.why else []),
                 *table(TOLD, found),
                 "",
+                *(densities.section() if family is LOCAL_MOMENTUM else []),
             ]
     return "\n".join(lines)
 
@@ -77,13 +88,6 @@ def points_lost(spec: str, family: Family) -> list[float]:
     """Return the points of accuracy below the baseline, by seed; nothing until the method's rate is known."""
     its, base = (runs(each, family) for each in (spec, family.baseline))
     return [100 * (base[seed]["accuracy"] - its[seed]["accuracy"]) for seed in its if seed in base]
-
-
-def runs(spec: str, family: Family) -> dict[int, Row]:
-    """The runs at the method's own rate that did not diverge, by seed."""
-    rate = own_rate(family, spec)
-    found = {} if rate is None else {seed: Run(family, spec, rate, seed).read() for seed in SEEDS}
-    return {seed: row for seed, row in found.items() if row is not None and DIVERGED not in row}
 
 
 def shared(family: Family, spec: str, rate: float, base: dict[int, Row]) -> str:

@@ -77,7 +77,7 @@ def written(
 
 
 def when(workload: dict[str, Any]) -> list[str]:
-    """Of a workload that was measured earlier than the first one: where, and how often."""
+    """Return a line on machine and rounds, for a workload that was measured before the first one."""
     if not (about := workload.get("earlier")):
         return []
     number, machine = about["rounds"], about["machine"]
@@ -136,7 +136,7 @@ def spelled(name: str) -> str:
 
 
 def all_bars(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Each goal, what was measured, and whether it is met; for DGC with its better bucket size."""
+    """Return a row per goal, with the measurement and whether it is met; DGC with its better bucket size."""
     goals = []
     for workload in found["workloads"]:
         rows, name = by_place(workload), f"{workload['hosts']} hosts"
@@ -184,7 +184,7 @@ def of_dgc(rows: Rows, link: str) -> list[dict[str, Any]]:
 
 
 def split(found: dict[str, Any]) -> list[str]:
-    """Where DGC's exchange spends its time, on its own thread next to backward."""
+    """Return a table of the parts of DGC's exchange, on its own thread next to backward."""
     lines = []
     for workload in found["workloads"]:
         rows = by_place(workload)
@@ -262,7 +262,7 @@ def share_of(row: dict[str, Any], nothing: dict[str, Any]) -> float:
 
 
 def unshaped_lines(found: dict[str, Any]) -> list[str]:
-    """What the methods cost where there is nothing to win but the copies within the machine."""
+    """Return tables of steps over links as fast as memory."""
     rounds, machine = found["rounds"], found["machine"]
     lines = [
         "Between hosts of a lab whose links are as fast as memory (`python -m benchmarks.steps --link free`),"
@@ -283,7 +283,7 @@ def unshaped_lines(found: dict[str, Any]) -> list[str]:
 
 
 def forecast_lines(found: dict[str, Any]) -> list[str]:
-    """How far forecasts are off."""
+    """Return a table of forecasts and measurements."""
     rows = found["rows"]
     near = sum(abs(row["error"]) <= found["near"] for row in rows)
     lines = [

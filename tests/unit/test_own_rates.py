@@ -9,7 +9,7 @@ import pytest
 from benchmarks.common.rates import next_rate
 from benchmarks.common.results import Results, Row
 from benchmarks.own_rates import __main__ as own_rates
-from benchmarks.own_rates import page
+from benchmarks.own_rates import densities, page
 from benchmarks.own_rates.__main__ import DIVERGED, FAMILIES, SEEDS, Run, due, own_rate
 
 SGD = FAMILIES[0]
@@ -82,3 +82,14 @@ def test_a_method_is_compared_at_its_own_rate_and_at_denses(stored: Results) -> 
     assert f"{100 * (dense['accuracy'] - own['accuracy']):.2f} ± 0.00" in told
     assert f"{100 * (dense['accuracy'] - shared['accuracy']):.2f}" in told
     assert "| 0.2 |" in told
+
+
+def test_densities_are_drawn_against_bytes_once_a_method_has_two(stored: Results) -> None:
+    train("topk(density=0.01)")
+    assert densities.pictures(Path()) == {} and not [*densities.section()]
+    train("topk(density=0.001)")
+    (_, draw) = densities.pictures(Path()).popitem()
+    assert densities.drawn() == ["topk"] and "topk" in draw()
+    assert [round(mb, 3) for mb, _, _ in densities.points("topk")] == [1.0, 1.0]
+    section = "\n".join(densities.section())
+    assert densities.PICTURE in section and section in page.page()
