@@ -113,6 +113,8 @@ FAMILIES = (
             "terngrad()",
             "terngrad(scale='own')",
             "powersgd(rank=2)",
+            "powersgd(rank=4)",
+            "powersgd(rank=8)",
             "majority_vote()",
             "dgc(density=0.01, warmup_steps=200)",
             "ef21_sgdm()",

@@ -44,9 +44,9 @@ EPOCH, EPOCHS = 97, 18  # steps, epochs
 STEPS = EPOCHS * EPOCH
 SHORT, POINTS = STEPS // 5, 60
 DIVERGED = "diverged"
-PRESETS = ("dense()", "cgx(bits=4)", "dgc(density=0.01, warmup_steps={})", "diloco(every=20)")
+PRESETS = ("dense()", "cgx(bits=4)", "stc(density=0.01)", "diloco(every=20)")
 OTHERS = (
-    "stc(density=0.01)",
+    "dgc(density=0.01, warmup_steps={})",
     "topk(density=0.01)",
     "deft(density=0.01)",
     "sketchml(density=0.02)",

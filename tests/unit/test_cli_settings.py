@@ -183,7 +183,7 @@ def test_methods_is_short_with_the_presets_first(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("COLUMNS", "100")
     lines = invoke("methods").output.splitlines()
     assert len(lines) < 70
-    assert [line.split()[0] for line in lines[1:5]] == ["auto()", "cgx()", "dgc(density=0.01)", "diloco()"]
+    assert [line.split()[0] for line in lines[1:5]] == ["auto()", "cgx()", "stc(density=0.01)", "diloco()"]
     assert all(repr(strategy_or_method(preset.spec)) for preset in PRESETS)
     (dgc,) = (line for line in lines if line.split()[:1] == ["dgc"])
     assert dgc.split()[1] == "0.14" and "the largest entries of the accumulated velocity" in dgc

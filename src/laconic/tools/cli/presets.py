@@ -17,9 +17,9 @@ PRESETS = (
     ),
     Preset("cgx()", "you want a safe choice: 4 bits a value, the accuracy of dense training"),
     Preset(
-        "dgc(density=0.01)",
-        "the link is very slow: one value in a hundred, the rest is kept for later; with SGD and 4,000 steps"
-        " or more",
+        "stc(density=0.01)",
+        "the link is very slow: the sign of one value in a hundred, the rest is kept for later; with SGD and"
+        " thousands of steps",
     ),
     Preset(
         "diloco()",
@@ -28,6 +28,6 @@ PRESETS = (
     ),
 )
 BRIEFLY = (
-    'begin with "auto()"; safe: "cgx()"; extreme: "dgc(density=0.01)"; without a barrier: "diloco()";'
+    'begin with "auto()"; safe: "cgx()"; extreme: "stc(density=0.01)"; without a barrier: "diloco()";'
     " `laconic methods` lists all"
 )
