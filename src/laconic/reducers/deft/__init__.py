@@ -58,8 +58,8 @@ class Deft(ChoiceInParts):
     Payload per rank: 4 K bytes of values, the positions of the entries it chose, K / N on average, and 4
     bytes for every N-th piece. Error: |x - sent| <= |x|.
 
-    >>> Deft(density=0.01)
-    deft(density=0.01)
+    >>> Deft(density=0.001)
+    deft(density=0.001)
     """
 
     paper: ClassVar[str] = "Yoon and Oh 2023, arXiv:2307.03500"

@@ -35,8 +35,8 @@ class Exdyna(ByThreshold):
 
     For at most 1024 ranks. Payload, error and arguments as in `micro`.
 
-    >>> Exdyna(density=0.01)
-    exdyna(density=0.01)
+    >>> Exdyna(density=0.001)
+    exdyna(density=0.001)
     """
 
     paper: ClassVar[str] = "Yoon and Oh 2024, arXiv:2402.13781"

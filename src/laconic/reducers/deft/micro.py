@@ -40,8 +40,8 @@ class Micro(ByThreshold):
     and the positions of the entries it chose, K / N on average; in the first step 8 kB more per bucket.
     Error: |x - sent| <= |x|.
 
-    >>> Micro(density=0.01)
-    micro(density=0.01)
+    >>> Micro(density=0.001)
+    micro(density=0.001)
     """
 
     paper: ClassVar[str] = "Yoon and Oh 2023, arXiv:2310.00967"

@@ -42,7 +42,7 @@ Found = tuple[Tensor, Tensor]  # indices int32 (K,) from their segment's start, 
 class ChoiceInParts(Reducer):
     """Configuration: `sum()` at density 1. `indices`: coding of positions."""
 
-    density: float = 0.001
+    density: float = 0.01
     indices: IndexCoding = GOLOMB
 
     def __post_init__(self) -> None:
