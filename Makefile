@@ -144,6 +144,7 @@ bench: setup  ## a short pass of every benchmark, which writes nothing; without 
 	$(BIN)/python -m benchmarks.wire --quick
 	$(BIN)/python -m benchmarks.steps --quick
 	$(BIN)/python -m benchmarks.straggler --quick
+	$(BIN)/python -m benchmarks.wan --quick
 	$(BIN)/python -m benchmarks.scaling --quick
 	$(BIN)/python -m benchmarks.through_servers --quick
 	$(BIN)/python -m benchmarks.accuracy --quick

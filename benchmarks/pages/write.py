@@ -52,6 +52,7 @@ from benchmarks.sparse_steps import page as sparse_steps_page
 from benchmarks.steps import page as steps_page
 from benchmarks.straggler import page as straggler_page
 from benchmarks.time_to_accuracy import page as time_to_accuracy_page
+from benchmarks.wan import page as wan_page
 from benchmarks.zerofl import page as zerofl_page
 
 ROOT = Path(__file__).parents[2]
@@ -198,6 +199,7 @@ WHOLE: dict[Path, Callable[[], str]] = {
     **partitions_page.pictures(DOCS),
     **resnet9_page.pages(DOCS),
     **time_to_accuracy_page.pictures(DOCS),
+    **wan_page.pages(DOCS),
 }
 
 

@@ -1,0 +1,123 @@
+"""docs/wan.md: training in two regions, from benchmarks/wan/results.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.common.results import Row
+from benchmarks.common.tables import table
+from benchmarks.wan.__main__ import CUT_S, DENSE, LINKS, NEAR, SPECS, TARGET, Run
+from benchmarks.wan.rank import PATIENCE_S, SMOOTHED
+
+HEAD = f"""# Two regions, a wide-area link
+
+`make docs` writes this page from the results of `python -m benchmarks.wan`.
+
+Each of two regions is a host of a [lab](lab.md) with two ranks and one link. Packets between them are late by
+the delay, one way, plus or minus a tenth, and one in 10,000 is lost. Four ranks train a small GPT of 0.8
+million parameters on Shakespeare by AdamW, each method at its [own rate](own_rates.md), until the first
+region's mean loss of {SMOOTHED} steps is at most {TARGET:g}. Seconds include the work of four ranks on two
+cores: with cores of their own, links would matter more. MB: sent by the first region's interface until then,
+with headers.
+
+One run per row: rows of similar methods may differ by chance.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([HEAD, *undisturbed(), *cut()])
+
+
+def pages(folder: Path) -> dict[Path, Callable[[], str]]:
+    """Return what writes the page; nothing without results."""
+    return {folder / "wan.md": page} if any(rows(link) for link in LINKS) else {}
+
+
+def rows(link: str, *, is_cut: bool = False) -> dict[str, Row]:
+    """Return the stored rows of a link, by spec."""
+    found = {spec: Run(link, spec, is_cut).read() for spec in SPECS}
+    return {spec: row for spec, row in found.items() if row is not None}
+
+
+def undisturbed() -> Iterator[str]:
+    """Yield a table per link."""
+    for link in LINKS:
+        if not (found := rows(link)):
+            continue
+        machine = next(iter(found.values()))["machine"]
+        yield f"## {link}"
+        yield ""
+        yield f"On {machine['cores']} cores of {machine['processor']}."
+        yield ""
+        dense = found.get(DENSE)
+        heads = ("method", "rate", "steps", "seconds", "sooner than dense", "MB", "longest pause, s")
+        yield from table(heads, [cells(spec, row, dense) for spec, row in found.items()])
+        if absent := [f"`{spec}`" for spec in SPECS if spec not in found]:
+            yield ""
+            yield f"Not done yet: {', '.join(absent)}."
+        yield ""
+
+
+def cells(spec: str, row: Row, dense: Row | None) -> tuple[str, ...]:
+    """Return the cells of a training without a cut."""
+    pause = f"{max(row['pause_s']):.1f}"
+    if row["reach_s"] is None:
+        after = f"not reached: {row['last_loss']:.2f} after {row['steps'][0]} steps, {row['seconds']:.0f} s"
+        return f"`{spec}`", f"{row['lr']:g}", "", after, "", "", pause
+    sooner = "" if dense is None or spec == DENSE else times(dense, row["reach_s"])
+    figures = f"{row['reach_steps']:,}", f"{row['reach_s']:.0f}", sooner, f"{row['reach_mb']:.1f}", pause
+    return f"`{spec}`", f"{row['lr']:g}", *figures
+
+
+def times(dense: Row, reach_s: float) -> str:
+    """Return how many times sooner than dense training; a lower bound if that has not reached the loss."""
+    if dense["reach_s"] is None:
+        return f"more than {dense['seconds'] / reach_s:.1f} times"
+    return f"{dense['reach_s'] / reach_s:.1f} times"
+
+
+def cut() -> Iterator[str]:
+    """Yield the table of trainings in which the second region is cut off."""
+    if not (found := rows(NEAR, is_cut=True)):
+        return
+    yield f"## One region is cut off for {CUT_S:g} s"
+    yield ""
+    yield f"At {NEAR}, `patience_s={PATIENCE_S:g}`: ranks that are silent for so long count as lost, others"
+    yield "continue without them, and they rejoin when they are back. *Steps*: of a rank of each region while"
+    yield "the second is cut off. *Longest pause*: between two steps of a rank, from then on. *Equal*: if"
+    yield "all ranks end with the same model, to the bit."
+    yield ""
+    before, lines = rows(NEAR), []
+    for spec, row in found.items():
+        steps = row["during_cut"]
+        undisturbed_s = before[spec]["reach_s"] if spec in before else None
+        pauses = (f"{max(part):.1f}" for part in (row["pause_s"][:2], row["pause_s"][2:]))
+        lines.append(
+            (
+                f"`{spec}`",
+                *(f"{min(part)}" for part in (steps[:2], steps[2:])),
+                *pauses,
+                seconds(row["reach_s"]),
+                seconds(undisturbed_s),
+                "yes" if row["alike"] else "**no**",
+            )
+        )
+    heads = (
+        "method",
+        "steps, first region",
+        "steps, second",
+        "longest pause, first, s",
+        "second, s",
+        "seconds to the loss",
+        "without the cut",
+        "equal",
+    )
+    yield from table(heads, lines)
+    yield ""
+
+
+def seconds(found: float | None) -> str:
+    """Return seconds for a table, "-" if they are not known."""
+    return "-" if found is None else f"{found:.0f}"
