@@ -17,7 +17,7 @@ from statistics import mean
 import laconic.tools.plan
 from benchmarks.accuracy.contenders import MODELS, SETS
 from benchmarks.accuracy.standings import standings
-from benchmarks.own_rates.__main__ import FAMILIES, LOCAL_MOMENTUM
+from benchmarks.own_rates.families import FAMILIES, LOCAL_MOMENTUM
 from benchmarks.own_rates.page import points_lost
 from laconic.strategies.distribute import strategy_or_method
 from laconic.tools.cli.entries import figures

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.own_rates.__main__ import LOCAL_MOMENTUM, runs
+from benchmarks.own_rates.__main__ import runs
+from benchmarks.own_rates.families import LOCAL_MOMENTUM
 from laconic.tools.report.curves import Curve
 from laconic.tools.report.picture import framed, panel
 

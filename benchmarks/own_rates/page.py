@@ -10,16 +10,8 @@ from benchmarks.common.small_net import SMALL_GPT, SMALL_NET
 from benchmarks.common.tables import spread, table
 from benchmarks.common.workers import WORKERS, Row
 from benchmarks.own_rates import densities
-from benchmarks.own_rates.__main__ import (
-    DIVERGED,
-    FAMILIES,
-    LOCAL_MOMENTUM,
-    SEEDS,
-    Family,
-    Run,
-    own_rate,
-    runs,
-)
+from benchmarks.own_rates.__main__ import DIVERGED, Run, own_rate, runs
+from benchmarks.own_rates.families import FAMILIES, LOCAL_MOMENTUM, SEEDS, Family
 
 HEAD = f"""# Each method at its own learning rate
 

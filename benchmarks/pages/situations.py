@@ -14,7 +14,7 @@ from benchmarks.accuracy.contenders import MODELS, SETS
 from benchmarks.accuracy.standings import Standing, standings
 from benchmarks.common.results import read
 from benchmarks.common.tables import spread, table
-from benchmarks.own_rates.__main__ import LOCAL_MOMENTUM
+from benchmarks.own_rates.families import LOCAL_MOMENTUM
 from benchmarks.own_rates.page import points_lost
 from benchmarks.scaling.__main__ import FEW as FEWEST
 from benchmarks.scaling.__main__ import MANY as MOST

@@ -32,7 +32,8 @@ from typing import Any
 
 from benchmarks.common.machine import machine
 from benchmarks.common.results import Results, Row
-from benchmarks.own_rates.__main__ import FAMILIES, STREAMING, own_rate
+from benchmarks.own_rates.__main__ import own_rate
+from benchmarks.own_rates.families import FAMILIES, STREAMING
 from benchmarks.wan.rank import SMOOTHED, WARM_UP
 from laconic.core.errors import LabError
 from laconic.tools.lab import Lab, Link, missing

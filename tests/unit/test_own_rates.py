@@ -10,7 +10,8 @@ from benchmarks.common.rates import next_rate
 from benchmarks.common.results import Results, Row
 from benchmarks.own_rates import __main__ as own_rates
 from benchmarks.own_rates import densities, page
-from benchmarks.own_rates.__main__ import DIVERGED, FAMILIES, SEEDS, Run, due, own_rate
+from benchmarks.own_rates.__main__ import DIVERGED, Run, due, own_rate
+from benchmarks.own_rates.families import FAMILIES, SEEDS
 
 SGD = FAMILIES[0]
 
@@ -93,3 +94,14 @@ def test_densities_are_drawn_against_bytes_once_a_method_has_two(stored: Results
     assert [round(mb, 3) for mb, _, _ in densities.points("topk")] == [1.0, 1.0]
     section = "\n".join(densities.section())
     assert densities.PICTURE in section and section in page.page()
+
+
+def test_rates_may_come_from_shorter_runs_and_some_methods_have_one_seed(stored: Results) -> None:
+    (family,) = (each for each in FAMILIES if each.folder == "shakespeare-5000")
+    done = [run for run in train("bf16()", best=family.usual) if run.family is family]
+    short = [run for run in done if run.searches]
+    assert {run.steps for run in short} == {family.search_steps} and len({run.rate for run in short}) == 3
+    full = [(run.spec, run.rate, run.seed, run.steps) for run in done if not run.searches]
+    wanted = [("dense()", seed) for seed in SEEDS] + [("bf16()", SEEDS[0])]
+    assert sorted(full) == sorted((spec, family.usual, seed, family.steps) for spec, seed in wanted)
+    assert train("bf16()", best=family.usual) == []
