@@ -41,8 +41,8 @@ def section() -> Iterator[str]:
     if drawn():
         yield f"![Accuracy against bytes of {', '.join(drawn())}]({PICTURE})"
         yield ""
-        yield "Workers of `topk` and `dgc` choose different entries, so more of them change than with `deft`"
-        yield "of the same density."
+        yield "By MB that a worker sends. Workers of `topk` and `dgc` choose different entries, so more of them"
+        yield "change than with `deft` of the same density."
         yield ""
 
 

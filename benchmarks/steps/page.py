@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import statistics
-from textwrap import fill
 from typing import Any
 
 from benchmarks.common.results import read
 from benchmarks.common.tables import table
 from benchmarks.predictions.__main__ import GOOD
 from benchmarks.predictions.__main__ import RESULTS as PREDICTIONS
+from benchmarks.steps import hook_page
 from benchmarks.steps.__main__ import AS_FAST, BEHIND, EFFICIENT, FASTER, HOOK, OVERHEAD, SLOW, UNSHAPED
-from benchmarks.steps.contenders import ALONE, AUTO, DENSE, DGC, GOALS, NOTHING, OURS, POWERSGD, WHOLE
+from benchmarks.steps.cells import Rows, bar, by_place, links, spelled
+from benchmarks.steps.contenders import ALONE, AUTO, DENSE, DGC, OURS, POWERSGD, WHOLE
 from laconic.tools.lab.link import FREE
-
-WIDTH = 110
-Rows = dict[tuple[str, str], dict[str, Any]]  # by link and contender
 
 
 def page() -> str:
@@ -68,7 +65,7 @@ def written(
     lines += table(("goal", "measured", "met"), all_bars(found))
     lines += ["", "## Where the time of DGC's step goes", "", *split(found)]
     if hook is not None:
-        lines += ["", "## Next to a hook that does nothing", "", *hook_lines(hook)]
+        lines += ["", "## Next to a hook that does nothing", "", *hook_page.section(hook)]
     if unshaped is not None:
         lines += ["", "## An unlimited link", "", *unshaped_lines(unshaped)]
     if forecasts is not None:
@@ -101,16 +98,6 @@ def short() -> str:
     return "\n".join(table(heads, lines))
 
 
-def by_place(workload: dict[str, Any]) -> Rows:
-    """Rows by link and contender."""
-    return {(row["link"], row["contender"]): row for row in workload["rows"]}
-
-
-def links(workload: dict[str, Any]) -> list[str]:
-    """The links that were measured, in order."""
-    return list(dict.fromkeys(row["link"] for row in workload["rows"]))
-
-
 def results(workload: dict[str, Any]) -> list[str]:
     """One row per contender, its links side by side."""
     rows, over = by_place(workload), links(workload)
@@ -127,12 +114,6 @@ def results(workload: dict[str, Any]) -> list[str]:
         costs = rows[over[0], name]
         lines.append((spelled(name), *cells, f"{costs['sent'] / 1e6:.2f}", f"{costs['processor_s']:.3f}"))
     return table(("", *heads, "MB", "processor, s"), lines)
-
-
-def spelled(name: str) -> str:
-    """A contender for a table: a spec as code."""
-    spec = name.removesuffix(WHOLE)
-    return f"`{spec}`{name.removeprefix(spec)}" if "(" in name else name
 
 
 def all_bars(found: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -173,11 +154,6 @@ def added(row: dict[str, Any]) -> float:
     return float(row["step_s"] - row["alone_s"])
 
 
-def bar(what: str, figure: float, least: float) -> tuple[str, str, str]:
-    """A row of the table of goals."""
-    return what, f"{figure:.2f}", "yes" if figure >= least else "**no**"
-
-
 def of_dgc(rows: Rows, link: str) -> list[dict[str, Any]]:
     """DGC's rows on a link: with DDP's own buckets, and with one."""
     return [rows[link, name] for name in (DGC, DGC + WHOLE) if (link, name) in rows]
@@ -209,56 +185,6 @@ def split(found: dict[str, Any]) -> list[str]:
         "The first three run on the exchange's own thread, mostly hidden behind backward. Communicating",
         "includes waiting for slower ranks, which share the same cores.",
     ]
-
-
-def hook_lines(found: dict[str, Any]) -> list[str]:
-    """Our methods next to DDP with a hook that exchanges nothing, and next to what memory allows."""
-    rounds, machine = found["rounds"], found["machine"]
-    about = (
-        "DDP whose hook exchanges nothing, and DDP with methods (`python -m benchmarks.steps --hook`), on"
-        f" {machine['cores']} cores of {machine['processor']}, median of {rounds}"
-        f" round{'s' if rounds > 1 else ''}. *Share*: seconds of the hook that does nothing, divided by the"
-        " method's; for goals, the better of both bucket sizes counts. *Added*: to its step, and to the"
-        " processor time of a rank."
-    )
-    lines, goals = [fill(about, WIDTH)], []
-    for workload in found["workloads"]:
-        rows, hosts = by_place(workload), f"{workload['hosts']} hosts"
-        lines += ["", f"### {hosts}, {workload['about']}", ""]
-        cells = []
-        for (link, name), row in rows.items():
-            if name not in (ALONE, NOTHING):
-                nothing = rows[link, NOTHING]
-                added_s = [row[key] - nothing[key] for key in ("step_s", "processor_s")]
-                parts = (f"{1e3 * row[key]:.0f}" for key in ("encode_s", "communicate_s", "decode_s"))
-                share, more = f"{share_of(row, nothing):.3f}", (f"{1e3 * each:.0f}" for each in added_s)
-                cells.append((link, spelled(name), f"{row['step_s']:.3f}", share, *more, *parts))
-        seconds = ", ".join(f"{rows[link, NOTHING]['step_s']:.3f} s ({link})" for link in links(workload))
-        heads = ("added, ms", "processor, ms", "encode, ms", "communicate, ms", "decode, ms")
-        lines += table(("link", "method", "s", "share", *heads), cells)
-        floor = 1e3 * workload["copy_s"]
-        memory = (
-            f"The hook that does nothing: {seconds}. A copy of all gradients takes {floor:.1f} ms if all"
-            " ranks copy at once. `dgc` reads gradient, velocity and residual, writes the new ones and the"
-            " old velocity, reads the residual again, and writes the mean: as much as 4 copies, or"
-            f" {4 * floor:.0f} ms."
-        )
-        lines += ["", fill(memory, WIDTH)]
-        if workload["name"] == "gpt":
-            for method, least in GOALS.items():
-                for link in links(workload):
-                    names = (method, method + WHOLE)
-                    share = max(share_of(rows[link, name], rows[link, NOTHING]) for name in names)
-                    what = f"{hosts}, {link}: share of `{method}` at least {least:g}"
-                    goals.append(bar(what, share, least))
-    return [*lines, "", *table(("goal", "measured", "met"), goals)]
-
-
-def share_of(row: dict[str, Any], nothing: dict[str, Any]) -> float:
-    """Seconds of a step without an exchange over those of this one, median of the rounds."""
-    return statistics.median(
-        idle / step for idle, step in zip(nothing["steps_s"], row["steps_s"], strict=True)
-    )
 
 
 def unshaped_lines(found: dict[str, Any]) -> list[str]:
