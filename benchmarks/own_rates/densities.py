@@ -41,7 +41,7 @@ def section() -> Iterator[str]:
     if drawn():
         yield f"![Accuracy against bytes of {', '.join(drawn())}]({PICTURE})"
         yield ""
-        yield "By MB that a worker sends. Workers of `topk` and `dgc` choose different entries, so more of them"
+        yield "By MB that a worker sends. Workers of `topk` and `dgc` choose different entries: more of them"
         yield "change than with `deft` of the same density."
         yield ""
 

@@ -85,29 +85,30 @@ LOCAL_MOMENTUM = Family(
     why="Methods with error feedback apply momentum before compression; one row of `topk` leaves it to the"
     " optimiser.",
 )
-FAMILIES = (
-    Family(
-        "SGD with momentum",
-        0.05,
-        "dense()",
-        (
-            "cgx(bits=4)",
-            "qsgd(levels=7)",
-            "qsgd(levels=1, block=128)",
-            "natural()",
-            "terngrad()",
-            "terngrad(scale='own')",
-            "powersgd(rank=2)",
-            "powersgd(rank=4)",
-            "powersgd(rank=8)",
-            "majority_vote()",
-            "dgc(density=0.01, warmup_steps=200)",
-            "ef21_sgdm()",
-            "diloco(every=20)",
-            "sparseloco(every=10, density=0.05)",
-        ),
-        why="`diloco` had an outer momentum of 0.9 here; with SGD its default is now 0.5 (docs/outer.md).",
+WITH_MOMENTUM = Family(
+    "SGD with momentum",
+    0.05,
+    "dense()",
+    (
+        "cgx(bits=4)",
+        "qsgd(levels=7)",
+        "qsgd(levels=1, block=128)",
+        "natural()",
+        "terngrad()",
+        "terngrad(scale='own')",
+        "powersgd(rank=2)",
+        "powersgd(rank=4)",
+        "powersgd(rank=8)",
+        "majority_vote()",
+        "dgc(density=0.01, warmup_steps=200)",
+        "ef21_sgdm()",
+        "diloco(every=20)",
+        "sparseloco(every=10, density=0.05)",
     ),
+    why="`diloco` had an outer momentum of 0.9 here; with SGD its default is now 0.5 (docs/outer.md).",
+)
+FAMILIES = (
+    WITH_MOMENTUM,
     LOCAL_MOMENTUM,
     Family(
         "SGD with Nesterov momentum before compression, the CNN of `laconic train cifar10`",

@@ -31,7 +31,7 @@ SHARE = {  # at most so much of the dense bytes; settings that this model's smal
     "scatter_reduce(sparse(topk(density=0.05)), pattern='tree', feedback='both')": 0.5,
     "scatter_reduce(minmax(bits=2, block=16), pattern='ring', feedback='both')": 0.5,
     "powersgd(rank=1)": 0.5,
-    "powersgd(rank=4)": 0.5,
+    "powersgd()": 0.5,
     "terngrad()": 0.5,
     "terngrad(scale='own', packing='base3', last_layer='fp32')": 0.5,
     "shared_scale(levels=7, clip=0, block=64)": 0.5,

@@ -40,7 +40,7 @@ every_case = over(spec=EXAMPLES, size=SIZES, layout=LAYOUTS)
 ROUNDING = {
     "sum(dtype='fp16')": 2.0**-11,
     "sum(dtype='bf16')": 2.0**-8,
-    "powersgd(rank=4)": 2.0**-22,
+    "powersgd()": 2.0**-22,
     "scatter_reduce(minmax(bits=2, block=16), feedback='both')": 2.0**-22,
     "scatter_reduce(minmax(bits=2, block=16), pattern='ring', feedback='both')": 2.0**-22,
     "masked(scatter_reduce(minmax(bits=2, block=16), feedback='both'))": 2.0**-22,

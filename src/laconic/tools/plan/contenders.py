@@ -19,7 +19,7 @@ USUAL = (  # from docs/choosing.md, with measured losses
     "qsgd()",
     "cgx()",
     "terngrad()",
-    "powersgd()",
+    "powersgd(rank=2)",
     "sign()",
     "stc(density=0.01)",
     "dgc(density=0.01, warmup_steps=100)",
