@@ -38,10 +38,10 @@ RUNS = Results(Path(__file__).with_name("results.jsonl"))
 LR = 0.05
 SEEDS = (0, 1, 2)
 LENGTHS = {0.01: (250, 500, 1000, 2000, 4000), 0.001: (2500, 5000, 10000, 20000)}  # steps, by density
-METHODS = {
-    "topk": "topk(density={density:g})",
+METHODS = {  # dgc has momentum before compression
+    "topk": "error_fed(topk(density={density:g}), momentum='optimizer')",
     "dgc": "dgc(density={density:g}, warmup_steps={tenth})",
-    "stc": "stc(density={density:g})",
+    "stc": "stc(density={density:g}, momentum='optimizer')",
 }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from benchmarks.common.small_net import SMALL_NET
-from benchmarks.common.tables import EARLIER, spread, table
+from benchmarks.common.tables import spread, table
 from benchmarks.common.workers import WORKERS, Row
 from benchmarks.sparse_reasons.page import section
 from benchmarks.sparse_steps.__main__ import LENGTHS, LR, METHODS, SEEDS, Run
@@ -27,6 +28,9 @@ SGD with momentum 0.9 at a rate that falls from {LR:g} to 0 as a cosine, whateve
 with dense training of the same length, seed, first weights and batches: dense training at *its* length, not
 the longest. Mean ± standard error over seeds.
 """
+MOMENTUM = """\
+`topk` and `stc` leave momentum to the optimiser here, by `momentum='optimizer'`, as their papers do. By
+default it is applied before compression, and they lose less ([own rates](own_rates.md))."""
 TOLD = ("method", "steps", "steps x density", "accuracy, %", "dense, %", "lost", "loss above dense's, %")
 CURVES = tuple((method, density) for method in METHODS for density in LENGTHS)
 Pair = tuple[Row, Row]  # a run, and dense training of the same length and seed
@@ -36,7 +40,7 @@ def page() -> str:
     """The page, of the runs that are done."""
     lines = [
         HEAD,
-        EARLIER,
+        MOMENTUM,
         "",
         f"![Accuracy and loss against steps times density]({PICTURE})",
         "",
@@ -55,6 +59,11 @@ def done() -> bool:
 def series(method: str, density: float) -> list[tuple[int, list[Pair]]]:
     """Steps, and the runs of this length that there are."""
     return [(steps, its) for steps in LENGTHS[density] if (its := pairs(method, density, steps))]
+
+
+def named(method: str, density: float) -> str:
+    """Return the spec without a warm-up."""
+    return re.sub(r", warmup_steps=\d+", "", Run(method, density, 0, 0).spec)
 
 
 def pairs(method: str, density: float, steps: int) -> list[Pair]:
@@ -80,7 +89,7 @@ def rows() -> Iterator[Sequence[str]]:
         for steps, its in series(method, density):
             sent, whole = (statistics.mean(each[i]["sent_mb"] for each in its) for i in (0, 1))
             yield (
-                f"`{method}(density={density:g})`",
+                f"`{named(method, density)}`",
                 f"{steps:,}",
                 f"{steps * density:g}",
                 spread([100 * run["accuracy"] for run, _ in its]),
@@ -99,7 +108,7 @@ def claims() -> Iterator[str]:
         its = series(method, density)
         if len(its) > 1:
             (first, early), (last, late) = its[0], its[-1]
-            told = f"`{method}(density={density:g})` loses {spread(lost(early))} points after {first:,} steps"
+            told = f"`{named(method, density)}` loses {spread(lost(early))} points after {first:,} steps"
             yield f"- {told}, {spread(lost(late))} after {last:,} ({last * density:g} / density)."
 
 
@@ -109,7 +118,7 @@ def picture() -> str:
     shown = {(method, density): its for method, density in CURVES if (its := series(method, density))}
     for (method, density), its in shown.items():
         x = np.array([steps * density for steps, _ in its], dtype=np.float64)
-        names.append(f"{method}(density={density:g})")
+        names.append(named(method, density))
         accuracy.append(curve(x, [100 * ratio(pairs, "accuracy") for _, pairs in its]))
         loss.append(curve(x, [100 * ratio(pairs, "test_loss") for _, pairs in its]))
     ticks = sorted({round(steps * density, 6) for (_, density), its in shown.items() for steps, _ in its})

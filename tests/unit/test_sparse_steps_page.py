@@ -67,7 +67,7 @@ def test_the_page_compares_with_dense_of_the_same_length_and_seed() -> None:
         write(Run("topk", 0.01, 1000, seed), accuracy, 4)
     write(Run("topk", 0.01, 2000, 0), 0.6, 8)  # without dense training there is nothing to compare
     assert page.done()
-    told = next(line for line in page.page().splitlines() if line.startswith("| `topk"))
+    told = next(line for line in page.page().splitlines() if line.startswith("| `error_fed(topk("))
     assert "| 1,000 | 10 | 51.00 ± 1.00 | 52.00 ± 1.00 | 1.00 ± 0.00 |" in told
     assert told.endswith("| 4 | 25 times | 2 |")
     assert "2,000" not in page.page()
@@ -77,7 +77,8 @@ def test_the_page_says_how_the_gap_falls() -> None:
     for steps, lost in ((1000, 0.03), (2000, 0.01)):
         write(Run("dense", 1, steps, 0), 0.5, 100)
         write(Run("topk", 0.01, steps, 0), 0.5 - lost, 4)
-    told = "- `topk(density=0.01)` loses 3.00 points after 1,000 steps, 1.00 after 2,000 (20 / density)."
+    spec = "error_fed(topk(density=0.01), momentum='optimizer')"
+    told = f"- `{spec}` loses 3.00 points after 1,000 steps, 1.00 after 2,000 (20 / density)."
     assert told in page.page()
     drawn = page.picture()
     assert drawn.count("<polyline") == 2, "what has no runs is not drawn"
