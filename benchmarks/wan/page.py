@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.common.results import Row
 from benchmarks.common.tables import table
 from benchmarks.wan.__main__ import CUT_S, DENSE, LINKS, NEAR, SPECS, TARGET, Run
-from benchmarks.wan.rank import PATIENCE_S, SMOOTHED
+from benchmarks.wan.rank import PATIENCE_S, SMOOTHED, WARM_UP
+from benchmarks.wan.trial import IN_REGION
 
 HEAD = f"""# Two regions, a wide-area link
 
 `make docs` writes this page from the results of `python -m benchmarks.wan`.
 
-Each of two regions is a host of a [lab](lab.md) with two ranks and one link. Packets between them are late by
-the delay, one way, plus or minus a tenth, and one in 10,000 is lost. Four ranks train a small GPT of 0.8
-million parameters on Shakespeare by AdamW, each method at its [own rate](own_rates.md), until the first
-region's mean loss of {SMOOTHED} steps is at most {TARGET:g}. Seconds include the work of four ranks on two
-cores: with cores of their own, links would matter more. MB: sent by the first region's interface until then,
-with headers.
+Each of two regions is a host of a [lab](lab.md) with two ranks and one link. Packets between them are delayed
+by this time each way, plus or minus a tenth, and one in 10,000 is lost, which limits a TCP connection to less
+than the link's rate. Four ranks train a small GPT of 0.8 million parameters on Shakespeare by AdamW, each
+method at its [own rate](own_rates.md), here constant after the warm-up, until the first rank's mean training
+loss of {SMOOTHED} steps is at most {TARGET:g}. Four ranks, and where the kernel has no netem the relay of the
+packets, share two cores: with cores of their own, links would matter more. MB: sent by the first region's
+interface until then, with headers. *Longest pause*: between two steps of a rank, after the first {WARM_UP}.
 
 One run per row: rows of similar methods may differ by chance.
 """
@@ -46,12 +49,12 @@ def undisturbed() -> Iterator[str]:
     for link in LINKS:
         if not (found := rows(link)):
             continue
-        machine = next(iter(found.values()))["machine"]
+        machine, dense = next(iter(found.values()))["machine"], found.get(DENSE)
         yield f"## {link}"
         yield ""
-        yield f"On {machine['cores']} cores of {machine['processor']}."
+        rate = "" if dense is None else measured_rate(dense["network"])
+        yield f"On {machine['cores']} cores of {machine['processor']}.{rate}"
         yield ""
-        dense = found.get(DENSE)
         heads = ("method", "rate", "steps", "seconds", "sooner than dense", "MB", "longest pause, s")
         yield from table(heads, [cells(spec, row, dense) for spec, row in found.items()])
         if absent := [f"`{spec}`" for spec in SPECS if spec not in found]:
@@ -71,6 +74,14 @@ def cells(spec: str, row: Row, dense: Row | None) -> tuple[str, ...]:
     return f"`{spec}`", f"{row['lr']:g}", *figures
 
 
+def measured_rate(network: dict[str, float]) -> str:
+    """Return a sentence on the link, measured by all-reduces of all ranks."""
+    rate = 8 * network["bytes_a_second"] / 1e6
+    return (
+        f" Measured by all-reduces: {1e3 * network['latency_s']:.0f} ms a message, {rate:.1f} Mbit/s a rank."
+    )
+
+
 def times(dense: Row, reach_s: float) -> str:
     """Return how many times sooner than dense training; a lower bound if that has not reached the loss."""
     if dense["reach_s"] is None:
@@ -86,22 +97,22 @@ def cut() -> Iterator[str]:
     yield ""
     yield f"At {NEAR}, `patience_s={PATIENCE_S:g}`: ranks that are silent for so long count as lost, others"
     yield "continue without them, and they rejoin when they are back. *Steps*: of a rank of each region while"
-    yield "the second is cut off. *Longest pause*: between two steps of a rank, from then on. *Equal*: if"
-    yield "all ranks end with the same model, to the bit."
+    yield "the second is cut off. *Longest pause*: between two steps of a rank, from then on. *At the"
+    yield "end*: whether all ranks are back, with the same model to the bit."
     yield ""
     before, lines = rows(NEAR), []
     for spec, row in found.items():
         steps = row["during_cut"]
         undisturbed_s = before[spec]["reach_s"] if spec in before else None
-        pauses = (f"{max(part):.1f}" for part in (row["pause_s"][:2], row["pause_s"][2:]))
+        pauses = (f"{max(part):.1f}" for part in split(row["pause_s"]))
         lines.append(
             (
                 f"`{spec}`",
-                *(f"{min(part)}" for part in (steps[:2], steps[2:])),
+                *(f"{min(part)}" for part in split(steps)),
                 *pauses,
                 seconds(row["reach_s"]),
                 seconds(undisturbed_s),
-                "yes" if row["alike"] else "**no**",
+                outcome(row),
             )
         )
     heads = (
@@ -112,10 +123,20 @@ def cut() -> Iterator[str]:
         "second, s",
         "seconds to the loss",
         "without the cut",
-        "equal",
+        "at the end",
     )
     yield from table(heads, lines)
     yield ""
+
+
+def split(by_rank: list[float]) -> tuple[list[float], list[float]]:
+    """Return the figures of the ranks of each region."""
+    return by_rank[:IN_REGION], by_rank[IN_REGION:] or [math.nan]
+
+
+def outcome(row: Row) -> str:
+    """Return how a training with a cut has ended."""
+    return "**lost ranks**" if not row["returned"] else "equal" if row["alike"] else "**not equal**"
 
 
 def seconds(found: float | None) -> str:

@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.common.results import Results
 from benchmarks.wan import __main__ as wan
 from benchmarks.wan import page
-from benchmarks.wan.__main__ import DENSE, FAR, NEAR, SPECS, TARGET, Run, during, longest_pause, reached
+from benchmarks.wan.__main__ import DENSE, FAR, NEAR, SPECS, TARGET, Run
+from benchmarks.wan.figures import longest_pause, steps_during, time_to_loss
 from benchmarks.wan.rank import SMOOTHED, WARM_UP
 
 MACHINE = {"cores": 2, "processor": "any"}
 
 
+def record(losses: list[float]) -> dict[str, Any]:
+    return {
+        "began": 1000.0,
+        "done": [[i, x, 0.5 * (i + 1), 2_000_000 * (i + 1)] for i, x in enumerate(losses)],
+    }
+
+
 def test_a_loss_is_reached_when_its_mean_is_low_enough() -> None:
     low = WARM_UP + 2 * SMOOTHED
-    losses = [TARGET + 0.5] * low + [TARGET - 0.1] * 100
-    seconds = [0.5 * step for step in range(len(losses))]
-    found = reached(losses, seconds, [{"sent": [1000 + 2_000_000 * step for step in range(len(losses))]}])
+    found = time_to_loss(record([TARGET + 0.5] * low + [TARGET - 0.1] * 100), TARGET)
     steps = found["reach_steps"]
     assert low + 0.8 * SMOOTHED < steps <= low + SMOOTHED
-    assert found["reach_s"] == 0.5 * (steps - 1) and found["reach_mb"] == 2 * (steps - 1)
-    never = reached([TARGET + 0.5] * 200, [0.0] * 200, [])
+    assert found["reach_s"] == 0.5 * steps and found["reach_mb"] == 2 * steps
+    assert time_to_loss(record([TARGET] * (WARM_UP + SMOOTHED)), TARGET)["reach_steps"] == WARM_UP + SMOOTHED
+    never = time_to_loss(record([TARGET + 0.5] * 200), TARGET)
     assert never["reach_s"] is None and never["last_loss"] == TARGET + 0.5
 
 
 def test_steps_and_pauses_are_counted_from_the_cut_on() -> None:
-    record = {"began": 1000.0, "seconds": [1.0, 5.0, 6.0, 7.0, 15.0, 16.0]}
-    cut = [1005.5, 1014.0]
-    assert during(record, cut) == 2
-    assert longest_pause(record, cut) == 8.0
-    assert longest_pause(record | {"seconds": [1.0, 50.0, 51.0]}, None) == 49.0
+    seconds = [1.0, 5.0, 6.0, 7.0, 15.0, 16.0]
+    found = {"began": 1000.0, "done": [[i, 2.0, each, 0] for i, each in enumerate(seconds)]}
+    cut = (1005.5, 1014.0)
+    assert steps_during(found, cut) == 2
+    assert longest_pause(found, cut) == 8.0
+    late = record([2.0] * (WARM_UP + 9))
+    late["done"][-1][2] += 30.0
+    assert longest_pause(late, None) == 30.5
 
 
 def test_the_page_compares_with_dense_and_names_what_is_missing(
@@ -46,7 +57,8 @@ def test_the_page_compares_with_dense_and_names_what_is_missing(
         "reach_mb": 80.0,
         "pause_s": [1.0, 2.0, 1.0, 1.0],
     }
-    row |= {"machine": MACHINE, "alike": True, "during_cut": None}
+    row |= {"machine": MACHINE, "alike": True, "returned": True, "during_cut": None}
+    row |= {"network": {"latency_s": 0.1, "bytes_a_second": 1e6}}
     wan.RUNS.put(Run(NEAR, DENSE).key, row)
     wan.RUNS.put(Run(NEAR, SPECS[1]).key, row | {"reach_s": 25.0})
     assert page.times(row | {"reach_s": None, "seconds": 250.0}, 50.0) == "more than 5.0 times"
@@ -57,5 +69,6 @@ def test_the_page_compares_with_dense_and_names_what_is_missing(
     text = page.page()
     assert f"| `{SPECS[1]}` | 0.008 | 400 | 25 | 4.0 times | 80.0 | 2.0 |" in text
     assert "not reached: 2.50 after 60 steps, 400 s" in text
-    assert f"| `{SPECS[1]}` | 8 | 0 | 11.0 | 61.0 | 90 | 25 | **no** |" in text
+    assert f"| `{SPECS[1]}` | 8 | 0 | 11.0 | 61.0 | 90 | 25 | **not equal** |" in text
+    assert "100 ms a message, 8.0 Mbit/s a rank." in text
     assert text.count("Not done yet: ") == 2 and f"`{SPECS[-1]}`" in text
