@@ -118,7 +118,7 @@ def picture() -> str:
     shown = {(method, density): its for method, density in CURVES if (its := series(method, density))}
     for (method, density), its in shown.items():
         x = np.array([steps * density for steps, _ in its], dtype=np.float64)
-        names.append(named(method, density))
+        names.append(f"{method}(density={density:g})")
         accuracy.append(curve(x, [100 * ratio(pairs, "accuracy") for _, pairs in its]))
         loss.append(curve(x, [100 * ratio(pairs, "test_loss") for _, pairs in its]))
     ticks = sorted({round(steps * density, 6) for (_, density), its in shown.items() for steps, _ in its})
