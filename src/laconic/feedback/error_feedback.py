@@ -13,9 +13,9 @@ With SGD's momentum mu, g is by default the velocity, as in DGC, and the optimis
 
     waiting      x_t = x_t + ahead * mu / (1 - mu) * u_t, then u_t = (1 - ahead) * u_t
 
-An entry waits if |decay * e_t| > |u_t| / 4. A share of what u_t would add in later steps, at the present mu,
-is then added at once; nothing above mu = 0.98. This rule is ours. `ahead` 0 is DGC without masking. Papers
-leave momentum to the optimiser.
+An entry waits if |decay * e_t| > |u_t| / 4. At constant mu, later steps would add mu / (1 - mu) * u_t: a
+share of this is added at once, nothing above mu = 0.98. This rule is ours. `ahead` 0 is DGC without masking.
+Papers leave momentum to the optimiser.
 """
 
 from __future__ import annotations
