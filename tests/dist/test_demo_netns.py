@@ -29,10 +29,10 @@ def test_the_demo_trains_over_emulated_links_and_leaves_none(tmp_path: Path) -> 
     assert code == 0, complaints
     assert "an emulated link of 100 Mbit/s" in said and "s to 96 %" in said
     rows = {row["spec"]: row for row in json.loads((tmp_path / "demo" / "summary.json").read_text())["rows"]}
-    assert list(rows) == ["dense()", "fp16()", "auto()", "dgc(density=0.01)"]
+    assert list(rows) == ["dense()", "fp16()", "auto()", "stc(density=0.01)"]
     sent_s = rows["dense()"]["wire_mb"] * 8 / 100
     assert rows["dense()"]["step_s"]["mean"] > 0.9 * sent_s > 1, "as slow as 100 Mbit/s are"
-    assert rows["dense()"]["counted_mb"] > rows["dgc(density=0.01)"]["counted_mb"] > 0
+    assert rows["dense()"]["counted_mb"] > rows["stc(density=0.01)"]["counted_mb"] > 0
     assert nothing_is_left_of(tmp_path)
 
 

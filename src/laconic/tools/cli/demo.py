@@ -19,7 +19,7 @@ LIMIT_S = 1200.0
 NAME = "demo"
 TRAINING = (
     *("--model", "wide", "--batch", "32", "--lr", "0.1", "--eval-every", "5"),
-    *("--against", "dense()", "--against", "fp16()", "--with", "auto()", "--with", "dgc(density=0.01)"),
+    *("--against", "dense()", "--against", "fp16()", "--with", "auto()", "--with", "stc(density=0.01)"),
 )
 
 
