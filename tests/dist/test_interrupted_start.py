@@ -79,6 +79,17 @@ def test_a_rank_that_the_launcher_does_not_know_yet_ends_too(tmp_path: Path, ran
     check(command)
 
 
+@LINUX
+def test_while_python_begins_in_a_rank(tmp_path: Path) -> None:
+    """Its own imports would print a traceback."""
+    for delay_ms in (4, 8, 12):
+        command = begin(tmp_path, *RUN, 1)
+        while not children(command.pid) and command.poll() is None:
+            pass
+        time.sleep(delay_ms / 1000)
+        check(command)
+
+
 @pytest.mark.nightly
 @LINUX
 def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""First code of a worker of `laconic run`: Ctrl-C ends it silently."""
+"""First code of a worker of `laconic run`, started with SIGINT blocked: Ctrl-C ends it silently."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ if __name__ == "__main__":
     shows_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if shows_interrupts:  # else the parent process ignores it
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     from pathlib import Path
 
     sys.path[0] = str(Path.cwd())  # as `python -m` has it

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ import typer
 from laconic.core.errors import SpecError
 from laconic.tools.cli.console import errors
 from laconic.tools.cli.meeting import meeting
-from laconic.tools.cli.startup import LAUNCHER, WORKER
+from laconic.tools.cli.startup import LAUNCHER, WORKER, interrupts_blocked_in_children
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -54,12 +55,14 @@ def run(
     if int(given.max_restarts):  # else restarted workers find old addresses in the store
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     named = given.training_script
+    workers_start: AbstractContextManager[None] = contextlib.nullcontext()
     if not given.no_python:
+        workers_start = interrupts_blocked_in_children()  # `begin_worker` allows them
         given.training_script_args = [*(["-m"] if given.module else []), named, *given.training_script_args]
         given.training_script, given.module = WORKER, False
     logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
     try:
-        with meeting(given):
+        with meeting(given), workers_start:
             start(given)  # type: ignore[no-untyped-call]
     except SignalException as error:
         if error.sigval is signal.Signals.SIGINT:

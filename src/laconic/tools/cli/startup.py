@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -26,6 +29,19 @@ def raise_on_interrupt() -> None:
 def say_interrupted() -> None:
     if WORKER not in sys.orig_argv:
         os.write(2, b"laconic: interrupted\n")
+
+
+@contextmanager
+def interrupts_blocked_in_children() -> Iterator[None]:
+    """Inside `with`, this thread's child processes start with Ctrl-C blocked; another thread receives it."""
+    ended = threading.Event()
+    threading.Thread(target=ended.wait, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        ended.set()
 
 
 def forget_interrupt() -> None:
