@@ -179,6 +179,17 @@ def abort(number: signal.Signals, after: str, delay_s: float) -> None:
     assert own_network() == before
 
 
+def test_an_interrupt_reaches_a_command_at_any_time() -> None:
+    """Even before it has begun, and without a traceback of the program that starts it."""
+    with Lab(1) as lab:
+        for delay_ms in range(0, 120, 5):
+            command = lab.start(0, ["sleep", "100"], stderr=subprocess.PIPE)
+            time.sleep(delay_ms / 1000)
+            command.send_signal(signal.SIGINT)
+            said = command.communicate(timeout=30)[1]
+            assert (delay_ms, command.returncode, said) == (delay_ms, -signal.SIGINT, b"")
+
+
 ABORTS = [
     (number, after, delay_s)
     for delay_s in (0.0, 0.05, 0.1, 0.2, 0.4)

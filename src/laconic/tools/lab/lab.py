@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -98,7 +99,11 @@ class Lab:
         """
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": wiring.INTERFACE} | dict(env or {})
         popen = {"stdin": subprocess.DEVNULL, "start_new_session": True} | popen
-        return subprocess.Popen(self._kept.enter(host, command), env=environment, **popen)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited; `enter` passes it on
+        try:
+            return subprocess.Popen(self._kept.enter(host, command), env=environment, **popen)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def run(
         self,

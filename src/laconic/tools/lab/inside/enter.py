@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from types import FrameType
 from typing import NoReturn
 
 from laconic.tools.lab import linux
@@ -29,8 +30,15 @@ def main(keeper: str, number: int, command: list[str]) -> NoReturn:
     child = os.fork()
     if child == 0:
         become(number, folder, command)
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        try:
+            os.killpg(child, number)
+        except ProcessLookupError:  # it does not lead a session yet
+            os.kill(child, number)
+
     for passed in PASSED:
-        signal.signal(passed, lambda number, frame: os.killpg(child, number))
+        signal.signal(passed, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
@@ -53,6 +61,8 @@ def step_in(keeper: str, number: int) -> None:
 def become(number: int, folder: str, command: list[str]) -> NoReturn:
     linux.die_with_parent()
     os.setsid()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it would print a traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED)
     os.chdir(folder)
     linux.unshare(linux.NEWNS | linux.NEWUTS)
