@@ -21,7 +21,7 @@ FAILING = {  # the last constructors of each call
     "distribute": ["laconic.strategies.membership.JointCalls", WATCH],
     "distribute(patience_s=)": [
         "laconic.strategies.membership.Metered",
-        "laconic.strategies.membership.Heartbeats",
+        "laconic.strategies.membership.Generations",
     ],
 }
 CASES = [(call, place) for call, places in FAILING.items() for place in places]

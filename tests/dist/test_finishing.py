@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from laconic.core.errors import PeerError
-from laconic.strategies.membership import heartbeats
+from laconic.strategies.membership import generations
 from laconic.strategies.strategy import Strategy
 from tests.dist.nets import agree, flat
 from tests.dist.pool import errors_of
@@ -37,7 +37,7 @@ FEW = {
 
 def late_steps_allowed():
     """Ranks that are done wait for a late step of another, as on a busy machine, before they leave."""
-    return mock.patch.object(heartbeats, "STILL_S", 15.0)
+    return mock.patch.object(generations, "STILL_S", 15.0)
 
 
 def ends(spec, counts):

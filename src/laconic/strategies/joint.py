@@ -11,7 +11,7 @@ from functools import partial
 from laconic.comm.joint_calls import Proof
 from laconic.core.errors import NonFiniteError
 from laconic.strategies.membership import Membership
-from laconic.strategies.membership.heartbeats import Heartbeats
+from laconic.strategies.membership.generations import Generations
 from laconic.strategies.strategy import BoundStrategy, Strategy
 
 FINISH = "finish()"
@@ -50,7 +50,7 @@ def proof_of(call: str, strategy: Strategy) -> Proof:
     return "none" if strategy.clocked else "waits"
 
 
-def _others_finish(heartbeats: Heartbeats) -> str:
+def _others_finish(heartbeats: Generations) -> str:
     with suppress(RuntimeError):  # the store is gone
         if waiting := sorted(heartbeats.finishers.places(heartbeats.members).keys() - {heartbeats.rank}):
             return f"ranks {waiting} wait in finish()"

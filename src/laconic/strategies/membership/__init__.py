@@ -16,7 +16,7 @@ from laconic.comm.naming import in_store
 from laconic.comm.torch_comm import TorchComm
 from laconic.core.errors import PeerError
 from laconic.strategies.membership.average import Agreement
-from laconic.strategies.membership.heartbeats import Heartbeats
+from laconic.strategies.membership.generations import Generations
 
 log = logging.getLogger("laconic")
 
@@ -35,7 +35,7 @@ class Membership:
         self._patience_s = patience_s
         self._quorum = quorum or 1
         self.joint_calls: JointCalls | None = None
-        self.heartbeats: Heartbeats | None = None
+        self.heartbeats: Generations | None = None
         with contextlib.ExitStack() as opened:  # closed in reverse order on errors
 
             def own(timeout: timedelta | None = None) -> TorchComm:
@@ -55,7 +55,7 @@ class Membership:
             opened.callback(self.joint_calls.close)
             if patience_s is not None:
                 store = dist.distributed_c10d._get_default_store()  # has no public name
-                self.heartbeats = Heartbeats.of(store, self._name, main.rank, main.size)
+                self.heartbeats = Generations.of(store, self._name, main.rank, main.size)
                 self.heartbeats.hung_after_s = self._start.timeout.total_seconds()
             opened.pop_all()
 

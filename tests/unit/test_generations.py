@@ -13,7 +13,7 @@ from tests.unit.shared import refuses
 from torch.distributed import Store, TCPStore
 
 from laconic.core.errors import PeerError
-from laconic.strategies.membership.heartbeats import Heartbeats
+from laconic.strategies.membership.generations import Generations
 
 DEAD_S, LONG_S = 2.0, 15.0  # a thread of a busy machine may have to wait this long
 SOME_END = pytest.mark.parametrize("rosters", [DEAD_S], indirect=True)  # and are soon taken for dead
@@ -28,7 +28,7 @@ def store():
 def rosters(store, request):
     """Three ranks that beat."""
     clients, dead_s = [TCPStore("127.0.0.1", store.port) for _ in range(3)], getattr(request, "param", LONG_S)
-    made = [Heartbeats.of(client, request.node.name, rank, 3) for rank, client in enumerate(clients)]
+    made = [Generations.of(client, request.node.name, rank, 3) for rank, client in enumerate(clients)]
     for heartbeats in made:
         heartbeats.dead_after_s = dead_s
     yield made
@@ -99,7 +99,7 @@ def test_a_living_rank_is_waited_for(rosters):
 def test_who_was_taken_for_dead_comes_back_with_the_next_generation(rosters, store, request):
     rosters[1].close()
     assert regrouped([rosters[0], rosters[2]]) == [(0, 2)] * 2
-    back = Heartbeats.of(TCPStore("127.0.0.1", store.port), request.node.name, 1, 3)
+    back = Generations.of(TCPStore("127.0.0.1", store.port), request.node.name, 1, 3)
     deadline = time.monotonic() + 20
     with ThreadPoolExecutor(1) as thread:
         members = thread.submit(back.regroup, WHY, 30.0, 30.0)
@@ -158,7 +158,7 @@ def test_a_rank_beats_again_once_the_store_answers(rosters):
     answers.set()
 
 
-def slow(rank: Heartbeats, seconds: float) -> None:
+def slow(rank: Generations, seconds: float) -> None:
     """Let each answer of the store to the thread take so long."""
     ask = rank._ask
 
@@ -186,9 +186,35 @@ def test_a_slow_store_hides_no_dead_rank(rosters):
     assert rosters[0].living() == {0, 2}
 
 
+def test_a_step_waits_for_no_distant_store(rosters):
+    """The thread's answer is enough, in every generation, while it is recent."""
+    rank = rosters[1]
+    for _ in range(2):
+        assert soon(lambda: not rank._is_old(rank._requested_at))
+        with mock.patch.object(rank, "_store", None), ThreadPoolExecutor(1) as thread:
+            assert not rank.regroup_requested
+            others = thread.submit(regrouped, [rosters[0], rosters[2]])
+            assert soon(lambda: rank.regroup_requested)
+            rank._store = rosters[0]._store.clone()
+            assert rank.regroup(WHY, 30.0, 30.0) == (0, 1, 2)
+            assert others.result() == [(0, 1, 2)] * 2
+        assert not rank.regroup_requested
+
+
+@SOME_END
+def test_a_resumed_rank_asks_the_store_itself(rosters):
+    """Its thread's answer is older than what happened while it was stopped."""
+    rank = rosters[1]
+    assert soon(lambda: not rank._is_old(rank._requested_at))
+    rank.close()
+    assert not rank.regroup_requested
+    rosters[0]._store.set("1/called", WHY)
+    assert soon(lambda: rank.regroup_requested)
+
+
 def test_without_its_store_a_rank_ends_with_an_error():
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    alone = Heartbeats.of(TCPStore("127.0.0.1", store.port), "gone", 0, 1)
+    alone = Generations.of(TCPStore("127.0.0.1", store.port), "gone", 0, 1)
     del store
     for act in (lambda: alone.regroup_requested, lambda: alone.regroup(WHY, 1.0, 1.0)):
         refuses(PeerError, r"rank 0: the store, .* is gone", act)
