@@ -122,8 +122,7 @@ def _all_are_being_destroyed() -> bool:
 def _current_frames() -> dict[int, FrameType]:
     """Return every thread's current frame, without a garbage collection meanwhile.
 
-    Before Python 3.13, `sys._current_frames` allocates while it holds the lock on the threads. A collection
-    there may deadlock with a thread that waits for this lock (cpython #106883).
+    Before Python 3.13, a collection there may deadlock with another thread (cpython #106883).
     """
     with LISTING:
         enabled = gc.isenabled()

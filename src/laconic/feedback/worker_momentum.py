@@ -1,7 +1,6 @@
 """Worker momentum: SGD's momentum on each rank, before the exchange. Velocities are sent.
 
-Bernstein et al. 2019, arXiv:1810.05291 (Signum): a sign of one gradient is noisy, that of an average over
-many steps less so. Per tensor, with local gradient g and momentum mu:
+Bernstein et al. 2019, arXiv:1810.05291 (Signum). Per tensor, with local gradient g and momentum mu:
 
     heavy ball   u = mu * u + g           x = u
     Nesterov     u = mu * (u + g)         x = u + g

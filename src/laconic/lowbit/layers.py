@@ -2,8 +2,8 @@
 
     y = conv(Q(x), Q(w)) + Q(b);  dx from Q(dy) rounded at random, dw from dy itself
 
-Banner et al. 2018, arXiv:1805.11046, as in the code of Aketi et al. 2021, arXiv:2111.09389. Activations are
-rounded between running ends, weights and biases between their own (`grid`).
+Banner et al. 2018, arXiv:1805.11046. Activations are rounded between running ends, weights and biases between
+their own (see `grid`).
 """
 
 from __future__ import annotations

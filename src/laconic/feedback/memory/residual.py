@@ -8,7 +8,7 @@ momentum mu:
     waiting      v = v + ahead * mu / (1 - mu) * u,  then u = (1 - ahead) * u
     sent = C(v)  v = v - sent             u = 0 where sent, if `clears_sent`
 
-An entry waits if |decay * v| > |u| / 4 before the sum. If all entries are sent, this is SGD with momentum.
+See `error_feedback` for entries that wait. If all entries are sent, this is SGD with momentum.
 The optimiser adds weight decay.
 """
 

@@ -7,7 +7,7 @@
        less lossy candidate.
     3. Not counted: the first COLD steps of each candidate, the first after each change, and dense steps that
        also send the residual.
-    4. Every WINDOW steps the least exchange time (robust to a busy machine) is compared with the
+    4. Every WINDOW steps the least exchange time is compared with the
        first window's. A change by CHANGED times, and by MATTERS of the step, in `patience` consecutive
        windows starts a search: among lossier candidates if the exchange is longer, among less lossy ones if
        it is shorter. After `every` steps one starts in both directions. The patience doubles if the candidate

@@ -10,7 +10,7 @@ chosen in part p and c on average:
 unless the giving part has only a quarter of an equal one.
 
 Differences from the paper and its code, besides those of `micro`: a block is n / 1024 elements of the model
-there, 1/1024 of each tensor here; and N = 1 crashes there.
+there, 1/1024 of each tensor here.
 """
 
 from __future__ import annotations

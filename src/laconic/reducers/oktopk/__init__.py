@@ -12,8 +12,7 @@ elements, with k = ceil(density * n) and N ranks:
 
 The threshold saves bytes and cannot change the mean. Per tensor a region sends at least the average number a
 of entries that a rank chose there, so that k arrive, and at most 2 a + 4. If this may hold back an entry of
-the mean, which every rank can see, one more all_gather sends it. Traffic grows 1.31 times from 4 ranks to 64
-(`benchmarks/scaling`).
+the mean, which every rank can see, one more all_gather sends it.
 
 The paper chooses about k entries, by thresholds that are exact every tau' steps; here exactly k.
 """

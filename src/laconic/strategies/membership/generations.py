@@ -9,8 +9,6 @@ A receive that times out breaks its whole gloo group. So ranks agree on the next
    member of the last one it forms none, as the training continues elsewhere, or has ended.
 4. A rank that waits in `finish()` requests a generation of those that still train, and marks itself as
    present only when every member waits there too.
-
-The store outlives every rank if a launcher or torchrun holds it.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Heartbeats:
 
     @classmethod
     def of(cls: type[Kind], store: Store, name: str, rank: int, size: int) -> Kind:
-        """Start them, under a name in `store`."""
+        """Start them under a name."""
         made = cls(PrefixStore(name, store), rank, size)
         made._start()
         return made
