@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.forecasts import LINKS
 from benchmarks.common.results import Row
 from benchmarks.common.tables import spread, table
 from benchmarks.gpu.page import BEFORE
@@ -144,13 +145,13 @@ def seconds_heads(width: int, workers: int) -> tuple[str, ...]:
     """Return the heads of the forecast columns, which one width and number of workers have."""
     if (width, workers) != (forecast.WIDTH, WORKERS) or not forecasts():
         return ()
-    return tuple(f"seconds, {link}" for link in forecast.LINKS)
+    return tuple(f"seconds, {link}" for link in LINKS)
 
 
 def seconds_of(method: str) -> list[str]:
     """Return the forecast seconds of a training over each link."""
     steps = forecasts()["step_s"].get(method, {})
-    return [f"{STEPS * steps[link]:.0f}" if link in steps else "" for link in forecast.LINKS]
+    return [f"{STEPS * steps[link]:.0f}" if link in steps else "" for link in LINKS]
 
 
 def absent(width: int) -> list[str]:
@@ -212,7 +213,7 @@ def picture(width: int) -> str:
     shown = [method for method in METHODS if curves(method, width, 1.0).x.size]
     by_bytes = [curves(method, width, sent(method, width)) for method in shown]
     panels = [panel(by_bytes, 56, "by MB sent per worker", log_x=True, log_y=False)]
-    link, steps = forecast.LINKS[0], forecasts().get("step_s", {})
+    link, steps = LINKS[0], forecasts().get("step_s", {})
     if width == forecast.WIDTH and steps:
         by_time = [curves(method, width, EPOCH * steps.get(method, {}).get(link, 0.0)) for method in shown]
         panels.append(panel(by_time, 482, f"by forecast seconds over {link}", log_x=True, log_y=False))

@@ -1,0 +1,53 @@
+"""Seconds of a training step over a link, as `laconic plan` forecasts them.
+
+What methods send and compute is rehearsed with the model's own tensors, as in `laconic plan`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from laconic.core.layout import Layout
+from laconic.core.units import bits_a_second
+from laconic.tools.plan.contenders import contenders, rehearse_all
+from laconic.tools.plan.network import Network
+from laconic.tools.plan.step import Work, buckets, time_line
+
+LINKS = ("100mbit", "1gbit", "10gbit")
+TIMED = 15
+
+
+def computing(loss: Callable[[], Tensor]) -> tuple[float, float]:
+    """Return the median CPU seconds of forward and of backward."""
+    times = []
+    for _ in range(TIMED):
+        began = time.process_time()
+        found = loss()
+        between = time.process_time()
+        found.backward()
+        times.append((between - began, time.process_time() - between))
+    forward, backward = (statistics.median(each) for each in zip(*times, strict=True))
+    return forward, backward
+
+
+def step_seconds(
+    specs: Sequence[str], model: nn.Module, computes: tuple[float, float], workers: int
+) -> dict[str, dict[str, float]]:
+    """Print and return the seconds of a step by spec and link, for hosts with one core each."""
+    layout = Layout.of((name, tuple(each.shape)) for name, each in model.named_parameters())
+    work = Work(*computes, 0.0, buckets(4 * layout.numel), cores=1.0)
+    asked = contenders(specs)
+    names = {repr(each): spec for each, spec in zip(asked, specs, strict=True)}
+    found = {}
+    for each in rehearse_all(asked, layout):
+        lines = {
+            link: time_line(work, each, Network(bits_a_second("link", link) / 8), workers) for link in LINKS
+        }
+        found[names[each.spec]] = {link: round(line.step_s, 5) for link, line in lines.items()}
+        told = ", ".join(f"{1e3 * line.step_s:.0f} ms at {link}" for link, line in lines.items())
+        print(f"{each.spec:44} {told}", flush=True)
+    return found
