@@ -9,9 +9,9 @@ from textwrap import fill
 from benchmarks.common.small_net import SMALL_GPT, SMALL_NET
 from benchmarks.common.tables import spread, table
 from benchmarks.common.workers import WORKERS, Row
-from benchmarks.own_rates import densities
+from benchmarks.own_rates import curves, densities
 from benchmarks.own_rates.__main__ import DIVERGED, Run, own_rate, runs
-from benchmarks.own_rates.families import FAMILIES, LOCAL_MOMENTUM, SEEDS, Family
+from benchmarks.own_rates.families import FAMILIES, LOCAL_MOMENTUM, LONG_GPT, SEEDS, Family
 
 HEAD = f"""# Each method at its own learning rate
 
@@ -29,6 +29,7 @@ error over seeds; *at dense's rate*: the loss of the first seed at that rate, "-
 that a worker puts on the wire.
 """
 WIDTH = 110
+AFTER = {LOCAL_MOMENTUM: densities.section, LONG_GPT: curves.section}  # what comes after their tables
 TOLD = ("method", "rate", "accuracy, %", "lost", "at dense's rate", "MB a worker", "fewer", "seeds")
 
 
@@ -44,7 +45,7 @@ def page() -> str:
                 *([fill(family.why, WIDTH), ""] if family.why else []),
                 *table(TOLD, found),
                 "",
-                *(densities.section() if family is LOCAL_MOMENTUM else []),
+                *(AFTER[family]() if family in AFTER else []),
             ]
     return "\n".join(lines)
 

@@ -36,7 +36,7 @@ from benchmarks.lowbit import page as low_bit_page
 from benchmarks.meta import page as meta_page
 from benchmarks.methods import page as methods_page
 from benchmarks.outer import page as outer_page
-from benchmarks.own_rates import densities
+from benchmarks.own_rates import curves, densities
 from benchmarks.own_rates import page as own_rates_page
 from benchmarks.pages import claims as claims_page
 from benchmarks.pages import front, situations
@@ -195,6 +195,7 @@ WHOLE: dict[Path, Callable[[], str]] = {
     DOCS / "zerofl.md": zerofl_page.page,
     **block_admm_page.pictures(DOCS),
     **densities.pictures(DOCS),
+    **curves.pictures(DOCS),
     **federated_page.pictures(DOCS),
     **partitions_page.pictures(DOCS),
     **resnet9_page.pages(DOCS),

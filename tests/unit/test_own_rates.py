@@ -9,9 +9,9 @@ import pytest
 from benchmarks.common.rates import next_rate
 from benchmarks.common.results import Results, Row
 from benchmarks.own_rates import __main__ as own_rates
-from benchmarks.own_rates import densities, page
+from benchmarks.own_rates import curves, densities, page
 from benchmarks.own_rates.__main__ import DIVERGED, Run, due, own_rate
-from benchmarks.own_rates.families import FAMILIES, SEEDS
+from benchmarks.own_rates.families import FAMILIES, LONG_GPT, SEEDS
 
 SGD = FAMILIES[0]
 
@@ -94,6 +94,27 @@ def test_densities_are_drawn_against_bytes_once_a_method_has_two(stored: Results
     assert [round(mb, 3) for mb, _, _ in densities.points("topk")] == [1.0, 1.0]
     section = "\n".join(densities.section())
     assert densities.PICTURE in section and section in page.page()
+
+
+def test_losses_are_drawn_by_steps_bytes_and_seconds(
+    stored: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert curves.pictures(Path()) == {} and not [*curves.section()]
+    train("bf16()")
+    for spec in ("dense()", "bf16()"):
+        assert (rate := own_rate(LONG_GPT, spec)) is not None
+        run = Run(LONG_GPT, spec, rate, SEEDS[0])
+        stored.put(run.key, row_of(run) | {"curve": [[125, 4.0], [250, 3.0]], "sent_mb": 500.0})
+    monkeypatch.setattr(curves, "forecasts", lambda: {})
+    assert [*curves.pictures(Path())] == [Path(curves.BY_BYTES)]
+    seconds = {"dense()": {"100mbit": 0.4, "1gbit": 0.1}, "bf16()": {"100mbit": 0.2, "1gbit": 0.1}}
+    monkeypatch.setattr(curves, "forecasts", lambda: seconds)
+    by_bytes, by_time = (draw() for draw in curves.pictures(Path()).values())
+    assert "bf16()" in by_bytes and "1gbit" in by_time
+    row = curves.trained()["bf16()"]
+    assert [*curves.curve(row, row["sent_mb"] / LONG_GPT.steps).x] == [12.5, 25.0]
+    section = "\n".join(curves.section())
+    assert curves.BY_TIME in section and "`demo()`" in section and section in page.page()
 
 
 def test_rates_may_come_from_shorter_runs_and_some_methods_have_one_seed(stored: Results) -> None:
