@@ -102,7 +102,8 @@ def test_losses_are_drawn_by_steps_bytes_and_seconds(
     assert curves.pictures(Path()) == {} and not [*curves.section()]
     train("bf16()")
     for spec in ("dense()", "bf16()"):
-        assert (rate := own_rate(LONG_GPT, spec)) is not None
+        rate = own_rate(LONG_GPT, spec)
+        assert rate is not None
         run = Run(LONG_GPT, spec, rate, SEEDS[0])
         stored.put(run.key, row_of(run) | {"curve": [[125, 4.0], [250, 3.0]], "sent_mb": 500.0})
     monkeypatch.setattr(curves, "forecasts", lambda: {})
