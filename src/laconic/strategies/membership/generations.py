@@ -202,7 +202,7 @@ class Generations(Heartbeats):
     def regroup_requested(self) -> bool:
         """Whether another rank waits for a new generation. Raises `PeerError` if the store is gone.
 
-        The thread's last answer, as a distant store answers late; asks the store if it is old.
+        The thread's last answer, as a distant store answers late; asks the store if that is old.
         """
         if not self._is_old(self._requested_at):
             return self._requested > self.generation

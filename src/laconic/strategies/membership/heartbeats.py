@@ -38,7 +38,7 @@ class Heartbeats:
 
     @classmethod
     def of(cls: type[Kind], store: Store, name: str, rank: int, size: int) -> Kind:
-        """Start them under a name."""
+        """Start heartbeats under the prefix `name` of `store`."""
         made = cls(PrefixStore(name, store), rank, size)
         made._start()
         return made
@@ -98,9 +98,14 @@ class Heartbeats:
         self._count += 1
 
     def _look(self, store: Store) -> None:
-        for rank, (last_count, _) in self._beats.items():
-            if last_count >= 0 or self._ask(store, "check", [f"beat/{rank}"]):
-                count, begun = map(int, self._ask(store, "get", f"beat/{rank}").split())
-                if count != last_count:
-                    self._beats[rank] = (count, time.monotonic())
-                    self._begun[rank] = begun
+        present = [
+            rank
+            for rank, (count, _) in self._beats.items()
+            if count >= 0 or self._ask(store, "check", [f"beat/{rank}"])
+        ]
+        answers = self._ask(store, "multi_get", [f"beat/{rank}" for rank in present])
+        for rank, answer in zip(present, answers, strict=True):
+            count, begun = map(int, answer.split())
+            if count != self._beats[rank][0]:
+                self._beats[rank] = (count, time.monotonic())
+                self._begun[rank] = begun

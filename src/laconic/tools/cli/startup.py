@@ -36,12 +36,12 @@ def interrupts_blocked_in_children() -> Iterator[None]:
     """Inside `with`, this thread's child processes start with Ctrl-C blocked; another thread receives it."""
     ended = threading.Event()
     threading.Thread(target=ended.wait, daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         ended.set()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def forget_interrupt() -> None:

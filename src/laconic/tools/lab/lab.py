@@ -99,11 +99,11 @@ class Lab:
         """
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": wiring.INTERFACE} | dict(env or {})
         popen = {"stdin": subprocess.DEVNULL, "start_new_session": True} | popen
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited; `enter` passes it on
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by `enter`
         try:
             return subprocess.Popen(self._kept.enter(host, command), env=environment, **popen)
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def run(
         self,

@@ -22,7 +22,7 @@ In a pipeline, only last stages have "loss" (else null), and "network_sent" sums
 
 A step may have "noise", [tr(S), |G|^2, share of the entries] (see `laconic.exchange.noise_scale`), and a
 strategy's "notes" (see `notes.py`). An evaluation may have "consensus", the ranks' distance from their
-average.
+average. Readers skip an incomplete last line.
 """
 
 from __future__ import annotations

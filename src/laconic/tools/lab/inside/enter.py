@@ -31,11 +31,12 @@ def main(keeper: str, number: int, command: list[str]) -> NoReturn:
     if child == 0:
         become(number, folder, command)
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def pass_on(passed: int, frame: FrameType | None) -> None:
         try:
-            os.killpg(child, number)
-        except ProcessLookupError:  # it does not lead a session yet
-            os.kill(child, number)
+            os.killpg(child, passed)
+        except ProcessLookupError:  # it does not lead a session yet, or has ended
+            with suppress(ProcessLookupError):
+                os.kill(child, passed)
 
     for passed in PASSED:
         signal.signal(passed, pass_on)
