@@ -13,24 +13,26 @@ from torch import Tensor, nn
 
 from laconic.core.layout import Layout
 from laconic.core.units import bits_a_second
-from laconic.tools.plan.contenders import contenders, rehearse_all
+from laconic.strategies.distribute import strategy_or_method
+from laconic.tools.plan.contenders import rehearse_all
 from laconic.tools.plan.network import Network
 from laconic.tools.plan.step import Work, buckets, time_line
 
 LINKS = ("100mbit", "1gbit", "10gbit")
-TIMED = 15
+TIMED, DISCARDED = 15, 3
 
 
-def computing(loss: Callable[[], Tensor]) -> tuple[float, float]:
-    """Return the median CPU seconds of forward and of backward."""
+def computing(model: nn.Module, loss: Callable[[], Tensor]) -> tuple[float, float]:
+    """Return the median CPU seconds of forward and of backward, after a few calls."""
     times = []
-    for _ in range(TIMED):
+    for _ in range(DISCARDED + TIMED):
+        model.zero_grad()
         began = time.process_time()
         found = loss()
         between = time.process_time()
         found.backward()
         times.append((between - began, time.process_time() - between))
-    forward, backward = (statistics.median(each) for each in zip(*times, strict=True))
+    forward, backward = (statistics.median(each) for each in zip(*times[DISCARDED:], strict=True))
     return forward, backward
 
 
@@ -40,10 +42,10 @@ def step_seconds(
     """Print and return the seconds of a step by spec and link, for hosts with one core each."""
     layout = Layout.of((name, tuple(each.shape)) for name, each in model.named_parameters())
     work = Work(*computes, 0.0, buckets(4 * layout.numel), cores=1.0)
-    asked = contenders(specs)
-    names = {repr(each): spec for each, spec in zip(asked, specs, strict=True)}
+    by_spec = {spec: strategy_or_method(spec) for spec in specs}
+    names = {repr(each): spec for spec, each in by_spec.items()}
     found = {}
-    for each in rehearse_all(asked, layout):
+    for each in rehearse_all([*by_spec.values()], layout):
         lines = {
             link: time_line(work, each, Network(bits_a_second("link", link) / 8), workers) for link in LINKS
         }

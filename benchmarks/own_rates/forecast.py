@@ -2,7 +2,7 @@
 
     python -m benchmarks.own_rates.forecast    writes benchmarks/own_rates/forecasts.json
 
-The step without communication is measured here, by one thread.
+Forward and backward are measured here, by one thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
     problem, data, draws = LONG_GPT.problem, load_windows(), torch.Generator()
     model = problem.build()
     x, y = (data[name][: problem.batch] for name in ("train_x", "train_y"))
-    forward, backward = computes = computing(lambda: problem.loss(model, x, y, draws))
+    forward, backward = computes = computing(model, lambda: problem.loss(model, x, y, draws))
     found = {
         "forward_s": forward,
         "backward_s": backward,

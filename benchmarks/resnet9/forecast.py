@@ -2,7 +2,7 @@
 
     python -m benchmarks.resnet9.forecast    writes benchmarks/resnet9/forecasts.json
 
-The step without communication is measured here, by one thread.
+Forward and backward are measured here, by one thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
             out: Tensor = model(x).float().square().mean()
         return out
 
-    forward, backward = computes = computing(loss)
+    forward, backward = computes = computing(model, loss)
     methods = {Run(method, PEAK).spec: method for method in METHODS}
     steps = step_seconds([*methods], model, computes, WORKERS)
     found = {

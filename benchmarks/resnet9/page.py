@@ -44,7 +44,8 @@ training here, not with published accuracies.
 *Lost*: points of test accuracy below dense training of the same seeds, mean ± standard error; a row with one
 seed supports no claim. *Fewer*: times fewer bytes on the wire than dense training, warm-up included.
 *Seconds* of the training over a link of that rate, forecast by `laconic plan` for hosts whose
-only core computes a step as this machine does alone (`python -m benchmarks.resnet9.forecast`)."""
+only core does forward and backward as this machine does alone (`python -m benchmarks.resnet9.forecast`),
+without a warm-up."""
 OURS = {  # rows of the independent run, by our methods
     "dense()": "dense",
     "cgx(bits=4)": "cgx",
