@@ -16,7 +16,7 @@ from typing import Any
 from laconic.tools.cli.console import errors
 from laconic.tools.cli.startup import INTERRUPTED, say_interrupted
 
-GRACE_S = 3.0  # torch sleeps for a second between attempts
+GRACE_S = 3.0  # torch sleeps 1 s between attempts
 
 
 @contextmanager

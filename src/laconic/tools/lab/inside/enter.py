@@ -34,7 +34,7 @@ def main(keeper: str, number: int, command: list[str]) -> NoReturn:
     def pass_on(passed: int, frame: FrameType | None) -> None:
         try:
             os.killpg(child, passed)
-        except ProcessLookupError:  # it does not lead a session yet, or has ended
+        except ProcessLookupError:  # it leads no session yet, or has ended
             with suppress(ProcessLookupError):
                 os.kill(child, passed)
 
