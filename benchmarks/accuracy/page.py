@@ -48,7 +48,7 @@ Why strategies fall short at 1,000 steps, as far as we know:
   the way. On skewed shards, `lsgd` follows the worker with the easiest examples.
 - Learning rates are those of the family; no strategy has its own. An outer step with momentum moves the model
   by up to lr / (1 - momentum) times the workers' mean update: 7 for `diloco` with the momentum of 0.9 that it
-  had here. With SGD inside its default is now 0.5, which loses [far less](outer.md)."""
+  had here. Its default is now 0.5, which loses [far less](outer.md)."""
 
 
 def page() -> str:

@@ -62,11 +62,14 @@ class Contender:
 
 DENSE = Contender("dense", "dense()")
 OTHERS = (
-    Contender("diloco", "diloco(every=30)"),
-    Contender("streaming", f"diloco(every=30, fragments=3, overlap=2, mix=0.5, compressor={FOUR_BITS})"),
+    Contender("diloco", "diloco(every=30, momentum=0.9)"),
+    Contender(
+        "streaming",
+        f"diloco(every=30, momentum=0.9, fragments=3, overlap=2, mix=0.5, compressor={FOUR_BITS})",
+    ),
     Contender("sparseloco", "sparseloco(every=10, density=0.05)"),
     Contender("sparseloco-rare", "sparseloco()"),  # made for thousands of outer steps, and here has fifty
-    Contender("muloco", "diloco(every=30)", muon=True),
+    Contender("muloco", "diloco(every=30, momentum=0.9)", muon=True),
     Contender("noloco", "noloco(every=30)"),
 )
 

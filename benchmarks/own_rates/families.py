@@ -18,7 +18,7 @@ from benchmarks.common.workers import Problem
 
 SEEDS = (0, 1, 2)
 FOUR_BITS = "scatter_reduce(logquant(levels=7))"
-STREAMING = f"diloco(every=30, fragments=3, overlap=10, mix=0.5, compressor={FOUR_BITS})"
+STREAMING = f"diloco(every=30, momentum=0.9, fragments=3, overlap=10, mix=0.5, compressor={FOUR_BITS})"
 WITH_ONE_SEED = (
     "bf16()",
     "onebit_adam()",
@@ -105,7 +105,7 @@ WITH_MOMENTUM = Family(
         "diloco(every=20)",
         "sparseloco(every=10, density=0.05)",
     ),
-    why="`diloco` had an outer momentum of 0.9 here; with SGD its default is now 0.5 (docs/outer.md).",
+    why="`diloco` had an outer momentum of 0.9 here; its default is now 0.5 (docs/outer.md).",
 )
 LONG_GPT = Family(
     "AdamW and bf16 autocast, the same transformer",
@@ -209,10 +209,11 @@ FAMILIES = (
             "topk(density=0.01)",
             "demo()",
             "diloco(every=30)",
+            "diloco(every=30, momentum=0.9)",
             STREAMING,
             "sparseloco(every=10, density=0.05)",
             "noloco(every=30)",
-            "by_machine(diloco(every=30), ranks_per_node=2)",
+            "by_machine(diloco(every=30, momentum=0.9), ranks_per_node=2)",
         ),
         SMALL_GPT,
         600,

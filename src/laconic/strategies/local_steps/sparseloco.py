@@ -29,7 +29,7 @@ from laconic.exchange.method import Method, Route, everything, matrices
 from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.reducers.gather import Gather
 from laconic.reducers.sum import Sum
-from laconic.strategies.local_steps.diloco import DiLoCo
+from laconic.strategies.local_steps.diloco import BoundDiLoCo, DiLoCo
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import BoundStrategy, Strategy
 
@@ -84,4 +84,4 @@ class SparseLoCo(Strategy):
         return True
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundStrategy:
-        return self.outer.outer_steps(replica, optimizer, comm, seed)
+        return BoundDiLoCo(self.outer, replica, comm, seed)

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from laconic.codecs.dense import Dense
 from laconic.comm.comm import Comm
@@ -36,12 +36,10 @@ from laconic.core.spec import Status
 from laconic.strategies.local_steps import Outer, outer_method
 from laconic.strategies.local_steps.diloco.fragments import Fragment, fragments_of
 from laconic.strategies.replica import Replica
-from laconic.strategies.several import Several
 from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
-MOMENTUM, WITH_SGD = 0.9, 0.5
 ADVICE = (
-    "%s, outer momentum %g: ranks train alone between outer steps. For the accuracy of data parallel training"
+    "%s: ranks train alone between outer steps. For the accuracy of data parallel training"
     " plan up to twice its steps, or set a smaller every="
 )
 
@@ -52,8 +50,8 @@ log = logging.getLogger("laconic")
 class DiLoCo(Strategy):
     """Nesterov SGD on the outer gradient d, every `every` steps, for each fragment.
 
-    Over many rounds the model moves by up to lr / (1 - momentum) times the ranks' changes: 7 with the
-    defaults for AdamW, 1.4 for SGD (docs/outer.md).
+    Over many rounds the model moves by up to lr / (1 - momentum) times the ranks' changes: 7 with the paper's
+    momentum of 0.9.
 
     Wire, every `every` steps: that of `compressor` for one gradient, 4 n bytes if dense; one fragment at a
     time. Memory: 2 n float32, and that of `compressor`.
@@ -61,8 +59,7 @@ class DiLoCo(Strategy):
     Args:
         every: Steps between outer steps, 1 or more; default: 100.
         lr: Outer learning rate, above 0; default: 0.7.
-        momentum: Outer Nesterov momentum, in [0, 1); default: 0.5 if all optimisers inside are
-            `torch.optim.SGD`, else 0.9.
+        momentum: Outer Nesterov momentum, in [0, 1); default: 0.5.
         compressor: Sends d: a codec, selector, reducer or method, with error feedback if biased; default:
             dense(). logquant(levels=7) has the paper's 4 bits.
         fragments: Parts of the model, sent in order, `every` / `fragments` steps apart, 1 to `every`;
@@ -77,7 +74,7 @@ class DiLoCo(Strategy):
 
     every: int = 100
     lr: float = 0.7
-    momentum: float | None = None
+    momentum: float = 0.5
     compressor: Any = field(default_factory=Dense)
     fragments: int = 1
     overlap: int = 0
@@ -96,8 +93,7 @@ class DiLoCo(Strategy):
     def __post_init__(self) -> None:
         whole("diloco: every", self.every, 1)
         number("diloco: lr", self.lr, above=0)
-        if self.momentum is not None:
-            number("diloco: momentum", self.momentum, least=0, below=1)
+        number("diloco: momentum", self.momentum, least=0, below=1)
         whole(
             "diloco: fragments", self.fragments, 1, self.every, "each has an outer step every `every` steps"
         )
@@ -118,19 +114,10 @@ class DiLoCo(Strategy):
         return self.overlap > 0
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundDiLoCo:
-        bound = self.outer_steps(replica, optimizer, comm, seed)
+        bound = BoundDiLoCo(self, replica, comm, seed)
         if comm.rank == 0 and comm.size > 1:
-            log.info(ADVICE, self, self.momentum_with(optimizer))
+            log.info(ADVICE, self)
         return bound
-
-    def outer_steps(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int) -> BoundDiLoCo:
-        return BoundDiLoCo(self, replica, comm, seed, self.momentum_with(optimizer))
-
-    def momentum_with(self, optimizer: Optimizer) -> float:
-        if self.momentum is not None:
-            return self.momentum
-        inside = optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,)
-        return WITH_SGD if all(isinstance(each, SGD) for each in inside) else MOMENTUM
 
 
 @dataclass(frozen=True)
@@ -152,10 +139,9 @@ class BoundDiLoCo(BoundStrategy):
     `rounds`: exchanges started, one per fragment and outer step.
     """
 
-    def __init__(self, config: DiLoCo, replica: Replica, comm: Metered, seed: int, momentum: float) -> None:
+    def __init__(self, config: DiLoCo, replica: Replica, comm: Metered, seed: int) -> None:
         super().__init__(replica, comm)
         self.config = config
-        self._momentum = momentum
         self.rounds = 0
         self.velocity = torch.zeros_like(replica.flat)
         self._outer = Outer(replica, comm, config.compressor, seed, self.seconds)
@@ -203,8 +189,8 @@ class BoundDiLoCo(BoundStrategy):
 
     def _apply(self, fragment: Fragment, gradient: Tensor) -> None:
         self.replica.rest_(self.velocity)
-        velocity = fragment.take(self.velocity).mul_(self._momentum).add_(gradient)
-        step = gradient.add(velocity, alpha=self._momentum)
+        velocity = fragment.take(self.velocity).mul_(self.config.momentum).add_(gradient)
+        step = gradient.add(velocity, alpha=self.config.momentum)
         model = fragment.take(self._outer.anchor).sub_(step, alpha=self.config.lr)
         fragment.put_(self.velocity, velocity)
         fragment.put_(self._outer.anchor, model)
