@@ -1,12 +1,12 @@
 """Training in two regions over a wide-area link, also while one region is cut off.
 
     python -m benchmarks.wan                 all: an hour; continues where it stopped
-    python -m benchmarks.wan --only "diloco(every=30)"    one method
+    python -m benchmarks.wan --only "noloco(every=30)"    one method
     python -m benchmarks.wan --quick         a few steps of one method; nothing is kept
 
 A region is a host of a lab (`laconic.tools.lab`) with two ranks. All packets between regions are late by the
 link's delay, plus or minus its jitter, and some are lost; ranks of one region talk within their host. Four
-ranks train a small GPT of 0.8 million parameters on Shakespeare in bf16 autocast, 8 windows per rank and
+ranks train a small GPT of 634,496 parameters on Shakespeare in bf16 autocast, 8 windows per rank and
 step, by AdamW at the own rate of each method (`benchmarks.own_rates`), constant after 50 steps, until the
 first rank's mean loss of 50 steps is at most 2.3, or for 15 minutes. LACONIC_DATA names the folder of the
 text. Nothing else may run on the machine.
@@ -40,11 +40,11 @@ CUT_S = 60.0
 DENSE = "dense()"
 SPECS = (
     DENSE,
-    "diloco(every=30)",
+    "diloco(every=30, momentum=0.9)",
     STREAMING,
     "sparseloco(every=10, density=0.05)",
     "noloco(every=30)",
-    "by_machine(diloco(every=30), ranks_per_node=2)",
+    "by_machine(diloco(every=30, momentum=0.9), ranks_per_node=2)",
 )
 NEAR, FAR = "50 ms, 200 Mbit/s", "150 ms, 20 Mbit/s"
 LINKS = {

@@ -18,7 +18,7 @@ HEAD = f"""# Two regions, a wide-area link
 
 Each of two regions is a host of a [lab](lab.md) with two ranks and one link. Packets between them are delayed
 by this time each way, plus or minus a tenth, and one in 10,000 is lost, which limits a TCP connection to less
-than the link's rate. Four ranks train a small GPT of 0.8 million parameters on Shakespeare by AdamW, each
+than the link's rate. Four ranks train a small GPT of 634,496 parameters on Shakespeare by AdamW, each
 method at its [own rate](own_rates.md), here constant after the warm-up, until the first rank's mean training
 loss of {SMOOTHED} steps is at most {TARGET:g}. The four ranks share two cores, also with the relay of the
 packets if the kernel has no netem: on separate machines, links would matter more. MB: sent by the first
@@ -27,8 +27,6 @@ region's interface until then, with headers. *Longest pause*: between two steps 
 
 One run per row, while other trainings ran with the lowest priority: rows of similar methods may differ by
 chance.
-With `patience_s` every step asks the store in the first region whether a rank is lost, so steps in the second
-region take a round trip longer.
 """
 
 
