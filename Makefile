@@ -151,6 +151,7 @@ bench: setup  ## a short pass of every benchmark, which writes nothing; without 
 	$(BIN)/python -m benchmarks.large_batch --quick
 	$(BIN)/python -m benchmarks.augmentation --quick
 	$(BIN)/python -m benchmarks.outer --quick
+	$(BIN)/python -m benchmarks.outer.inside --quick
 	$(BIN)/python -m benchmarks.replicator --quick
 
 docs: setup  ## the tables that tests generate, and the site

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.common.tables import table
+from benchmarks.outer import inside
 from benchmarks.outer.__main__ import (
     BATCH,
     DENSE,
@@ -40,26 +41,6 @@ AdamW: the factors are upper bounds.
 is the time to send them at 100 Mbit/s, without compute: with `overlap=` in parallel with compute, otherwise
 in bursts between steps.
 """
-INSIDE = [
-    "## Outer momentum, by the optimiser inside",
-    "",
-    "Test accuracy at dense training's own learning rate, 4 workers, one seed. SGD: the small net of"
-    " [own rates](own_rates.md) on CIFAR-10, momentum 0.9, rate 0.025, 2,000 steps; AdamW: the GPT above,"
-    " rate 0.008, 600 steps. Hence the default momentum: 0.5 with SGD inside, else 0.9. With SGD,"
-    " `diloco(every=20)` comes as close to dense training as with 0.9 and a quarter of the rate (54.92 %)."
-    " With `every=100` these trainings have 20 and 6 outer steps, which are too few.",
-    "",
-    *table(
-        ("inside", "every", "dense, %", "lr=0.7, momentum=0.9", "lr=0.7, momentum=0.5", "lr=1, momentum=0"),
-        [
-            ("SGD", "20", "57.86", "43.13", "55.41", "53.14"),
-            ("SGD", "100", "57.86", "46.32", "51.50", "50.56"),
-            ("AdamW", "30", "43.12", "34.99", "", "32.54"),
-            ("AdamW", "100", "43.12", "", "", "30.91"),
-        ],
-    ),
-    "",
-]
 TOLD = ("contender", "spec", "optimiser", "rate", "seeds", "steps", "MB", "fewer", "seconds at 100 Mbit/s")
 
 
@@ -83,7 +64,7 @@ def written(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     ]
     rows = [cells(each, found[each.name], base) for each in (DENSE, *OTHERS) if found[each.name]]
     lines += table(TOLD, rows)
-    lines += ["", *verdicts(found, base), "", *INSIDE]
+    lines += ["", *verdicts(found, base), "", *inside.section()]
     return "\n".join(lines)
 
 
