@@ -183,7 +183,7 @@ SITUATIONS = (
         (
             Pick(
                 "diloco(every=50)",
-                "an outer momentum over many local steps; any inner optimiser, SGD at a smaller rate",
+                "an outer momentum over many local steps; any inner optimiser",
             ),
             Pick(
                 "sparseloco(every=10, density=0.05)",
