@@ -20,6 +20,7 @@ SEEDS = (0, 1, 2)
 FOUR_BITS = "scatter_reduce(logquant(levels=7))"
 STREAMING = f"diloco(every=30, momentum=0.9, fragments=3, overlap=10, mix=0.5, compressor={FOUR_BITS})"
 WITH_ONE_SEED = (
+    "diloco(every=30, momentum=0.9)",
     "bf16()",
     "onebit_adam()",
     "sparse_adam()",
