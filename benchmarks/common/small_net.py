@@ -53,28 +53,28 @@ def digit_net() -> nn.Module:
 
 
 def image_loss(model: nn.Module, x: Tensor, y: Tensor, draws: torch.Generator) -> Tensor:
-    """Of images that are cropped and flipped at random."""
+    """Return the loss of images, cropped and flipped at random."""
     return F.cross_entropy(model(inputs(x, draws)), y.long())
 
 
 def image_test(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, int, float]:
-    """Of images as they are."""
+    """Return hits, examples and the sum of losses of images, without augmentation."""
     out, y = torch.cat([model(inputs(each, None)) for each in x.split(500)]), y.long()
     return int((out.argmax(1) == y).sum()), len(y), float(F.cross_entropy(out, y, reduction="sum"))
 
 
 def normalised_test(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, int, float]:
-    """Of images as they are, by the running averages of batch norms."""
+    """Return the same, with the running averages of batch norms."""
     return image_test(model.eval(), x, y)
 
 
 def digit_loss(model: nn.Module, x: Tensor, y: Tensor, draws: torch.Generator) -> Tensor:
-    """Of digits as they are."""
+    """Return the loss of digits, without augmentation."""
     return F.cross_entropy(model(digits(x, None)), y.long())
 
 
 def digit_test(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, int, float]:
-    """Of digits as they are."""
+    """Return hits, examples and the sum of losses of digits."""
     out, y = torch.cat([model(digits(each, None)) for each in x.split(500)]), y.long()
     return int((out.argmax(1) == y).sum()), len(y), float(F.cross_entropy(out, y, reduction="sum"))
 
@@ -90,18 +90,18 @@ def plain_sgd(model: nn.Module, lr: float, by: Method | Strategy) -> Optimizer:
 
 
 def letter_loss(model: nn.Module, x: Tensor, y: Tensor, draws: torch.Generator) -> Tensor:
-    """Of the next letters, in bf16 autocast."""
+    """Return the loss of the next letters, in bf16 autocast."""
     with torch.autocast("cpu", torch.bfloat16):
         return float_loss(model, x, y, draws)
 
 
 def float_loss(model: nn.Module, x: Tensor, y: Tensor, draws: torch.Generator) -> Tensor:
-    """Of the next letters, in float32."""
+    """Return the loss of the next letters, in float32."""
     return F.cross_entropy(model(x.long()).flatten(0, 1), y.long().flatten())
 
 
 def letter_test(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, int, float]:
-    """Of the next letters, in float32."""
+    """Return hits, letters and the sum of losses, in float32."""
     out, y = model(x.long()).flatten(0, 1), y.long().flatten()
     return int((out.argmax(1) == y).sum()), len(y), float(F.cross_entropy(out, y, reduction="sum"))
 
@@ -124,12 +124,12 @@ def muon(model: nn.Module, lr: float, by: Method | Strategy) -> Optimizer:
 
 
 def signs(model: nn.Module, lr: float, by: Method | Strategy) -> Optimizer:
-    """Steps of one length, against the sign of what the method hands over, by which DeMo was published."""
+    """Return an optimiser that steps by signs, as DeMo was published."""
     return Adam(model.parameters(), lr=lr, betas=(0.0, 0.0))
 
 
 def load_windows() -> Data:
-    """The text, and so many windows of its last tenth."""
+    """Return the text, and WINDOWS windows of its last tenth."""
     data = dict(load_text())
     every = len(data["test_x"]) // WINDOWS
     for name in ("test_x", "test_y"):

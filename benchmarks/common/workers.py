@@ -34,7 +34,7 @@ Data = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Problem:
-    """What is trained, and how it is judged.
+    """Model, data and test of a training.
 
     `loss`: the mean over examples x, y that are drawn from train_x and train_y; its generator is for
     augmentation. `test`: of some of the test examples, the number told right, how many there were to tell,
@@ -53,7 +53,7 @@ def train(problem: Problem, spec: str, lr: float, steps: int, seed: int, data: D
 
     The rate rises for WARMUP steps to `lr` and falls to 0 as a cosine. Workers of one seed begin with the
     same weights and draw the same batches, whatever the method. Of the result: `train_loss` is the mean of
-    the last twentieth, `sent_mb` what a worker puts on the wire.
+    the last twentieth, `sent_mb` the MB that a worker sends.
 
     Raises `NonFiniteError` where a training diverges.
     """
@@ -151,7 +151,7 @@ class Worker:
 
 
 def trained(comm: Loopback, problem: Problem, spec: str, lr: float, steps: int, seed: int, data: Data) -> Row:
-    """What comes of a training, the same on every rank."""
+    """Train, and return the row, which is the same on every rank."""
     worker = Worker(comm, problem, spec, lr, seed)
     draws = torch.Generator().manual_seed(1000 * seed + comm.rank)
     losses = []

@@ -1,6 +1,6 @@
-"""Bytes to the same loss: outer steps of SparseLoCo and Streaming DiLoCo beside dense data parallelism.
+"""Bytes to the same loss: SparseLoCo and Streaming DiLoCo compared with dense data parallelism.
 
-    python -m benchmarks.outer            all runs; goes on where it stopped: 2 to 3 CPU hours
+    python -m benchmarks.outer            all runs; continues where it stopped: 2 to 3 CPU hours
     python -m benchmarks.outer --only sparseloco    those of one contender, after dense's
     python -m benchmarks.outer --quick    a few steps of each, at one rate; nothing is kept
 
@@ -53,7 +53,7 @@ FOUR_BITS = "scatter_reduce(logquant(levels=7))"  # a sign and a power of two, u
 
 @dataclass(frozen=True)
 class Contender:
-    """`muon`: for the matrices inside layers, beside AdamW for the rest."""
+    """`muon`: Muon for the matrices inside layers, AdamW for the rest."""
 
     name: str
     spec: str
@@ -105,7 +105,7 @@ class Dense(BoundStrategy):
 
 
 def optimisers(model: nn.Module, contender: Contender, rate: float) -> list[Optimizer]:
-    """AdamW; beside Muon for the matrices of layers where the contender has it, at AdamW's rate."""
+    """Return AdamW, or Muon for the matrices of layers and AdamW for the rest, at the same rate."""
     inside = [p for name, p in model.named_parameters() if name.startswith("layers.") and p.dim() == 2]
     if not contender.muon:
         return [AdamW(model.parameters(), lr=rate, weight_decay=0.0)]
@@ -155,7 +155,7 @@ def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 @torch.no_grad()
 def test(bound: BoundStrategy, side: Loopback, model: nn.Module, data: dict[str, Tensor]) -> float:
-    """The test loss of the workers' mean, each of whom looks at some of the windows."""
+    """Return the test loss of the mean model. Each worker tests some of the windows."""
     own, replica = bound.replica.flat.clone(), bound.replica
     replica.flat.copy_(bound.consensus(side))
     part = slice(side.rank, None, side.size)
@@ -165,7 +165,7 @@ def test(bound: BoundStrategy, side: Loopback, model: nn.Module, data: dict[str,
 
 
 def do(run: Run, data: dict[str, Tensor], target: float = 0.0, steps: int | None = None) -> Row:
-    """What is kept of a run to this loss, which is trained if it is not."""
+    """Return the stored row of a training to this loss; train first if it is missing."""
     if steps is None and (found := run.read(target)) is not None:
         return found
     most = steps or (STEPS if run.contender is DENSE else round(PATIENCE * STEPS))
@@ -186,7 +186,7 @@ def do(run: Run, data: dict[str, Tensor], target: float = 0.0, steps: int | None
 
 
 def final(row: Row) -> tuple[bool, float, float]:
-    """What a better run has less of: whether it missed dense's loss, the steps to it, its loss."""
+    """Return a key that is smaller for a better run: whether it missed dense's loss, its steps, its loss."""
     step, loss, _ = row["curve"][-1]
     return loss > row["target"], step if row["target"] else 0, loss
 
@@ -222,7 +222,7 @@ def play(contender: Contender, data: dict[str, Tensor], targets: dict[int, float
 
 
 def main() -> None:
-    """Train what is not done."""
+    """Train the missing runs."""
     options = argparse.ArgumentParser(prog="benchmarks.outer")
     options.add_argument("--quick", action="store_true", help="a few steps of each; nothing is kept")
     options.add_argument("--only", choices=[each.name for each in OTHERS])

@@ -1,6 +1,6 @@
 """Outer momentum of DiLoCo by the optimiser inside, for docs/outer.md.
 
-    python -m benchmarks.outer.inside            all runs; goes on where it stopped: 15 CPU minutes
+    python -m benchmarks.outer.inside            all runs; continues where it stopped: 15 CPU minutes
     python -m benchmarks.outer.inside --quick    a few steps of each; nothing is kept
 
 Trainings are those of `benchmarks.own_rates`, at dense training's own rate. Results by
@@ -95,7 +95,7 @@ def percent(row: Row | None) -> str:
 
 
 def main() -> None:
-    """Train what is not done."""
+    """Train the missing runs."""
     options = argparse.ArgumentParser(prog="benchmarks.outer.inside")
     options.add_argument("--quick", action="store_true", help="a few steps of each; nothing is kept")
     given = options.parse_args()

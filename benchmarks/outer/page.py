@@ -45,12 +45,12 @@ TOLD = ("contender", "spec", "optimiser", "rate", "seeds", "steps", "MB", "fewer
 
 
 def page() -> str:
-    """The page, of the runs that are done."""
+    """Return the page."""
     return written({each.name: done(each) for each in (DENSE, *OTHERS)})
 
 
 def written(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """The page on these runs, by contender."""
+    """Return the page on these runs, by contender."""
     base = {row["seed"]: row["curve"][-1][2] for row in found[DENSE.name]}
     lines = [HEAD]
     if not base:
@@ -69,17 +69,17 @@ def written(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def reached(row: Mapping[str, Any]) -> bool:
-    """Whether a run has come to dense's loss."""
+    """Return whether a run has reached dense's loss."""
     return bool(row["target"] == 0 or row["curve"][-1][1] <= row["target"])
 
 
 def fewer(rows: Sequence[Mapping[str, Any]], base: Mapping[int, float]) -> float:
-    """How many times fewer megabytes than dense of the same seeds, in all."""
+    """Return dense's megabytes over these, of the same seeds, in all."""
     return sum(base[row["seed"]] for row in rows) / sum(row["curve"][-1][2] for row in rows)
 
 
 def cells(contender: Contender, rows: Sequence[Mapping[str, Any]], base: Mapping[int, float]) -> list[str]:
-    """A row of the table: means over seeds; with `>` where a seed did not come to dense's loss."""
+    """Return a row of the table: means over seeds; with `>` if a seed did not reach dense's loss."""
     least = "" if all(map(reached, rows)) else "> "
     steps = statistics.mean(row["curve"][-1][0] for row in rows)
     sent = statistics.mean(row["curve"][-1][2] for row in rows)
@@ -91,7 +91,7 @@ def cells(contender: Contender, rows: Sequence[Mapping[str, Any]], base: Mapping
 
 
 def verdicts(found: Mapping[str, Sequence[Mapping[str, Any]]], base: Mapping[int, float]) -> list[str]:
-    """What the bar says of those that are held to it."""
+    """Return lines on the goal of FEWER, for the contenders in HELD."""
     told = []
     for name in HELD:
         rows = found[name]

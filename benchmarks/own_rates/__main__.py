@@ -1,12 +1,12 @@
-"""Each method at a learning rate of its own: what it loses then, and what it would lose at dense training's.
+"""Accuracy of each method at its best learning rate, and at dense training's.
 
-    python -m benchmarks.own_rates            all runs; goes on where it stopped: 16 CPU hours
+    python -m benchmarks.own_rates            all runs; continues where it stopped: 16 CPU hours
     python -m benchmarks.own_rates --only "sign()"    those of one method, after its baseline's
     python -m benchmarks.own_rates --quick    a few steps of each; nothing is kept
 
 Four workers train SMALL_NET on CIFAR-10, DIGIT_NET on MNIST, and SMALL_GPT on Shakespeare (LACONIC_DATA names
 the folder of all three). With the first seed, a method tries its family's usual rate, then twice and half of
-what was best, until both neighbours of the best are worse in test loss; the other seeds train at that rate.
+the best, until both neighbours of the best are worse in test loss; the other seeds train at that rate.
 Dense training of each family looks for its rate in the same way. `auto()` is not among them: it chooses by
 the link, and threads have none.
 
@@ -70,7 +70,7 @@ def searching(family: Family, spec: str, rate: float) -> Run:
 
 
 def loss_of(row: Row) -> float:
-    """What a better rate has less of."""
+    """Return a key that is smaller for a better rate."""
     loss: float = math.inf if row.get(DIVERGED) else row["test_loss"]
     return loss
 
@@ -92,7 +92,7 @@ def losses_of(rows: dict[float, Row]) -> dict[float, float]:
 
 
 def own_rate(family: Family, spec: str) -> float | None:
-    """The method's own rate; None while the search is going on."""
+    """The method's own rate; None during the search."""
     losses = losses_of(tried(family, spec))
     if next_rate(losses, family.usual) is not None:
         return None
@@ -107,7 +107,7 @@ def runs(spec: str, family: Family) -> dict[int, Row]:
 
 
 def due(only: str | None = None) -> Iterator[Run]:
-    """What is not done: searches first, then the other seeds. Each has to be kept before the next is asked.
+    """Yield the missing runs: searches first, then the other seeds. Store each before asking for the next.
 
     `only`: of this method and its baseline.
     """
@@ -129,7 +129,7 @@ def due(only: str | None = None) -> Iterator[Run]:
 
 
 def do(run: Run, data: Data, steps: int | None = None) -> Row:
-    """What comes of a run; one that diverges is a result too. `steps`: other than planned, for a trial."""
+    """Train, and return the row, also of a run that diverges. `steps`: another number, for a trial."""
     steps = steps or run.steps
     try:
         row = train(run.family.problem, run.spec, run.rate, steps, run.seed, data)
@@ -145,7 +145,7 @@ def do(run: Run, data: Data, steps: int | None = None) -> Row:
 
 
 def main() -> None:
-    """Train what is not done."""
+    """Train the missing runs."""
     specs = list(dict.fromkeys(spec for family in FAMILIES for spec in family.specs))
     options = argparse.ArgumentParser(prog="benchmarks.own_rates")
     options.add_argument("--quick", action="store_true", help="a few steps of each; nothing is kept")

@@ -29,7 +29,7 @@ def trained() -> dict[str, Row]:
 
 
 def forecasts() -> dict[str, dict[str, float]]:
-    """Return the forecast seconds of a step, by spec and link; nothing if there are none."""
+    """Return the forecast seconds of a step, by spec and link, if the file exists."""
     found: dict[str, dict[str, float]] = (
         json.loads(forecast.FILE.read_text())["step_s"] if forecast.FILE.exists() else {}
     )
@@ -91,6 +91,6 @@ def by_time() -> str:
 
 
 def curve(row: Row, each: float) -> Curve:
-    """Return the loss against so much a step."""
+    """Return the loss against steps, bytes or seconds. `each`: how many a step."""
     steps, losses = np.array(row["curve"]).T
     return Curve(each * steps, losses, np.zeros_like(losses))

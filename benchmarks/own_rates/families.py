@@ -1,4 +1,4 @@
-"""The methods of `benchmarks.own_rates`, by optimiser and net, with what was found."""
+"""The methods of `benchmarks.own_rates`, by optimiser and net, with remarks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WITH_ONE_SEED = (
 class Family:
     """Methods that share an optimiser. `usual`: the rate that each tries first. `folder`: of its results.
 
-    `why`: what it was tried for, and found. `search_steps`: of the runs that find the rate, if shorter.
+    `why`: a remark for the page. `search_steps`: of the runs that find the rate, if shorter.
     `one_seed`: methods that are trained with one seed.
     """
 

@@ -1,4 +1,4 @@
-"""docs/own_rates.md: what methods lose at a learning rate of their own."""
+"""docs/own_rates.md: accuracy that methods lose at their best learning rate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ error over seeds; *at dense's rate*: the loss of the first seed at that rate, "-
 that a worker puts on the wire.
 """
 WIDTH = 110
-AFTER = {LOCAL_MOMENTUM: densities.section, LONG_GPT: curves.section}  # what comes after their tables
+AFTER = {LOCAL_MOMENTUM: densities.section, LONG_GPT: curves.section}  # lines after their tables
 TOLD = ("method", "rate", "accuracy, %", "lost", "at dense's rate", "MB a worker", "fewer", "seeds")
 
 
@@ -51,7 +51,7 @@ def page() -> str:
 
 
 def done() -> bool:
-    """Whether there is a family to tell of."""
+    """Return whether the page has a table."""
     return any(own_rate(family, family.baseline) is not None for family in FAMILIES)
 
 
@@ -84,7 +84,7 @@ def points_lost(spec: str, family: Family) -> list[float]:
 
 
 def shared(family: Family, spec: str, rate: float, base: dict[int, Row]) -> str:
-    """What the first seed loses at dense training's rate, if that was tried."""
+    """Return the loss of the first seed at dense training's rate, if that was tried."""
     row = Run(family, spec, rate, SEEDS[0]).read()
     if row is None or SEEDS[0] not in base:
         return "-"
