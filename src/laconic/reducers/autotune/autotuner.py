@@ -7,11 +7,10 @@
        less lossy candidate.
     3. Not counted: the first COLD steps of each candidate, the first after each change, and dense steps that
        also send the residual.
-    4. Every WINDOW steps the least exchange time is compared with the
-       first window's. A change by CHANGED times, and by MATTERS of the step, in `patience` consecutive
-       windows starts a search: among lossier candidates if the exchange is longer, among less lossy ones if
-       it is shorter. After `every` steps one starts in both directions. The patience doubles if the candidate
-       stays.
+    4. Every WINDOW steps the least exchange time, robust to load, is compared with the first window's. A
+       change by CHANGED times, and by MATTERS of the step, in `patience` consecutive windows starts a search:
+       among lossier candidates if the exchange is longer, among less lossy ones if it is shorter. After
+       `every` steps one starts in both directions. The patience doubles if the candidate stays.
 
 Whole steps are compared, because the exchange competes with backward for cores. All ranks decide from the
 slowest rank's step and the shortest exchange: the others wait for that rank.

@@ -124,7 +124,7 @@ class DiLoCo(Strategy):
 class OnItsWay:
     """Outer gradient that is being averaged, to apply after step `due`.
 
-    `errors`: the error that makes all ranks skip it. The thread goes on, as a script can load a state.
+    `errors`: the error that makes all ranks skip it. The thread continues, as a script can load a state.
     """
 
     fragment: Fragment
