@@ -37,8 +37,8 @@ HEAD = f"""# ResNet-9 on CIFAR-10
 {WORKERS} workers, or {MORE_WORKERS}, train ResNet-9 for 18 epochs of CIFAR-10 ({STEPS:,} steps of 512 images)
 by SGD with Nesterov momentum 0.9, weight decay 5e-4 and label smoothing 0.1, in bf16 autocast. The learning
 rate rises for a fifth of the steps and falls to 0. Each method's peak rate is searched by short runs, a fifth
-as long and with the first seed. Workers are threads of one process; what they exchange and count is what
-`laconic.compress` and `laconic.distribute` exchange and count. Our images are JPEG copies: compare with dense
+as long and with the first seed. Workers are threads of one process; exchanges and byte counts are those of
+`laconic.compress` and `laconic.distribute`. Our images are JPEG copies: compare with dense
 training here, not with published accuracies.
 
 *Lost*: points of test accuracy below dense training of the same seeds, mean ± standard error; a row with one
@@ -172,7 +172,7 @@ def absent(width: int) -> list[str]:
 def independent() -> Iterator[str]:
     """Yield a comparison with the independent implementation on an H200."""
     old = json.loads(BEFORE.read_text())["training"]
-    yield "## Beside an independent implementation"
+    yield "## Compared with an independent implementation"
     yield ""
     yield f"{old['about'][0].upper()}{old['about'][1:]}. Peak learning rate 0.4 for all methods, on an H200."
     yield "Points below its own dense training there, and here, at each width that is done:"

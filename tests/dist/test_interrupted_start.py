@@ -85,7 +85,7 @@ def test_while_python_begins_in_a_rank(tmp_path: Path) -> None:
     for delay_ms in (4, 8, 12):
         command = begin(tmp_path, *RUN, 1)
         while not children(command.pid) and command.poll() is None:
-            pass
+            pass  # as soon as it can be seen
         time.sleep(delay_ms / 1000)
         check(command)
 
