@@ -33,7 +33,7 @@ def say_interrupted() -> None:
 
 @contextmanager
 def interrupts_blocked_in_children() -> Iterator[None]:
-    """Block Ctrl-C in this thread and its new children; another thread receives it."""
+    """Block Ctrl-C in this thread and its children; another thread receives it."""
     ended = threading.Event()
     threading.Thread(target=ended.wait, daemon=True).start()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
