@@ -5,12 +5,15 @@ What methods send and compute is rehearsed with the model's own tensors, as in `
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from torch import Tensor, nn
 
+from benchmarks.common.machine import machine
 from laconic.core.layout import Layout
 from laconic.core.units import bits_a_second
 from laconic.strategies.distribute import strategy_or_method
@@ -53,3 +56,10 @@ def step_seconds(
         told = ", ".join(f"{1e3 * line.step_s:.0f} ms at {link}" for link, line in lines.items())
         print(f"{each.spec:44} {told}", flush=True)
     return found
+
+
+def write(path: Path, computes: tuple[float, float], steps: dict[str, dict[str, float]], **rest: int) -> None:
+    """Write forecasts with what they rest on."""
+    forward, backward = computes
+    found = {"forward_s": forward, "backward_s": backward, **rest, "step_s": steps, "machine": machine()}
+    path.write_text(json.dumps(found, indent=1) + "\n")

@@ -7,13 +7,11 @@ Forward and backward are measured here, by one thread.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 
-from benchmarks.common.forecasts import computing, step_seconds
-from benchmarks.common.machine import machine
+from benchmarks.common.forecasts import computing, step_seconds, write
 from benchmarks.common.small_net import load_windows
 from benchmarks.common.workers import WORKERS
 from benchmarks.own_rates.families import LONG_GPT
@@ -27,14 +25,8 @@ def main() -> None:
     problem, data, draws = LONG_GPT.problem, load_windows(), torch.Generator()
     model = problem.build()
     x, y = (data[name][: problem.batch] for name in ("train_x", "train_y"))
-    forward, backward = computes = computing(model, lambda: problem.loss(model, x, y, draws))
-    found = {
-        "forward_s": forward,
-        "backward_s": backward,
-        "step_s": step_seconds(LONG_GPT.specs, model, computes, WORKERS),
-        "machine": machine(),
-    }
-    FILE.write_text(json.dumps(found, indent=1) + "\n")
+    computes = computing(model, lambda: problem.loss(model, x, y, draws))
+    write(FILE, computes, step_seconds(LONG_GPT.specs, model, computes, WORKERS))
 
 
 if __name__ == "__main__":

@@ -7,14 +7,12 @@ Forward and backward are measured here, by one thread.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from benchmarks.common.forecasts import computing, step_seconds
-from benchmarks.common.machine import machine
+from benchmarks.common.forecasts import computing, step_seconds, write
 from benchmarks.resnet9.__main__ import BATCH, METHODS, STEPS, WORKERS, Run
 from benchmarks.resnet9.model import resnet9
 from benchmarks.resnet9.rank import PEAK
@@ -34,17 +32,10 @@ def main() -> None:
             out: Tensor = model(x).float().square().mean()
         return out
 
-    forward, backward = computes = computing(model, loss)
+    computes = computing(model, loss)
     methods = {Run(method, PEAK).spec: method for method in METHODS}
-    steps = step_seconds([*methods], model, computes, WORKERS)
-    found = {
-        "forward_s": forward,
-        "backward_s": backward,
-        "steps": STEPS,
-        "step_s": {methods[spec]: seconds for spec, seconds in steps.items()},
-        "machine": machine(),
-    }
-    FILE.write_text(json.dumps(found, indent=1) + "\n")
+    found = step_seconds([*methods], model, computes, WORKERS)
+    write(FILE, computes, {methods[spec]: seconds for spec, seconds in found.items()}, steps=STEPS)
 
 
 if __name__ == "__main__":
