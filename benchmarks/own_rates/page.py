@@ -15,7 +15,8 @@ from benchmarks.own_rates.families import FAMILIES, LOCAL_MOMENTUM, LONG_GPT, SE
 
 HEAD = f"""# Each method at its own learning rate
 
-`make docs` writes this page from the results of `python -m benchmarks.own_rates`.
+`make docs` writes this page from the results of `python -m benchmarks.own_rates`. Each training is a line of
+benchmarks/own_rates/results.jsonl, by task, method, rate and seed.
 
 Noise and delay call for a different learning rate. {WORKERS} workers train a small convolutional net
 on CIFAR-10 or MNIST, {SMALL_NET.batch} images per worker and step, and a small transformer on Shakespeare,

@@ -32,7 +32,8 @@ DENSE = METHODS[0]
 WIDTHS = (64, 16)
 HEAD = f"""# ResNet-9 on CIFAR-10
 
-`make docs` writes this page from the results of `python -m benchmarks.resnet9`.
+`make docs` writes this page from the results of `python -m benchmarks.resnet9`. Each training is a line of
+benchmarks/resnet9/results.jsonl, by width, workers, method, rate, seed and steps.
 
 {WORKERS} workers, or {MORE_WORKERS}, train ResNet-9 for 18 epochs of CIFAR-10 ({STEPS:,} steps of 512 images)
 by SGD with Nesterov momentum 0.9, weight decay 5e-4 and label smoothing 0.1, in bf16 autocast. The learning

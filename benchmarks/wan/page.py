@@ -14,7 +14,8 @@ from benchmarks.wan.trial import IN_REGION
 
 HEAD = f"""# Two regions, a wide-area link
 
-`make docs` writes this page from the results of `python -m benchmarks.wan`.
+`make docs` writes this page from the results of `python -m benchmarks.wan`. Each row is a line of
+benchmarks/wan/results.jsonl, by link and method.
 
 Each of two regions is a host of a [lab](lab.md) with two ranks and one link. Packets between them are delayed
 by this time each way, plus or minus a tenth, and one in 10,000 is lost, which limits a TCP connection to less
