@@ -138,6 +138,7 @@ REDUCTIONS = family(
 ALIKE = (
     "slowmo()",
     "diloco(every=50)",
+    "diloco(every=50, momentum=0.9)",
     "noloco(every=50)",
     "sparseloco(every=10, density=0.05)",
     "sgp()!",
@@ -151,7 +152,7 @@ ALIKE = (
     "lsgd()",
     "easgd()",
 )
-SKEWED = ("diloco(every=50)", "sgp()", "choco()", "lpdt()", "lsgd()")
+SKEWED = ("diloco(every=50)", "diloco(every=50, momentum=0.9)", "sgp()", "choco()", "lpdt()", "lsgd()")
 STRATEGIES = tuple(
     contender
     for others, skew in ((ALIKE, None), (SKEWED, SKEW))

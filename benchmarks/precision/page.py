@@ -59,8 +59,8 @@ Masters get the mean before it is rounded to the bucket's 16 bits. If a script c
 4. Feedback adds the residual, the codec encodes, ranks compute the mean, feedback updates the residual.
    Memory does not contain S, which may change at any step.
 5. The mean is multiplied by S and put into the bucket; `scaler.unscale_(optimizer)` divides by it again, and
-   `clip_grad_norm_` clips the mean. Do not clip gradients that hold velocity (`dgc`) here: use the
-   method's `clip=`. A warning reminds you.
+   `clip_grad_norm_` clips the mean. Where momentum is applied before the exchange that is a velocity: from
+   the next step on momentum is the optimiser's. `dgc` warns of it, and has its own `clip=`.
 6. `scaler.step(optimizer)` steps, or skips on all ranks. Masters divide by S in float32: for float16
    parameters torch refuses `unscale_`, so clip them at S times the norm.
 7. `scaler.update()` halves S after a skip, on all ranks.

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 DENSE = "dense()"
 ASLEEP = (DENSE, "sgp()", "osgp(staleness=4)", "adpsgd(every=4)", "local_sgd(every=8)")
 FEW = "scatter_reduce(minmax(bits=8))"  # 8 bits up and down, in the traffic of an all-reduce
-TO_LOSS = (f"diloco(every=20, compressor={FEW})", f"local_sgd(every=20, compressor={FEW})")
+TO_LOSS = (f"diloco(every=20, momentum=0.9, compressor={FEW})", f"local_sgd(every=20, compressor={FEW})")
 FAST, SLOW = "1gbit", "100mbit"
 SLEEP_S, SHARE = 0.3, 0.5
 LR = 0.01

@@ -47,7 +47,7 @@ METHODS = (
     "auto()",
     AUTO,  # with the sparse candidates
     "osgp()",
-    "diloco(every=20)",
+    "diloco(every=20, momentum=0.9)",
     "sparseloco(every=10, density=0.05)",
 )
 MORE = ("stc(density=0.01)", "stc(density=0.05)")  # on other machines than the first

@@ -39,9 +39,8 @@ of training until a test, one in {LOOK} steps, first reaches the target: mean ±
 tests themselves do not count. *Sooner*: than dense training of the same seeds. Hosts share the machine's
 cores, so a step's compute takes longer than on separate machines, and a method gains less.
 
-In the tables without a machine `auto()` stopped at 4 bits, and `diloco` had an outer momentum of 0.9. With
-SGD, `auto()` may now send one value in a hundred, as in the table of another machine, and `diloco` has 0.5:
-its rows are to be measured again. Seconds of different machines do not compare.
+In the tables without a machine `auto()` stopped at 4 bits. With SGD it may now send one value in a hundred,
+as in the table of another machine. Seconds of different machines do not compare.
 """
 TOLD = ("method", "seconds", "sooner", "accuracy at last, %", "ms a step", "sent, kB a step", "seeds")
 
