@@ -44,13 +44,12 @@ def section() -> Iterator[str]:
         if forecasts():
             yield f"![Training loss by seconds]({BY_TIME})"
             yield ""
+            yield "The loss is the mean of the workers' own models on their own batches, of a text that they"
+            yield "read many times; the table tests the mean model on other text."
             yield "Seconds are forecast by `laconic plan` (`python -m benchmarks.own_rates.forecast`), for"
-            yield "hosts whose only core does forward and backward as this machine does alone. Methods with a"
-            yield "warm-up are left out; by bytes, those of a warm-up are spread evenly over the training."
-            yield ""
-        done = trained()
-        if absent := [f"`{spec}`" for spec in LONG_GPT.specs if spec not in done]:
-            yield f"Not done yet: {', '.join(absent)}."
+            yield "hosts whose only core does forward and backward as this machine does alone, without the"
+            yield "optimiser's step. Methods with a warm-up are left out; by bytes, those of a warm-up are"
+            yield "spread evenly over the training."
             yield ""
 
 

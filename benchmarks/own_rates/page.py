@@ -26,8 +26,9 @@ neighbours of the best have a larger test loss. That seed is in the mean, and di
 neighbouring rates are often within noise.
 
 *Lost*: points of test accuracy below dense training of the same seeds at *its* best rate, mean ± standard
-error over seeds; *at dense's rate*: the loss of the first seed at that rate, "-" if not tried. *Fewer*: bytes
-that a worker puts on the wire.
+error over seeds; *at dense's rate*: the loss of the first seed at that rate, "-" if not tried. *MB a worker*:
+bytes that the first worker puts on the wire, inside its machine too; *fewer*: than in dense training. Rows
+with one seed support no claim.
 """
 WIDTH = 110
 AFTER = {LOCAL_MOMENTUM: densities.section, LONG_GPT: curves.section}  # lines after their tables
@@ -47,6 +48,7 @@ def page() -> str:
                 *table(TOLD, found),
                 "",
                 *(AFTER[family]() if family in AFTER else []),
+                *incomplete(family),
             ]
     return "\n".join(lines)
 
@@ -76,6 +78,23 @@ def rows(family: Family) -> Iterator[Sequence[str]]:
         lost = spread(points_lost(spec, family))
         at_its = shared(family, spec, rate, base)
         yield [*told, lost, at_its, f"{sent:.4g}", f"{whole / sent:.1f} times", str(len(its))]
+
+
+def incomplete(family: Family) -> list[str]:
+    """Return a paragraph on the methods that lack seeds."""
+    lacking = [
+        f"`{spec}`, {len(done)} of {len(seeds)} seeds"
+        for spec in family.specs
+        if len(done := tested(family, spec)) < len(seeds := family.seeds(spec))
+    ]
+    return [fill(f"Not complete: {'; '.join(lacking)}.", WIDTH), ""] if lacking else []
+
+
+def tested(family: Family, spec: str) -> list[int]:
+    """Return the seeds that are done at the method's own rate, also those that have diverged."""
+    rate = own_rate(family, spec)
+    found = {} if rate is None else {seed: Run(family, spec, rate, seed).read() for seed in SEEDS}
+    return [seed for seed, row in found.items() if row is not None]
 
 
 def points_lost(spec: str, family: Family) -> list[float]:

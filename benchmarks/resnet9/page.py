@@ -43,7 +43,8 @@ as long and with the first seed. Workers are threads of one process; exchanges a
 training here, not with published accuracies.
 
 *Lost*: points of test accuracy below dense training of the same seeds, mean ± standard error; a row with one
-seed supports no claim. *Fewer*: times fewer bytes on the wire than dense training, warm-up included.
+seed supports no claim, and short runs at neighbouring rates often differ by less than seeds do.
+*Fewer*: times fewer bytes on the wire than dense training, warm-up included.
 *Seconds* of the training over a link of that rate, forecast by `laconic plan` for hosts whose
 only core does forward and backward as this machine does alone (`python -m benchmarks.resnet9.forecast`),
 without a warm-up."""
@@ -164,7 +165,7 @@ def absent(width: int) -> list[str]:
         + (f" by {MORE_WORKERS} workers" if workers == MORE_WORKERS else "")
         for workers in (WORKERS, MORE_WORKERS)
         for method in PRESETS
-        if len(its := trained(method, width, workers)) < len(SEEDS) and method not in lacking
+        if len(its := trained(method, width, workers)) < len(SEEDS) and named(method) not in lacking
     ]
     parts = [f"Not done yet: {', '.join(lacking)}."] if lacking else []
     return [*parts, *([f"Not complete: {'; '.join(some)}."] if some else [])]

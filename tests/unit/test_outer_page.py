@@ -28,7 +28,7 @@ def test_bytes_are_compared_where_dense_s_loss_was_reached() -> None:
     assert "test loss of 1.500" in page
     spec = next(each.spec for each in OTHERS if each.name == "sparseloco")
     assert f"| sparseloco | `{spec}` | AdamW | 0.002 | 3 | 700 | 4 | 250 times | 0.32 |" in page
-    assert "- `sparseloco`: 250 times fewer bytes; the goal of 100 is met." in page
+    assert "- `sparseloco`: 250 times fewer bytes to this loss; the goal of 100 is met." in page
     assert "the goal of 100 is missed" in written(found(1.5, 50.0))
 
 
