@@ -19,7 +19,7 @@ from benchmarks.faults.schedule import (
     Run,
     runs,
 )
-from benchmarks.faults.verdicts import CHECKS
+from benchmarks.faults.verdicts import CHECKS, DIVERGED, LOST
 from benchmarks.faults.wires import PARTS
 
 WHAT = {
@@ -34,6 +34,8 @@ WHAT = {
     LAUNCHER: "`laconic train` is killed by SIGKILL, and resumes",
 }
 HEADS = ("what happens", "under", "runs", "hangs", *CHECKS[1:])
+WITHOUT_ENDS = {(KILLED, "a method"), (RAISED, "a method")}  # all ranks end with an error
+ENDS = (DIVERGED, LOST)  # checked on ranks that finish the training
 
 
 def block() -> str:
@@ -45,7 +47,7 @@ def block() -> str:
         if row is not None:
             kinds[run.fault, under(run)].append(row["wrong"])
     rows = [
-        [WHAT[fault], kind, *counts(kinds[fault, kind])]
+        [WHAT[fault], kind, *counts(kinds[fault, kind], ENDS if (fault, kind) in WITHOUT_ENDS else ())]
         for fault in WHAT
         for kind in ("a strategy", "a method", "both")
         if (fault, kind) in kinds
@@ -56,7 +58,8 @@ def block() -> str:
         [
             *table(HEADS, rows),
             "",
-            f"{len(done):,} of {len(scheduled):,} runs are done.",
+            f"{len(done):,} of {len(scheduled):,} runs are done. A run that fails is repeated once its"
+            " cause is fixed, and others when what they test has changed: the last result counts.",
             *failures(scheduled),
             "",
             wires(),
@@ -96,6 +99,7 @@ def under(run: Run) -> str:
     return "a strategy" if run.strategy else "a method"
 
 
-def counts(wrongs: list[dict[str, str]]) -> list[str]:
-    """Return the number of runs, and how many of them failed each check."""
-    return [f"{len(wrongs):,}", *(str(sum(check in wrong for wrong in wrongs)) for check in CHECKS)]
+def counts(wrongs: list[dict[str, str]], unchecked: tuple[str, ...] = ()) -> list[str]:
+    """Return the number of runs, and how many of them failed each check; "-" if it was not checked."""
+    failed = {check: sum(check in wrong for wrong in wrongs) for check in CHECKS}
+    return [f"{len(wrongs):,}", *("-" if check in unchecked else str(failed[check]) for check in CHECKS)]
