@@ -9,7 +9,8 @@ link's delay, plus or minus its jitter, and some are lost; ranks of one region t
 ranks train a small GPT of 634,496 parameters on Shakespeare in bf16 autocast, 8 windows per rank and
 step, by AdamW at the own rate of each method (`benchmarks.own_rates`), constant after 50 steps, until the
 first rank's mean loss of 50 steps is at most 2.3, or for 15 minutes. LACONIC_DATA names the folder of the
-text. Nothing else may run on the machine.
+text. Only work of the lowest priority may run beside it. For comparison, dense training by the two ranks of
+one region alone, which need no link.
 
 In trainings with a cut, the second region has no link for 60 s. A silent rank counts as lost after 30 s.
 
@@ -29,7 +30,7 @@ from benchmarks.common.results import Results, Row
 from benchmarks.own_rates.__main__ import own_rate
 from benchmarks.own_rates.families import FAMILIES, STREAMING
 from benchmarks.wan.figures import SECONDS, longest_pause, steps_during, time_to_loss
-from benchmarks.wan.trial import RANKS, train
+from benchmarks.wan.trial import IN_REGION, REGIONS, train
 from laconic.tools.lab import Link, missing
 from laconic.tools.report.ledger import slug
 
@@ -40,22 +41,26 @@ CUT_S = 60.0
 DENSE = "dense()"
 SPECS = (
     DENSE,
+    "cgx(bits=4)",
     "diloco(every=30, momentum=0.9)",
     STREAMING,
     "sparseloco(every=10, density=0.05)",
     "noloco(every=30)",
     "by_machine(diloco(every=30, momentum=0.9), ranks_per_node=2)",
 )
-NEAR, FAR = "50 ms, 200 Mbit/s", "150 ms, 20 Mbit/s"
+NEAR, FAR, ALONE = "50 ms, 200 Mbit/s", "150 ms, 20 Mbit/s", "alone"
 LINKS = {
     NEAR: Link("200mbit", delay="50ms", jitter="5ms", loss="0.01%"),
     FAR: Link("20mbit", delay="150ms", jitter="15ms", loss="0.01%"),
 }
 
 
+STRATEGIES = SPECS[2:]
+
+
 @dataclass(frozen=True)
 class Run:
-    """One training. `cut`: whether the second region is cut off for a while."""
+    """One training. `cut`: whether the second region is cut off for a while. `link`: ALONE for one region."""
 
     link: str
     spec: str
@@ -73,9 +78,10 @@ class Run:
 
 def runs() -> Iterator[Run]:
     """Yield all: those without a cut first."""
+    yield Run(ALONE, DENSE)
     for link in LINKS:
         yield from (Run(link, spec) for spec in SPECS)
-    yield from (Run(NEAR, spec, cut=True) for spec in SPECS if spec != DENSE)
+    yield from (Run(NEAR, spec, cut=True) for spec in STRATEGIES)
 
 
 def rate_of(spec: str) -> float:
@@ -89,8 +95,10 @@ def rate_of(spec: str) -> float:
 def measure(run: Run, steps: int = STEPS) -> Row:
     """Train; return the row to store."""
     words = [run.spec, str(rate_of(run.spec)), str(steps), str(MOST_S), str(TARGET)]
+    regions = 1 if run.link == ALONE else REGIONS
     with tempfile.TemporaryDirectory() as folder:
-        records, cut = train(LINKS[run.link], words, CUT_S if run.cut else None, Path(folder))
+        link = LINKS.get(run.link, LINKS[NEAR])
+        records, cut = train(link, words, CUT_S if run.cut else None, Path(folder), regions)
     row: Row = {
         "spec": run.spec,
         "link": run.link,
@@ -100,7 +108,7 @@ def measure(run: Run, steps: int = STEPS) -> Row:
         **time_to_loss(records[0], TARGET),
         "steps": [len(each["done"]) for each in records],
         "seconds": records[0]["done"][-1][SECONDS],
-        "returned": len(records) == RANKS,
+        "returned": len(records) == regions * IN_REGION,
         "alike": len({each["model"] for each in records}) == 1,
         "regroups": [each["regroups"] for each in records],
         "pause_s": [longest_pause(each, cut) for each in records],

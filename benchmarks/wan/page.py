@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.common.results import Row
 from benchmarks.common.tables import table
-from benchmarks.wan.__main__ import CUT_S, DENSE, LINKS, NEAR, SPECS, TARGET, Run
+from benchmarks.wan.__main__ import ALONE, CUT_S, DENSE, LINKS, NEAR, SPECS, TARGET, Run
 from benchmarks.wan.rank import PATIENCE_S, SMOOTHED, WARM_UP
 from benchmarks.wan.trial import IN_REGION
 
@@ -33,7 +33,7 @@ chance.
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([HEAD, *undisturbed(), *cut()])
+    return "\n".join([HEAD, *alone(), *undisturbed(), *cut()])
 
 
 def pages(folder: Path) -> dict[Path, Callable[[], str]]:
@@ -45,6 +45,16 @@ def rows(link: str, *, is_cut: bool = False) -> dict[str, Row]:
     """Return the stored rows of a link, by spec."""
     found = {spec: Run(link, spec, is_cut).read() for spec in SPECS}
     return {spec: row for spec, row in found.items() if row is not None}
+
+
+def alone() -> Iterator[str]:
+    """Yield a paragraph on dense training in one region."""
+    row = Run(ALONE, DENSE).read()
+    if row is not None:
+        yield f"For comparison, `{DENSE}` by the two ranks of one region alone, with half the batch, no link"
+        yield f"and both cores: {row['reach_steps']:,} steps, {row['reach_s']:.0f} s. For so small a model"
+        yield "and so high a loss, a second region on these cores gains nothing. The tables compare methods."
+        yield ""
 
 
 def undisturbed() -> Iterator[str]:
@@ -101,7 +111,8 @@ def cut() -> Iterator[str]:
     yield f"At {NEAR}, `patience_s={PATIENCE_S:g}`: ranks that are silent for so long count as lost, others"
     yield "continue without them, and they rejoin when they are back. *Steps*: of a rank of each region while"
     yield "the second is cut off. *Longest pause*: between two steps of a rank, from then on. *At the"
-    yield "end*: whether all ranks are back, with the same model to the bit."
+    yield "end*: whether all ranks are back, with the same model to the bit. Seconds include the"
+    yield "pause; without the second region, the first has both cores to itself."
     yield ""
     before, lines = rows(NEAR), []
     for spec, row in found.items():

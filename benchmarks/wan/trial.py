@@ -1,4 +1,4 @@
-"""One training in a lab of two regions, of which one may be cut off for a while."""
+"""One training in a lab of two regions, of which one may be cut off for a while, or of one region."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from laconic.tools.lab.wiring import INTERFACE
 
 ROOT = Path(__file__).parents[2]
 REGIONS, IN_REGION = 2, 2
-RANKS = REGIONS * IN_REGION
 LIMIT_S = 1800.0
 
 
 def train(
-    link: Link, words: list[str], cut_s: float | None, folder: Path
+    link: Link, words: list[str], cut_s: float | None, folder: Path, regions: int = REGIONS
 ) -> tuple[list[Record], Times | None]:
     """Train with these arguments of a rank; the second region has no link for `cut_s` seconds.
 
@@ -34,30 +33,30 @@ def train(
     command = [sys.executable, "-m", "benchmarks.wan.rank", str(folder), *words]
     if cut_s is not None:
         (folder / "cut").touch()
-    cut = None
-    with Lab(REGIONS, link) as lab, ExitStack() as ends:
-        outputs = [ends.enter_context((folder / f"errors{rank}").open("w")) for rank in range(RANKS)]
-        jobs = [start(lab, rank, command, output) for rank, output in enumerate(outputs)]
+    cut, ranks = None, regions * IN_REGION
+    with Lab(regions, link) as lab, ExitStack() as ends:
+        outputs = [ends.enter_context((folder / f"errors{rank}").open("w")) for rank in range(ranks)]
+        jobs = [start(lab, rank, ranks, command, output) for rank, output in enumerate(outputs)]
         ends.callback(end_all, jobs)
         limit = time.monotonic() + LIMIT_S
         if cut_s is not None:
-            wait(jobs, folder, limit, [f"begun{rank}" for rank in range(RANKS)])
+            wait(jobs, folder, limit, [f"begun{rank}" for rank in range(ranks)])
             down = switch(lab, "down")
             time.sleep(cut_s)
             cut = down, switch(lab, "up")
             (folder / "up").touch()
         wait(jobs, folder, limit, ["record0.json"])
         jobs[0].wait(timeout=LIMIT_S)
-    found = (folder / f"record{rank}.json" for rank in range(RANKS))
+    found = (folder / f"record{rank}.json" for rank in range(ranks))
     return [json.loads(each.read_text()) for each in found if each.exists()], cut
 
 
-def start(lab: Lab, rank: int, command: list[str], output: IO[str]) -> subprocess.Popen[str]:
+def start(lab: Lab, rank: int, ranks: int, command: list[str], output: IO[str]) -> subprocess.Popen[str]:
     """Start a rank on the host of its region."""
     host, local = divmod(rank, IN_REGION)
     numbers = {
         "RANK": rank,
-        "WORLD_SIZE": RANKS,
+        "WORLD_SIZE": ranks,
         "LOCAL_RANK": local,
         "LOCAL_WORLD_SIZE": IN_REGION,
         "OMP_NUM_THREADS": 1,
