@@ -24,8 +24,8 @@ Why methods fall short at 1,000 steps, as far as we know:
 - Codecs of one to two bits without feedback (`terngrad`, `qsgd` with one level): each worker's noise is about
   as large as its gradient (measured in docs/methods.md), the mean of four workers leaves a quarter of it, and
   TernGrad also clips large gradients.
-- Sparse methods with error feedback (`stc`, `dhqc`, `fastsgd`, `sketchml`, `dgc`; below `deft`, `oktopk`,
-  `lgc`): at density d an entry waits for about 1 / d steps, a tenth to a half of this training. DGC's gap
+- Sparse methods with error feedback (`stc`, `dhqc`, `sketchml`, `dgc`; below `deft`, `oktopk`, `lgc`): at
+  density d an entry waits for about 1 / d steps, a tenth to a half of this training. DGC's gap
   shrinks over 2,000 steps.
 - `majority_vote`: every entry moves by the learning rate, however small its gradient. It needs its own rate,
   but here, as for all methods, it has that of its family.
@@ -44,11 +44,11 @@ Why strategies fall short at 1,000 steps, as far as we know:
   exact average costs few bytes. Staleness (`osgp`, `adpsgd`) and fewer bits (`choco`, `lpdt`) increase the
   differences.
 - Strategies with local steps synchronise every 8 (`local_sgd`), 12 (`slowmo`) and 50 steps (`diloco`): 20
-  to 125 times in 1,000 steps. `lsgd` and `easgd` synchronise every 4 steps, but move workers only part of
-  the way. On skewed shards, `lsgd` follows the worker with the easiest examples.
+  to 125 times in 1,000 steps. `easgd` synchronises every 4 and `lsgd` every 16 steps, but they move workers
+  only part of the way. On skewed shards, `lsgd` follows the worker with the easiest examples.
 - Learning rates are those of the family; no strategy has its own. An outer step with momentum moves the model
-  by up to lr / (1 - momentum) times the workers' mean update: 7 for `diloco` with the momentum of 0.9 that it
-  had here. Its default is now 0.5, which loses [far less](outer.md)."""
+  by up to lr / (1 - momentum) times the workers' mean update: 7 for `diloco` with a momentum of 0.9, so its
+  [own rate](own_rates.md) is lower than dense training's. Its default is 0.5."""
 
 
 def page() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.auto.__main__ import AUTO, bars, named
 from benchmarks.common.results import read
 from benchmarks.common.tables import table
+from benchmarks.own_rates.families import LOCAL_MOMENTUM
 from benchmarks.steps.contenders import DENSE
 from laconic.methods.auto import auto
 
@@ -35,9 +36,8 @@ SPARSE = (
         ],
     ),
     "",
-    "A sparse method needs a training of many times 1 / density steps to come close to dense training: on the"
-    " small net of [own rates](own_rates.md), at dense training's rate, it loses 2 points in 4,000 steps (one"
-    " seed). For short trainings,"
+    "A sparse method needs a training of many times 1 / density steps to come close to dense training: see"
+    f" [own rates](own_rates.md) after {LOCAL_MOMENTUM.steps:,} steps. For short trainings,"
     " `auto(lossiest=scatter_reduce(minmax(block=128)))` stops at 4 bits.",
     "",
 )

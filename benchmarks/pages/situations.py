@@ -161,8 +161,12 @@ SITUATIONS = (
         " vectors: pass both optimisers as a list. Newton-Schulz iterations are the same on all ranks, so any"
         " exchange of gradients works; Dion2 exchanges and orthonormalises only some of the rows.",
         (
-            Pick("dion2()", "a quarter of the rows or columns; Muon with `nesterov=False`"),
             Pick("cgx()", "works with any optimiser"),
+            Pick(
+                "dion2()",
+                "a quarter of the rows or columns, which loses accuracy in short trainings"
+                " ([best rates](own_rates.md)); Muon with `nesterov=False`",
+            ),
         ),
     ),
     Situation(
