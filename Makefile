@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@
 
-demo: setup  ## time to one accuracy over emulated 100 Mbit/s links: digits, 4 workers, dense, fp16, auto, dgc
+demo: setup  ## time to one accuracy over emulated 100 Mbit/s links: digits, 4 workers, dense, fp16, auto, stc
 	$(BIN)/laconic demo
 
 check: setup  ## linters, types, the workflows, and the limits on awkward phrases
@@ -136,7 +136,7 @@ nightly: test  ## in some hours: full products, a slice of the repeated laws, Tr
 	$(MAKE) --no-print-directory dist
 	$(BIN)/python -m tests.mutants
 
-bench: setup  ## a short pass of every benchmark, which writes nothing; without --quick they write their results
+bench: setup  ## a short pass of many benchmarks, which writes nothing; without --quick they write their results
 	$(BIN)/python -m benchmarks.kernels --quick
 	$(BIN)/python -m benchmarks.quantisers --quick
 	$(BIN)/python -m benchmarks.entropy --quick

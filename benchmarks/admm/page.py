@@ -76,9 +76,9 @@ the extra-gradient step; gamma, its schedule and the update interval of G are ou
 - **Do not let the learning rate end at zero**: G and lambda change until the end, and the weights must be
   able to follow. A twentieth of the peak is enough.
 - **Data-parallel**: under DistributedDataParallel and `laconic.compress` the penalty comes after the
-  exchange, and all ranks have the same G. Call `admm` before `laconic.compress`. Methods that apply
-  momentum before the exchange, such as `dgc`, warn of a changed gradient. Strategies whose replicas differ
-  are not supported.
+  exchange, and all ranks have the same G. Call `admm` before `laconic.compress`. Where a
+  method applies momentum before the exchange, the changed gradient gives it back to the optimiser; `dgc` and
+  `signum` warn of it. Strategies whose replicas differ are not supported.
 - **Extra-gradient**: with `extragradient=True` two calls of `optimizer.step()` are one step: the first
   predicts, the second steps from the same place with the gradient there. Save after an even number of
   calls. It takes a much lower learning rate than plain steps: where rate times curvature is 1, the

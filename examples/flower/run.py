@@ -1,6 +1,6 @@
 """Run the app with a SuperLink and SuperNodes on this machine, with TLS and node authentication.
 
-    pip install 'laconic[federated]'
+    pip install '.[federated]'    # in a checkout
     python examples/flower/run.py --nodes 4 --rounds 3
 
 It makes keys and certificates, starts all processes, shows the run, and ends all that it has started.

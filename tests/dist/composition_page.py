@@ -33,8 +33,8 @@ def page(found: dict[tuple[str, str], str]) -> str:
         "",
         *(f"{i}. {said}" for i, said in enumerate(refusals, start=1)),
         "",
-        "- *clipping*: under `dgc` a gradient holds velocity; clipping it before `step` works and warns once."
-        " Use `clip=` instead.",
+        "- *clipping*: where momentum is applied before the exchange, a gradient holds velocity; once it has"
+        " been clipped, momentum is the optimiser's. `dgc` warns of it once, and has `clip=`.",
         "- *Join*: a rank without further inputs continues to send its residuals.",
         "- *unused parameters*: a mean gradient is applied even if no rank used the parameter in that step.",
         "- *sparse embeddings*: their gradients are gathered without compression. torch's Adam does not"

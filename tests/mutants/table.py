@@ -1,4 +1,4 @@
-"""Thirty mutants as data: faults of the kinds that reviews of this code have found.
+"""Some thirty mutants as data: faults of the kinds that reviews of this code have found.
 
 Each visibly changes behaviour. Few make a test of the module fail at once: most break a bound, a tie, a
 second call, a key or one rank of several.

@@ -42,7 +42,7 @@ class ErrorFeedback(Feedback):
 
     `decay` in (0, 1]: share of the old residual that is kept. `damped`: scale an unbiased high-variance codec
     by 1 / (1 + omega) instead of refusing it. `momentum`: "local" (default) applies the momentum of
-    `torch.optim.SGD`, not of other optimisers, before the exchange; "optimizer" leaves it to the optimiser.
+    `torch.optim.SGD` or LARS before the exchange; "optimizer" leaves it to the optimiser.
     `ahead` in [0, 1]: share of later momentum to add at once; 0 suits codecs that send all entries in part.
 
     >>> ErrorFeedback(decay=0.9)

@@ -7,7 +7,7 @@ Lin et al. 2018, arXiv:1712.01887 (DGC), section 3. Per tensor, with local gradi
     sent = C(v)  v = v - sent             u = 0 where sent (factor masking, against stale momentum)
 
 The optimiser then applies the mean of `sent` without momentum, and adds weight decay. Tensors of other
-optimisers than SGD have plain error feedback.
+optimisers than SGD and LARS have plain error feedback.
 
 Local clipping limits the norm of each rank's whole gradient to clip / sqrt(N); the sum then has about the
 norm `clip` (see `laconic.exchange.clip`). The authors' release clips each tensor separately.

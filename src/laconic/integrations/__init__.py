@@ -2,7 +2,7 @@
 
     trainer = lightning.Trainer(devices=2, strategy="ddp", callbacks=[LightningCompression("auto()")])
 
-Each library is an extra, as `pip install 'laconic[lightning]'`, and is imported at first use.
+Each library is an extra, as `pip install '.[lightning]'`, and is imported at first use.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ class LightningCompression(Callback):
     """Callback that compresses a model's gradients, `Trainer(callbacks=[LightningCompression("auto()")])`.
 
     Supports `strategy="ddp"`, whose ranks each run the whole script, and ModelParallelStrategy with methods
-    that can be sharded. Accumulation, precision plugins, manual optimisation and clipping work unchanged, but
-    with momentum correction (`dgc`) use its own `clip=`. Checkpoints hold the state of all ranks;
-    `fit(ckpt_path=...)` resumes with the same bits, on as many ranks.
+    that can be sharded. Accumulation, precision plugins and manual optimisation work unchanged. Clipping ends
+    local momentum; `dgc` has `clip=`. Checkpoints hold the state of all ranks; `fit(ckpt_path=...)` resumes
+    with the same bits, on as many ranks.
 
     Args:
         spec: Spec, as for `laconic.compress`.

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class TrainerCompression(TrainerCallback):
     """Callback that compresses gradients, `trainer.add_callback(TrainerCompression(trainer, "auto()"))`.
 
-    Accumulation, mixed precision and clipping work unchanged; with momentum correction (`dgc`) set
-    `max_grad_norm=0` and use its own `clip=`. Each checkpoint gets a file laconic.pt with the state of all
-    ranks, and `train(resume_from_checkpoint=...)` resumes with the same bits, on as many ranks. Trials of a
+    Accumulation and mixed precision work unchanged. Clipping ends local momentum: with `dgc` set
+    `max_grad_norm=0` and use `clip=`. Each checkpoint gets a file laconic.pt with the state of all ranks, and
+    `train(resume_from_checkpoint=...)` resumes with the same bits, on as many ranks. Trials of a
     hyperparameter search, and checkpoints with `save_only_model`, get none.
 
     Args:

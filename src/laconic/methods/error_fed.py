@@ -42,10 +42,10 @@ def error_fed(
         compressor: A codec, selector or reducer.
         decay: Share of the error that the next step adds.
         damped: Whether messages are damped, which allows feedback for an unbiased codec of high variance.
-        momentum: "local": the momentum of a `torch.optim.SGD` is applied before compression (see
+        momentum: "local": the momentum of SGD or LARS is applied before compression (see
             `error_feedback`), except with `powersgd`; "optimizer": the optimiser applies it.
         ahead: As of `error_feedback`. None: 0.75 for `deft`, `micro` and `exdyna`, 0.5 for other
-            selectors and `sparse` codecs, else 0.
+            sparse methods, else 0.
 
     Raises:
         SpecError: An argument is invalid, or `compressor` is a method.

@@ -48,7 +48,7 @@ def stc(
         down: Density of the server's answer, which has its own error feedback, as in the paper. None: each
             rank sends to all others.
         indices: Coding of the positions; `fine_delta()` for clustered entries.
-        momentum: "local": the momentum of a `torch.optim.SGD` is applied before compression (see
+        momentum: "local": the momentum of SGD or LARS is applied before compression (see
             `error_feedback`); "optimizer": the optimiser applies it, as in the paper.
 
     Raises:

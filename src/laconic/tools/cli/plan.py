@@ -229,8 +229,8 @@ def show(screen: Console, rehearsed: list[Rehearsed], sizes: list[int], work: Wo
     screen.print(
         f"A step with no communication takes {units.format_seconds(work.alone_s)}. MB: on the wire, each way."
         " Encoding and decoding are assumed to be as fast as on this machine; spread: change of a step with"
-        " their speed between rehearsals. Points lost: of test accuracy, on the worse of two small"
-        " models in short trainings (docs/accuracy.md); -: not measured.",
+        " their speed between rehearsals. Points lost: of test accuracy, on the worst of two or"
+        " three small trainings (docs/accuracy.md, own_rates.md); -: not measured.",
         style="dim",
     )
     for spec, group in groupby(sizes, key=lambda size: chosen[size].spec):
