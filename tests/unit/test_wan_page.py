@@ -9,7 +9,7 @@ import pytest
 from benchmarks.common.results import Results
 from benchmarks.wan import __main__ as wan
 from benchmarks.wan import page
-from benchmarks.wan.__main__ import DENSE, FAR, NEAR, SPECS, TARGET, Run
+from benchmarks.wan.__main__ import ALONE, DENSE, FAR, NEAR, SPECS, STRATEGIES, TARGET, Run
 from benchmarks.wan.figures import longest_pause, steps_during, time_to_loss
 from benchmarks.wan.rank import SMOOTHED, WARM_UP
 
@@ -60,15 +60,18 @@ def test_the_page_compares_with_dense_and_names_what_is_missing(
     row |= {"machine": MACHINE, "alike": True, "returned": True, "during_cut": None}
     row |= {"network": {"latency_s": 0.1, "bytes_a_second": 1e6}}
     wan.RUNS.put(Run(NEAR, DENSE).key, row)
-    wan.RUNS.put(Run(NEAR, SPECS[1]).key, row | {"reach_s": 25.0})
+    wan.RUNS.put(Run(NEAR, STRATEGIES[0]).key, row | {"reach_s": 25.0})
     assert page.times(row | {"reach_s": None, "seconds": 250.0}, 50.0) == "more than 5.0 times"
     late = {"reach_s": None, "last_loss": 2.5, "steps": [60] * 4, "seconds": 400.0}
     wan.RUNS.put(Run(FAR, DENSE).key, row | late)
     cut = {"during_cut": [9, 8, 1, 0], "pause_s": [11.0, 10.5, 61.0, 60.0], "alike": False}
-    wan.RUNS.put(Run(NEAR, SPECS[1], cut=True).key, row | {"reach_s": 90.0} | cut)
+    wan.RUNS.put(Run(NEAR, STRATEGIES[0], cut=True).key, row | {"reach_s": 90.0} | cut)
     text = page.page()
-    assert f"| `{SPECS[1]}` | 0.008 | 400 | 25 | 4.0 times | 80.0 | 2.0 |" in text
+    assert f"| `{STRATEGIES[0]}` | 0.008 | 400 | 25 | 4.0 times | 80.0 | 2.0 |" in text
     assert "not reached: 2.50 after 60 steps, 400 s" in text
-    assert f"| `{SPECS[1]}` | 8 | 0 | 11.0 | 61.0 | 90 | 25 | **not equal** |" in text
+    assert f"| `{STRATEGIES[0]}` | 8 | 0 | 11.0 | 61.0 | 90 | 25 | **not equal** |" in text
     assert "100 ms a message, 8.0 Mbit/s a rank." in text
+    assert "one region alone" not in text
+    wan.RUNS.put(Run(ALONE, DENSE).key, row | {"reach_s": 17.0, "reach_steps": 350})
+    assert "350 steps, 17 s." in page.page()
     assert text.count("Not done yet: ") == 2 and f"`{SPECS[-1]}`" in text
