@@ -33,10 +33,8 @@ The error affects only the gradients of weights. Its standard deviation there is
 mean |momentum|, also when the gradients of several calls or micro-batches add up. This is a target, not a
 limit: a bound is computed from the statistics of one step and stays until the next refresh, while gradients
 and momentum change. [The error and its target](#the-error-and-its-target) shows the result, also for
-`mode='paper'`, the paper's law without the size of the feature map; an independent check in other nets
-found 1.1 to 1.8 times the target in the median, at most 2.2 times, and 3 to 25 times with `mode='paper'`.
-Features with the same value
-in many examples have correlated errors, which can exceed the target in every step: use a smaller `share`
+`mode='paper'`, the paper's law without the size of the feature map. Features with the same value in
+many examples have correlated errors, which can exceed the target in every step: use a smaller `share`
 there. The gradient of each layer's input is bit-identical to dense training, with one exception: inputs of
 batch norms are compressed too, which changes their input's gradient by about `share` of the gradient of their
 output, on average over channels, and by more in a channel whose gradient follows its input.
