@@ -25,7 +25,7 @@ class Comet(Coding):
     nonzero inputs. Over several calls per step and micro-batches, sigma^2 is summed. Statistics are measured
     in steps 0, 3, 10 and 30, and every `every` steps.
 
-    In between the bound stays: sigma was up to 2.2 times the target, and 3 to 25 times with `mode="paper"`.
+    In between the bound stays: sigma may exceed the target, most with `mode="paper"` (docs/activations.md).
 
     Equal values have equal, not independent errors: if a feature has one value in many of the n terms, sigma
     exceeds the law by up to sqrt(3 n) times. Use a smaller share there. Zeros are exact.

@@ -24,8 +24,7 @@ class Cutoff(Quantiser):
 
     Wire: that of `qsgd(block=0)`. Error: a dropped element loses its square, the rest (sqrt(1 + (n - 1) /
     s^2) - 1) / 2 of theirs: omega is the larger of 1 and that; with rule 'max' no entry loses more than 1 /
-    (s share) - 1 of its square, or 1/8. Biased, without error feedback. On the stored gradient it loses 2.6
-    |x|^2, `threshold_ternary` 0.31 |x|^2.
+    (s share) - 1 of its square, or 1/8. Biased, without error feedback.
 
     >>> import torch
     >>> codec = Cutoff(share=0.5, rule="max", levels=2)

@@ -1,13 +1,12 @@
 """Bytes that messages and collectives put on a TCP/IP link, as the interface counts them.
 
-The model is fitted to gloo on Ethernet. For 2 to 4 ranks it is within 1 % of the counters at 200 Mbit/s and
-1 MB a step and more, and within 1.3 % at 10 kB (`benchmarks/wire`):
+The model is fitted to gloo on Ethernet; `python -m benchmarks.wire` compares it with the counters:
 
 - Every packet has 66 bytes of headers: Ethernet 14, IPv4 20, TCP 20, TCP time stamps 12. Data travel in
   segments of `mtu` - 52 bytes (1448 of 1500).
 - A message has a preamble of 48 bytes. Before it, sender and receiver each send a packet of 48 bytes.
 - The receiver acknowledges every second packet with an empty one (RFC 5681); a slow one less often, where the
-  model counts up to 2.2 % too much.
+  model counts too much.
 
 It ignores other traffic (creating groups, the store, ARP) and retransmissions. Segmentation by the network
 card (TSO) hides up to 44 of 45 headers from the host's counters.

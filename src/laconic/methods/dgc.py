@@ -62,8 +62,8 @@ def dgc(
     `torch.optim.SGD` or `laconic.optim.LARS`; other optimisers have plain error feedback, which is logged.
 
     Payload: about density * n * (32 + log2(1 / density) + 1.5) bits, to each of the N - 1 others. With
-    `down`, servers of the entries answer with the share `down` (see `server`): a rank sends at most twice as
-    much among 64 ranks as among 4, from 2 million entries on.
+    `down`, servers of the entries answer with the share `down` (see `server`): in large models a rank sends
+    little more among 64 ranks than among 4 (docs/scaling.md).
 
     Args:
         density: Share of entries sent, in (0, 1].

@@ -53,10 +53,8 @@ def lgc(
     Other tensors are summed uncompressed. Payload in phase 3, with k = density * n: k bytes of code, and k
     (log2(1 / density) + 1.5) bits from the leader.
 
-    On MNIST (4 ranks, 400 steps, density 0.01, 3 seeds, docs/own_rates.md) dense training has 96.60 ± 0.10 %,
-    LGC 94.81 ± 0.03, with twice the `train_steps` 95.16 ± 0.04; after 1,600 steps it is 0.28 points below
-    dense training in one seed. The code is not better than exact entries of as many bytes: for accuracy per
-    byte, use `topk` at a lower density.
+    More `train_steps` lose less (docs/own_rates.md). The code is not better than exact entries of as many
+    bytes: for accuracy per byte, use `topk` at a lower density.
 
     Args:
         density: Share of entries sent, in (0, 1].

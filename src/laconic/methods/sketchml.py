@@ -37,9 +37,8 @@ def sketchml(
     * bins bits, k = density * n: for a few hundred sent entries use fewer bins.
 
     With `groups` the bins are sent in the paper's MinMaxSketch (`minmax_sketch`): log2(groups) + 0.6
-    log2(bins / groups) bits per value instead of log2(bins). With 256 bins in 16 groups these are 6.4 bits
-    instead of 8, but with 18 to 30 times the squared error, which plain bins have with 4.3 to 4.9 bits
-    (benchmarks/sketch.py).
+    log2(bins / groups) bits per value instead of log2(bins), but the error is so much larger that plain bins
+    have it with fewer bits (`python -m benchmarks.sketch`).
 
     Args:
         density: Share of entries sent, in (0, 1].

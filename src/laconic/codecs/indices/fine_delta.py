@@ -22,7 +22,7 @@ class FineDelta(IndexCoding):
     """Wire per tensor, low bits first: log2 m in 2 bits, m = 1, 2, 4 or 8; m ascending widths in 5 bits each.
 
     Then log2 m bits per gap that choose its width; the gaps less one in these widths; padding to a byte.
-    Random positions take 0.6 to 0.9 bits more than with `golomb`; clustered ones fewer (benchmarks/entropy).
+    Random positions take more bits than with `golomb`; clustered ones fewer (docs/entropy.md).
 
     >>> import torch
     >>> indices = torch.tensor([3, 256], dtype=torch.int32)

@@ -32,9 +32,8 @@ from laconic.reducers.deft.threshold_controlled import ByThreshold
 class Micro(ByThreshold):
     """mean = average of x at the entries that reach the threshold on the rank that owns their part.
 
-    Sends density * n of all tensors together on average once the threshold has settled, after about nine
-    steps, before that as little as half. A settled step sends up to 12 % more or less on the stored gradient.
-    `indices`: coding of positions. Density 1 is `sum()`.
+    Sends density * n of all tensors together on average once the threshold has settled, in the first steps
+    less. `indices`: coding of positions. Density 1 is `sum()`.
 
     Payload per rank, with K entries chosen by all, unlimited when the gradient grows: 4 K bytes of values,
     and the positions of the entries it chose, K / N on average; in the first step 8 kB more per bucket.

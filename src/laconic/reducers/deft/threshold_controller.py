@@ -1,7 +1,7 @@
 """Threshold controller: keeps the sent density at its target by adapting the threshold.
 
 With error feedback the unsent entries grow at first, like t^a with a from 1/2 (noise) to 1 (a steady
-gradient): the rule of MiCRO and ExDyna sent 2 to 10 times the target for hundreds of steps. This controller
+gradient): the rule of MiCRO and ExDyna sent far more than the target for many steps. This controller
 is ours. With K' of K requested entries sent in a step, t steps after the threshold d was set:
 
     d_1   = 2^a q, where K entries of the first step reach q in size (from a `histogram`)

@@ -12,17 +12,15 @@ tensor, with k = ceil(density * n) and the step's leader, rank t mod N:
 Ours:
 
 - Rotation and signs: a fixed code never carries its null space, where the residual would grow without bound.
-- Adam, rate 1e-3: the third party's SGD of this rate learns nothing in 300 steps.
+- Adam, rate 1e-3: the third party's SGD of this rate learns too slowly.
 - `server` has one decoder, the paper one per node (`per_node`). The losses are averages, not sums.
 - The sent share is scaled to |x - sent| <= |x| on every rank.
 
-Codes retain 0.42 of the energy that `cltk` would send, 0.31 (server 0.26) after 400 steps at a fixed model,
-in 1,232 bytes per rank and step (server 511, `cltk` 4,052; see benchmarks/learned_code.py). The net takes 50
-ms per step. Do not use `server` or `per_node` if ranks have different data: with two or three of ten labels
-per rank they retained 0.01 to 0.02.
+`python -m benchmarks.learned_code` measures which share of the energy codes retain. Do not use `server` or
+`per_node` if ranks have different data: they then retain almost nothing.
 
 Results depend on DDP's buckets, so a resumed run may continue with other bits. Replicas agree to the bit on
-equal CPUs; between kinds of CPU the last bit of one entry in ten million differs.
+equal CPUs; between kinds of CPU a last bit may differ.
 """
 
 from __future__ import annotations

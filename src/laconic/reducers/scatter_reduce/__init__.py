@@ -52,7 +52,7 @@ class ScatterReduce(Reducer):
     `feedback`, the rounding errors that later steps correct: 'up', those of the first rounding, if the
     pattern is 'direct' and the method has error feedback; 'both', all of them: the error of the average of T
     means is O(1 / T). 'both' needs error feedback and a codec that is safe with it, and 4 bytes for each
-    element that a rank reduces. At 2 bits among 16 ranks a ring's error is 3 times a tree's.
+    element that a rank reduces. A ring has a larger error than a tree.
 
     Payload: one message of `codec`, (N - 1) / N of it up and 1 / N down. 'ring' and 'tree' add 4 bytes to
     agree that all gradients are finite, and 8 for each hop's message of a sparse codec.
