@@ -248,7 +248,7 @@ def main() -> None:
     options.add_argument(
         "--seeds", type=int, default=activations_accuracy.SEEDS, help="of accuracy [default: %(default)s]"
     )
-    options.add_argument("--steps", type=int, help="of accuracy [default: what four minutes allow]")
+    options.add_argument("--steps", type=int, help="of accuracy [default: about one epoch]")
     options.add_argument(
         "--out", type=Path, default=activations_accuracy.RUNS.file, help="the file of accuracy"
     )

@@ -5,8 +5,8 @@
 
 Variants of one seed begin with the same weights and see the same batches. `nudged` is dense training whose
 first weights differ by a millionth, so it shows how far two trainings come apart by rounding alone. A
-training is as long as fits into four minutes of one core: for ResNet-20 and the VGG-like net 1,600 steps of
-32 images, which is one epoch, at a rate that falls to 0 as a cosine. Files are in
+training of ResNet-20 and of the VGG-like net has 1,600 steps of 32 images, which is one epoch, at a rate that
+falls to 0 as a cosine. Files are in
 activations/results.jsonl; a stored run is not repeated.
 """
 

@@ -116,8 +116,8 @@ def _memory(rows: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[str]:
     yield from table(heads, cells)
     yield ""
     yield "The peak falls less than the kept bytes: a layer's tensors are dense while it works. Freed memory"
-    yield "returns to the system here (`MALLOC_MMAP_THRESHOLD_=262144`, in all rows): by default, glibc holds"
-    yield "hundreds of MB of freed blocks of this size, and the peak of resident memory hides the gain."
+    yield "returns to the system here (`MALLOC_MMAP_THRESHOLD_=262144`, in all rows): by default, glibc keeps"
+    yield "freed blocks of this size, and the peak of resident memory hides the gain."
     yield "Bytes kept by each layer of ResNet-20, dense (pale) and compressed by `comet()`:"
     yield ""
     yield "![Bytes kept by each layer](activations.svg)"
@@ -146,10 +146,9 @@ def _kept(rows: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[str]:
 def _accuracy(rows: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[str]:
     yield from ("## Accuracy", "")
     yield "Test accuracy in percent after short trainings that differ only in the saved activations:"
-    yield "variants of a seed begin with the same weights and see the same batches. A training takes at most"
-    long = [name for net, name in EPOCH.items() if any(row["net"] == net for row in rows)]
-    told = f": for {' and '.join(long)} 1,600 steps of 32 images, one epoch." if long else "."
-    yield f"four minutes of one core{told}"
+    yield "variants of a seed begin with the same weights and see the same batches."
+    if long := [name for net, name in EPOCH.items() if any(row["net"] == net for row in rows)]:
+        yield f"For {' and '.join(long)} these are 1,600 steps of 32 images, one epoch."
     rates = sorted({f"{plan.lr:g}" for plan in activations_accuracy.PLANS.values()})
     yield f"SGD with momentum 0.9, at {' or '.join(rates)} by net, falling to 0 as a cosine. The nets"
     yield "are not trained to convergence: compare dense with compressed. Mean over"

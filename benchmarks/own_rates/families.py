@@ -177,7 +177,7 @@ FAMILIES = (
         "mnist",
         "`cltk` sends the same positions with exact values, in the first and last layer too. With codes for"
         " fewer steps, LGC loses less. A decoder for each rank is not better than one for the average code."
-        " With the last layer by top-k, one seed of three has learned nothing at its own rate.",
+        " With the last layer by top-k, a seed may learn nothing.",
     ),
     Family(
         "LGC, MNIST",

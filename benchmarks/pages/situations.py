@@ -164,8 +164,8 @@ SITUATIONS = (
             Pick("cgx()", "works with any optimiser"),
             Pick(
                 "dion2()",
-                "a quarter of the rows or columns, which loses accuracy in short trainings"
-                " ([best rates](own_rates.md)); Muon with `nesterov=False`",
+                "a quarter of the rows or columns, which costs accuracy in short trainings; Muon with"
+                " `nesterov=False`",
             ),
         ),
     ),

@@ -35,7 +35,7 @@ def section() -> list[str]:
         f"With `down=` each rank serves a share of the entries. From {few} workers to {many} a rank's"
         f" traffic grows {promise()}. Large tensors are split into pieces, one per rank, and in every message"
         " each piece has its own header: in a small model a piece has few entries to send, and headers cause"
-        " most of the growth. The traffic stays hundreds of times below dense."
+        " most of the growth."
     )
     how = (
         "kB that the busiest worker sends in a step, without packet headers, at the default densities."
