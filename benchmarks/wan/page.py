@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import fill
 
 from benchmarks.common.results import Row
 from benchmarks.common.tables import table
@@ -12,6 +13,7 @@ from benchmarks.wan.__main__ import ALONE, CUT_S, DENSE, LINKS, NEAR, SPECS, TAR
 from benchmarks.wan.rank import PATIENCE_S, SMOOTHED, WARM_UP
 from benchmarks.wan.trial import IN_REGION
 
+WIDTH = 110
 HEAD = f"""# Two regions, a wide-area link
 
 `make docs` writes this page from the results of `python -m benchmarks.wan`. Each row is a line of
@@ -51,9 +53,13 @@ def alone() -> Iterator[str]:
     """Yield a paragraph on dense training in one region."""
     row = Run(ALONE, DENSE).read()
     if row is not None:
-        yield f"For comparison, `{DENSE}` by the two ranks of one region alone, with half the batch, no link"
-        yield f"and both cores: {row['reach_steps']:,} steps, {row['reach_s']:.0f} s. For so small a model"
-        yield "and so high a loss, a second region on these cores gains nothing. The tables compare methods."
+        words = (
+            f"For comparison, `{DENSE}` by the two ranks of one region alone, with half the batch, no link"
+            f" and both cores: {row['reach_steps']:,} steps, {row['reach_s']:.0f} s. For so small a model and"
+            " so high a loss, a second region on the same cores gains nothing: the tables compare methods"
+            " with each other."
+        )
+        yield fill(words, WIDTH)
         yield ""
 
 

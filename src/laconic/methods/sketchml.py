@@ -37,8 +37,8 @@ def sketchml(
     * bins bits, k = density * n: for a few hundred sent entries use fewer bins.
 
     With `groups` the bins are sent in the paper's MinMaxSketch (`minmax_sketch`): log2(groups) + 0.6
-    log2(bins / groups) bits per value instead of log2(bins), but the error is so much larger that plain bins
-    have it with fewer bits (`python -m benchmarks.sketch`).
+    log2(bins / groups) bits per value instead of log2(bins). Plain bins have its error with fewer bits
+    (`python -m benchmarks.sketch`).
 
     Args:
         density: Share of entries sent, in (0, 1].
