@@ -47,8 +47,8 @@ Why strategies fall short at 1,000 steps, as far as we know:
   to 125 times in 1,000 steps. `easgd` synchronises every 4 and `lsgd` every 16 steps, but they move workers
   only part of the way. On skewed shards, `lsgd` follows the worker with the easiest examples.
 - Learning rates are those of the family; no strategy has its own. An outer step with momentum moves the model
-  by up to lr / (1 - momentum) times the workers' mean update: 7 for `diloco` with a momentum of 0.9, so its
-  [own rate](own_rates.md) is lower than dense training's. Its default is 0.5."""
+  by up to lr / (1 - momentum) times the workers' mean update: 7 for `diloco` with a momentum of 0.9, so with
+  SGD its [own rate](own_rates.md) is lower than dense training's. Its default is 0.5."""
 
 
 def page() -> str:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 EARLIER = """\
 SGD's momentum was in the optimiser in these runs, as with `momentum='optimizer'`. By default, methods with
-error feedback now apply it before the exchange, `powersgd` and `demo` excepted: those rows are to be
-measured again.
+error feedback now apply it before the exchange, `powersgd` and `demo` excepted: the rows of the others are
+to be measured again.
 The table "SGD with momentum before compression" of own_rates.md has the new default."""
 
 

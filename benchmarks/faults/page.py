@@ -34,8 +34,13 @@ WHAT = {
     LAUNCHER: "`laconic train` is killed by SIGKILL, and resumes",
 }
 HEADS = ("what happens", "under", "runs", "hangs", *CHECKS[1:])
-WITHOUT_ENDS = {(KILLED, "a method"), (RAISED, "a method")}  # all ranks end with an error
 ENDS = (DIVERGED, LOST)  # checked on ranks that finish the training
+UNCHECKED = {
+    (KILLED, "a method"): ENDS,  # all ranks end with an error
+    (RAISED, "a method"): ENDS,
+    (DISK, "both"): (DIVERGED,),  # each rank is compared with an undisturbed run instead
+    (LAUNCHER, "both"): (DIVERGED,),
+}
 
 
 def block() -> str:
@@ -47,7 +52,7 @@ def block() -> str:
         if row is not None:
             kinds[run.fault, under(run)].append(row["wrong"])
     rows = [
-        [WHAT[fault], kind, *counts(kinds[fault, kind], ENDS if (fault, kind) in WITHOUT_ENDS else ())]
+        [WHAT[fault], kind, *counts(kinds[fault, kind], UNCHECKED.get((fault, kind), ()))]
         for fault in WHAT
         for kind in ("a strategy", "a method", "both")
         if (fault, kind) in kinds

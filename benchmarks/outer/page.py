@@ -34,8 +34,8 @@ HEAD = f"""# Bytes to the same loss
 Dense data parallelism with AdamW does {STEPS} steps; the others train until the mean of their workers has its
 test loss of the same seed, or {PATIENCE:g} times as many steps. Each has the best learning rate of
 {", ".join(f"{rate:g}" for rate in RATES)}, chosen on the first seed. Dense training's best is the largest of
-them, and so is that of most others: at [its own rate](own_rates.md) dense training has a lower loss, so the
-factors hold for this loss only. MuLoCo, whose optimiser is Muon, is compared with AdamW.
+them, and so is that of most others: higher rates may give lower losses, so the factors hold for this loss
+only. MuLoCo, whose optimiser is Muon, is compared with AdamW.
 
 *MB* are the bytes that a worker puts on the wire until then, packet headers included, on any link. *seconds*
 is the time to send them at 100 Mbit/s, without compute: with `overlap=` in parallel with compute, otherwise

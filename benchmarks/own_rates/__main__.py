@@ -99,11 +99,16 @@ def own_rate(family: Family, spec: str) -> float | None:
     return min(losses, key=lambda rate: losses[rate])
 
 
-def runs(spec: str, family: Family) -> dict[int, Row]:
-    """The runs at the method's own rate that did not diverge, by seed."""
+def ended(spec: str, family: Family) -> dict[int, Row]:
+    """Return the runs at the method's own rate, by seed, also those that have diverged."""
     rate = own_rate(family, spec)
     found = {} if rate is None else {seed: Run(family, spec, rate, seed).read() for seed in SEEDS}
-    return {seed: row for seed, row in found.items() if row is not None and DIVERGED not in row}
+    return {seed: row for seed, row in found.items() if row is not None}
+
+
+def runs(spec: str, family: Family) -> dict[int, Row]:
+    """Return those of `ended` that have not diverged."""
+    return {seed: row for seed, row in ended(spec, family).items() if DIVERGED not in row}
 
 
 def due(only: str | None = None) -> Iterator[Run]:

@@ -41,11 +41,12 @@ def section() -> Iterator[str]:
     if trained():
         yield f"![Training loss by steps and by bytes]({BY_BYTES})"
         yield ""
+        yield "The loss is the mean of the workers' own models on their own batches, of a text that they read"
+        yield "many times; the table tests the mean model on other text."
+        yield ""
         if forecasts():
             yield f"![Training loss by seconds]({BY_TIME})"
             yield ""
-            yield "The loss is the mean of the workers' own models on their own batches, of a text that they"
-            yield "read many times; the table tests the mean model on other text."
             yield "Seconds are forecast by `laconic plan` (`python -m benchmarks.own_rates.forecast`), for"
             yield "hosts whose only core does forward and backward as this machine does alone, without the"
             yield "optimiser's step. Methods with a warm-up are left out; by bytes, those of a warm-up are"

@@ -188,7 +188,6 @@ FAMILIES = (
         1600,
         "mnist",
         "mnist-1600",
-        "Longer training leaves less of the loss.",
     ),
     Family("Adam", 2e-3, "adam()", ("onebit_adam(warmup_steps=400)",)),
     Family(

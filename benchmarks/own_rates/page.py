@@ -10,7 +10,7 @@ from benchmarks.common.small_net import SMALL_GPT, SMALL_NET
 from benchmarks.common.tables import spread, table
 from benchmarks.common.workers import WORKERS, Row
 from benchmarks.own_rates import curves, densities
-from benchmarks.own_rates.__main__ import DIVERGED, Run, own_rate, runs
+from benchmarks.own_rates.__main__ import DIVERGED, Run, ended, own_rate, runs
 from benchmarks.own_rates.families import FAMILIES, LOCAL_MOMENTUM, LONG_GPT, SEEDS, Family
 
 HEAD = f"""# Each method at its own learning rate
@@ -39,17 +39,15 @@ def page() -> str:
     """The page, of the searches that have ended."""
     lines = [HEAD]
     for family in FAMILIES:
-        if found := [*rows(family)]:
-            heading = f"## {family.name}, {family.steps:,} steps"
-            lines += [
-                heading,
-                "",
-                *([fill(family.why, WIDTH), ""] if family.why else []),
-                *table(TOLD, found),
-                "",
-                *(AFTER[family]() if family in AFTER else []),
-                *incomplete(family),
-            ]
+        found = [*rows(family)]
+        lines += [
+            f"## {family.name}, {family.steps:,} steps",
+            "",
+            *([fill(family.why, WIDTH), ""] if family.why else []),
+            *([*table(TOLD, found), ""] if found else []),
+            *(AFTER[family]() if family in AFTER else []),
+            *incomplete(family),
+        ]
     return "\n".join(lines)
 
 
@@ -83,18 +81,11 @@ def rows(family: Family) -> Iterator[Sequence[str]]:
 def incomplete(family: Family) -> list[str]:
     """Return a paragraph on the methods that lack seeds."""
     lacking = [
-        f"`{spec}`, {len(done)} of {len(seeds)} seeds"
+        f"`{spec}` ({len(done)} of {len(seeds)})"
         for spec in family.specs
-        if len(done := tested(family, spec)) < len(seeds := family.seeds(spec))
+        if len(done := ended(spec, family)) < len(seeds := family.seeds(spec))
     ]
-    return [fill(f"Not complete: {'; '.join(lacking)}.", WIDTH), ""] if lacking else []
-
-
-def tested(family: Family, spec: str) -> list[int]:
-    """Return the seeds that are done at the method's own rate, also those that have diverged."""
-    rate = own_rate(family, spec)
-    found = {} if rate is None else {seed: Run(family, spec, rate, seed).read() for seed in SEEDS}
-    return [seed for seed, row in found.items() if row is not None]
+    return [fill(f"Seeds that are not done: {', '.join(lacking)}.", WIDTH), ""] if lacking else []
 
 
 def points_lost(spec: str, family: Family) -> list[float]:

@@ -47,7 +47,7 @@ seed supports no claim, and short runs at neighbouring rates often differ by les
 *Fewer*: times fewer bytes on the wire than dense training, warm-up included.
 *Seconds* of the training over a link of that rate, forecast by `laconic plan` for hosts whose
 only core does forward and backward as this machine does alone (`python -m benchmarks.resnet9.forecast`),
-without a warm-up."""
+without a warm-up and the optimiser's step."""
 OURS = {  # rows of the independent run, by our methods
     "dense()": "dense",
     "cgx(bits=4)": "cgx",

@@ -48,14 +48,12 @@ SPECS = (
     "noloco(every=30)",
     "by_machine(diloco(every=30, momentum=0.9), ranks_per_node=2)",
 )
+STRATEGIES = SPECS[2:]
 NEAR, FAR, ALONE = "50 ms, 200 Mbit/s", "150 ms, 20 Mbit/s", "alone"
 LINKS = {
     NEAR: Link("200mbit", delay="50ms", jitter="5ms", loss="0.01%"),
     FAR: Link("20mbit", delay="150ms", jitter="15ms", loss="0.01%"),
 }
-
-
-STRATEGIES = SPECS[2:]
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ def main() -> None:
         print(f"skipped: {reason}")
         return
     if given.quick:
-        run = Run(NEAR, given.only or SPECS[1])
+        run = Run(NEAR, given.only or STRATEGIES[0])
         print_row(run, measure(run, steps=60))
         return
     for run in runs():

@@ -52,12 +52,12 @@ def rows(link: str, *, is_cut: bool = False) -> dict[str, Row]:
 def alone() -> Iterator[str]:
     """Yield a paragraph on dense training in one region."""
     row = Run(ALONE, DENSE).read()
-    if row is not None:
+    if row is not None and row["reach_s"] is not None:
         words = (
-            f"For comparison, `{DENSE}` by the two ranks of one region alone, with half the batch, no link"
-            f" and both cores: {row['reach_steps']:,} steps, {row['reach_s']:.0f} s. For so small a model and"
-            " so high a loss, a second region on the same cores gains nothing: the tables compare methods"
-            " with each other."
+            f"For comparison, `{DENSE}` by the two ranks of one region alone, with half the batch, no link,"
+            f" both cores and the rate of four ranks: {row['reach_steps']:,} steps, {row['reach_s']:.0f} s."
+            " For so small a model and so high a loss two regions on the same cores may be slower than one:"
+            " the tables compare methods with each other."
         )
         yield fill(words, WIDTH)
         yield ""

@@ -83,8 +83,8 @@ def compress(
         model: A `DistributedDataParallel`, or a module that wraps one, as `torch.compile` and Fabric do; or a
             model under `fully_shard`, for methods such as "cgx(bits=4)"; with HSDP, they run between
             replicas.
-        optimizer: The optimiser, or for DDP several with disjoint parameters. Others' parameters are not
-            exchanged. Wrappers of Accelerate, Fabric, Lightning and torchft are unwrapped.
+        optimizer: The optimiser, or for DDP several with disjoint parameters. Parameters outside the model
+            are not exchanged. Wrappers of Accelerate, Fabric, Lightning and torchft are unwrapped.
         spec: A string such as "dgc(density=0.001)", or an object from `laconic.parse`; equal on all ranks.
         scaler: The GradScaler in use, since memory is unscaled; not with `fully_shard`. None: that of a
             wrapped optimiser, if any.
