@@ -98,6 +98,7 @@ WITH_MOMENTUM = Family(
         "terngrad()",
         "terngrad(scale='own')",
         "powersgd(rank=2)",
+        "dense_first(powersgd(rank=2), steps=200)",
         "powersgd(rank=4)",
         "powersgd(rank=8)",
         "majority_vote()",
