@@ -64,7 +64,7 @@ def block() -> str:
             *table(HEADS, rows),
             "",
             f"{len(done):,} of {len(scheduled):,} runs are done. A run that fails is repeated once its"
-            " cause is fixed, and others when what they test has changed: the last result counts.",
+            " cause is fixed, and runs of changed code are repeated too: the last result counts.",
             *failures(scheduled),
             "",
             wires(),
