@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
+WIDTH = 110  # of a paragraph that a page wraps
 EARLIER = """\
 SGD's momentum was in the optimiser in these runs, as with `momentum='optimizer'`. By default, methods with
 error feedback now apply it before the exchange, `powersgd` and `demo` excepted: the rows of the others are

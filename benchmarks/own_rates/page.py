@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from textwrap import fill
 
 from benchmarks.common.small_net import SMALL_GPT, SMALL_NET
-from benchmarks.common.tables import spread, table
+from benchmarks.common.tables import WIDTH, spread, table
 from benchmarks.common.workers import WORKERS, Row
 from benchmarks.own_rates import curves, densities
 from benchmarks.own_rates.__main__ import DIVERGED, Run, ended, own_rate, runs
@@ -30,13 +30,12 @@ error over seeds; *at dense's rate*: the loss of the first seed at that rate, "-
 bytes that the first worker puts on the wire, inside its machine too; *fewer*: than in dense training. Rows
 with one seed support no claim.
 """
-WIDTH = 110
 AFTER = {LOCAL_MOMENTUM: densities.section, LONG_GPT: curves.section}  # lines after their tables
 TOLD = ("method", "rate", "accuracy, %", "lost", "at dense's rate", "MB a worker", "fewer", "seeds")
 
 
 def page() -> str:
-    """The page, of the searches that have ended."""
+    """Return the page: of each family a table of the methods with their own rates, and what is missing."""
     lines = [HEAD]
     for family in FAMILIES:
         found = [*rows(family)]

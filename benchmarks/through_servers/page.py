@@ -7,10 +7,9 @@ from textwrap import wrap
 from typing import Any
 
 from benchmarks.common.results import read
-from benchmarks.common.tables import table
+from benchmarks.common.tables import WIDTH, table
 from benchmarks.through_servers.__main__ import WORKERS
 
-WIDTH = 100  # of text
 MOST = 2.0  # times: how much what a rank sends may grow from the fewest workers to the most
 Group = dict[int, dict[str, Any]]  # rows of one model and method, by workers
 

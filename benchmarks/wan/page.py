@@ -8,12 +8,11 @@ from pathlib import Path
 from textwrap import fill
 
 from benchmarks.common.results import Row
-from benchmarks.common.tables import table
+from benchmarks.common.tables import WIDTH, table
 from benchmarks.wan.__main__ import ALONE, CUT_S, DENSE, LINKS, NEAR, SPECS, TARGET, Run
 from benchmarks.wan.rank import PATIENCE_S, SMOOTHED, WARM_UP
 from benchmarks.wan.trial import IN_REGION
 
-WIDTH = 110
 HEAD = f"""# Two regions, a wide-area link
 
 `make docs` writes this page from the results of `python -m benchmarks.wan`. Each row is a line of
