@@ -42,7 +42,10 @@ from laconic.tools.tasks.launcher import prepare_to_launch
 GRACE_S = 10.0  # for the others, once one rank has failed
 STACKS_S = 10.0  # until a late rank has written where it is
 JOB_S, CASE_S = 120.0, 30.0  # a job may take this long, and its further cases: the machine may be busy
+CONNECT_S = 120.0  # and its ranks may need this long to connect before
 DEAD_S = {False: 20.0, True: 3.0}  # whether ranks may die: seconds without a heartbeat
+
+CONNECTED = "all connected"  # the key in a job's store
 
 Job = Callable[..., Any] | str
 
@@ -82,6 +85,7 @@ class Pool:
     def run(self, size: int, function: Job, *args: Any, timeout_s: float = JOB_S) -> list[Any]:
         """function(*args) on `size` ranks of a new default process group; the results in rank order.
 
+        The time limit begins when all ranks are connected: on a busy machine that may take seconds.
         `function` is defined at the top of a module, or named "module:function". The first error of a rank is
         raised again, its message led by the rank; its traceback there is its cause.
         """
@@ -153,11 +157,13 @@ class Pool:
             _address(function),
             pickle.dumps(args),
         )
-        deadline = time.monotonic() + timeout_s
         outcomes: dict[int, Outcome] = {}
         running = dict(enumerate(workers))
         for rank, worker in running.items():
             worker.connection.send_bytes(pickle.dumps((rank, *job)))
+        with suppress(dist.DistStoreError):  # a rank that fails before says why
+            dist.PrefixStore(job[0], self._store).wait([CONNECTED], timedelta(seconds=CONNECT_S))
+        deadline = time.monotonic() + timeout_s
         while running:
             connections = [worker.connection for worker in running.values()]
             ready = wait(connections, max(0.0, deadline - time.monotonic()))
@@ -296,7 +302,7 @@ def _find(module: str, file: str | None, name: str) -> Callable[..., Any]:
 
 def _work(rank: int, prefix: str, port: int, size: int, timeout_s: float, address: Any, args: bytes) -> bytes:
     """Do one job; the report is (value, error, traceback, time of the error)."""
-    timeout = timedelta(seconds=timeout_s)
+    timeout = timedelta(seconds=max(timeout_s, CONNECT_S))
     store = dist.PrefixStore(prefix, dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout))
     dist.distributed_c10d._world.group_count = 0  # ranks that number their groups apart never meet
     try:
@@ -324,8 +330,8 @@ def _work(rank: int, prefix: str, port: int, size: int, timeout_s: float, addres
 def wait_for_all(store: dist.Store, size: int, timeout: timedelta) -> None:
     """Wait until all ranks are connected: gloo fails in a rank whose peer leaves before that."""
     if store.add("connected", 1) == size:
-        store.set("all connected", "")
-    store.wait(["all connected"], timeout)
+        store.set(CONNECTED, "")
+    store.wait([CONNECTED], timeout)
 
 
 def _serve(connection: Connection, stacks: str, environment: dict[str, str], may_die: bool) -> None:

@@ -248,7 +248,7 @@ def test_the_pool_raises_the_first_error_and_serves_on(pool):
     with pytest.raises(KeyError, match="rank 1: 'lost'"):
         pool.run(3, raise_on, 1)
     with pytest.raises(Exception, match=r"(?s)rank 0 was not done after 5\.0 s.*in sleep"):
-        pool.run(2, sleep, 30, timeout_s=5.0)  # ranks connect in this time
+        pool.run(2, sleep, 30, timeout_s=5.0)
     with pytest.raises(Exception, match="exit code 3"):
         pool.run(2, "os:_exit", 3)
     assert pool.run(2, "torch.distributed:get_rank") == [0, 1]
