@@ -42,7 +42,8 @@ from laconic.tools.tasks.launcher import prepare_to_launch
 GRACE_S = 10.0  # for the others, once one rank has failed
 STACKS_S = 10.0  # until a late rank has written where it is
 JOB_S, CASE_S = 120.0, 30.0  # a job may take this long, and its further cases: the machine may be busy
-CONNECT_S = 120.0  # and its ranks may need this long to connect before
+CONNECT_S = 120.0  # all ranks have to be connected by then, before the time of a job begins
+POLL_S = 0.1  # between two checks whether they are
 DEAD_S = {False: 20.0, True: 3.0}  # whether ranks may die: seconds without a heartbeat
 
 CONNECTED = "all connected"  # the key in a job's store
@@ -85,7 +86,7 @@ class Pool:
     def run(self, size: int, function: Job, *args: Any, timeout_s: float = JOB_S) -> list[Any]:
         """function(*args) on `size` ranks of a new default process group; the results in rank order.
 
-        The time limit begins when all ranks are connected: on a busy machine that may take seconds.
+        The time limit begins when all ranks are connected, as connecting may take seconds on a busy machine.
         `function` is defined at the top of a module, or named "module:function". The first error of a rank is
         raised again, its message led by the rank; its traceback there is its cause.
         """
@@ -161,22 +162,24 @@ class Pool:
         running = dict(enumerate(workers))
         for rank, worker in running.items():
             worker.connection.send_bytes(pickle.dumps((rank, *job)))
-        with suppress(dist.DistStoreError):  # a rank that fails before says why
-            dist.PrefixStore(job[0], self._store).wait([CONNECTED], timedelta(seconds=CONNECT_S))
-        deadline = time.monotonic() + timeout_s
+        store, connected = dist.PrefixStore(job[0], self._store), False
+        deadline = time.monotonic() + CONNECT_S
         while running:
             connections = [worker.connection for worker in running.values()]
-            ready = wait(connections, max(0.0, deadline - time.monotonic()))
-            if not ready:
-                return [
-                    outcomes.get(rank) or worker.hung(rank, timeout_s) for rank, worker in enumerate(workers)
-                ]
+            left_s = max(0.0, deadline - time.monotonic())
+            ready = wait(connections, left_s if connected else min(left_s, POLL_S))
+            if not connected and store.check([CONNECTED]):
+                connected, deadline = True, time.monotonic() + timeout_s
+            if not ready and time.monotonic() >= deadline:
+                late = f"done after {timeout_s} s" if connected else f"connected after {CONNECT_S} s"
+                return [outcomes.get(rank) or worker.hung(rank, late) for rank, worker in enumerate(workers)]
             for rank in [rank for rank, worker in running.items() if worker.connection in ready]:
                 outcomes[rank] = running.pop(rank).outcome(rank)
                 if revive and outcomes[rank].exit_code is not None:
                     revive, workers[rank] = False, _Worker(may_die=True)
                     running[rank] = workers[rank]
                     workers[rank].connection.send_bytes(pickle.dumps((rank, *job)))
+                    deadline = time.monotonic() + timeout_s  # the new process has to start first
                     continue
                 if outcomes[rank].error is not None:
                     deadline = min(deadline, time.monotonic() + grace_s)
@@ -252,8 +255,8 @@ class _Worker:
             error.__cause__ = RemoteError(f"on rank {rank}:\n{trace}")
         return Outcome(rank, value, error, when)
 
-    def hung(self, rank: int, timeout_s: float) -> Outcome:
-        """The outcome of a rank that is late, with the Python stacks of its threads."""
+    def hung(self, rank: int, late: str) -> Outcome:
+        """The outcome of a rank that was `late` in some way, with the Python stacks of its threads."""
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGUSR1)
         stacks, more, deadline = "", "", time.monotonic() + STACKS_S
@@ -263,7 +266,7 @@ class _Worker:
             stacks += more
         return Outcome(
             rank,
-            error=HungError(f"rank {rank} was not done after {timeout_s} s; it is in\n{stacks}"),
+            error=HungError(f"rank {rank} was not {late}; it is in\n{stacks}"),
             when=time.monotonic(),
         )
 
@@ -302,15 +305,16 @@ def _find(module: str, file: str | None, name: str) -> Callable[..., Any]:
 
 def _work(rank: int, prefix: str, port: int, size: int, timeout_s: float, address: Any, args: bytes) -> bytes:
     """Do one job; the report is (value, error, traceback, time of the error)."""
-    timeout = timedelta(seconds=max(timeout_s, CONNECT_S))
+    timeout = timedelta(seconds=max(timeout_s, CONNECT_S))  # the pool itself ends a job that takes too long
     store = dist.PrefixStore(prefix, dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout))
     dist.distributed_c10d._world.group_count = 0  # ranks that number their groups apart never meet
     try:
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-        wait_for_all(store, size, timeout)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            return pickle.dumps((_find(*address)(*pickle.loads(args)), None, "", float("inf")))
+            function = _find(*address)  # its module may take seconds to import, which is not the job's time
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+            wait_for_all(store, size, timeout)
+            return pickle.dumps((function(*pickle.loads(args)), None, "", float("inf")))
     except BaseException as error:
         when, trace = time.monotonic(), traceback.format_exc()
         if len(error.args) <= 1 and not str(error).startswith(f"rank {rank}"):

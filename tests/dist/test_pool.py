@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from tests.dist.pool import on_ranks
+from tests.dist.pool import CONNECT_S, on_ranks
 
 
 def leave_a_count() -> None:
@@ -20,6 +24,40 @@ def leave_a_count() -> None:
 def test_ranks_meet_whatever_the_job_before_has_left(pool: Any) -> None:
     pool.run(2, leave_a_count)
     assert pool.run(2, dist.get_rank) == [0, 1]
+
+
+MODULE = """
+import multiprocessing, os, time
+
+if multiprocessing.parent_process():
+    {in_a_worker}
+
+def nothing():
+    return 1
+"""
+
+
+@pytest.fixture
+def of_a_module(tmp_path: Path, monkeypatch: Any) -> Callable[[str, str], Any]:
+    """Make a function whose module runs a statement when a worker imports it."""
+
+    def made(name: str, in_a_worker: str) -> Any:
+        (tmp_path / f"{name}.py").write_text(MODULE.format(in_a_worker=in_a_worker))
+        monkeypatch.syspath_prepend(tmp_path)
+        return importlib.import_module(name).nothing
+
+    return made
+
+
+def test_what_ranks_need_to_start_is_not_the_time_of_a_job(pool: Any, of_a_module: Any) -> None:
+    assert pool.run(2, of_a_module("slow_to_import", "time.sleep(3)"), timeout_s=2.0) == [1, 1]
+
+
+def test_a_rank_that_dies_before_it_is_connected_is_noticed_at_once(pool: Any, of_a_module: Any) -> None:
+    began = time.monotonic()
+    with pytest.raises(Exception, match="exit code 3"):
+        pool.run(2, of_a_module("ends_on_import", "os._exit(3)"))
+    assert time.monotonic() - began < CONNECT_S / 2
 
 
 def named(name: str, number: int, more: str) -> str:
