@@ -65,7 +65,7 @@ def _under_a_strategy(run: Run, rank: int, board: memoryview) -> dict[str, Any]:
     end = None if run.fault == STOPPED else STEPS
     while (step := optimizer.stats().steps) != end and step < MOST_STEPS:
         board[rank] = step
-        if run.fault == RAISED and rank == run.victim and step >= run.at:  # a regroup may move it on
+        if run.fault == RAISED and rank == run.victim and step >= run.at:  # a regroup may skip a step
             raise ZeroDivisionError(ON_PURPOSE)
         advance(model, optimizer, [step])
         time.sleep(STEP_S)

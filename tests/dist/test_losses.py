@@ -37,14 +37,14 @@ SPECS = [
 
 
 def train_with_a_loss(spec, lost, how, at):
-    """All ranks train; `lost` does something to itself before its step `at`. Who lives, and their model."""
+    """All ranks train; `lost` stops or kills itself at step `at` or later. Who lives, and their model."""
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     store.set(f"pid {rank}", str(os.getpid()))
     model, optimizer = distributed(
         spec, patience_s=5.0 if how == STOPPED else 300.0
     )  # a kill is noticed sooner
-    while (step := optimizer.stats().steps) < STEPS:
-        if rank == lost and step >= at:  # a regroup may have moved it on
+    while (step := optimizer.stats().steps) < STEPS or rank == lost:
+        if rank == lost and step >= at:  # a regroup may skip a step
             os.kill(os.getpid(), how)
         advance(model, optimizer, [step])
     optimizer.finish()

@@ -141,7 +141,7 @@ def sleeps_to_the_end():
     """Rank 1 hangs until the others have ended their training."""
     model, optimizer, rank, store = begin("local_sgd(every=2)", quorum=2)
     while (step := optimizer.stats().steps) < STEPS:
-        if rank == 1 and step == 3:
+        if rank == 1 and step >= 3:  # a regroup may skip a step
             store.wait(["ended 0", "ended 2"], FOREVER)
         train(model, optimizer, step)
     optimizer.finish()
