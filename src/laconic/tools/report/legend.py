@@ -33,13 +33,29 @@ def lines_of(specs: Sequence[str]) -> int:
     return 1 if in_one <= WIDTH else -(-len(specs) // COLUMNS)
 
 
+def shortened(specs: Sequence[str]) -> list[str]:
+    """Return specs cut at their ends to fit a column, or in the middle if several have the same beginning.
+
+    >>> shortened(["topk()", "diloco(every=30, momentum=0.9)"])
+    ['topk()', 'diloco(every=30, momentum=...']
+    >>> shortened(["diloco(every=30, momentum=0.9)", "diloco(every=30, momentum=0.9, fragments=3)"])
+    ['diloco(every=...omentum=0.9)', 'diloco(every=...fragments=3)']
+    """
+    cut = [spec if len(spec) <= SHORT else f"{spec[: SHORT - 3]}..." for spec in specs]
+    half = (SHORT - 3) // 2
+    return [
+        f"{spec[:half]}...{spec[-half:]}" if cut.count(name) > 1 else name
+        for spec, name in zip(specs, cut, strict=True)
+    ]
+
+
 def legend(specs: Sequence[str], top: float) -> str:
     drawn, left = [], float(LEFT)
     single = lines_of(specs) == 1
-    for i, spec in enumerate(specs):
+    names = specs if single else shortened(specs)
+    for i, (spec, name) in enumerate(zip(specs, names, strict=True)):
         x = left if single else LEFT + COLUMN * (i % COLUMNS)
         y = top if single else top + LINE * (i // COLUMNS)
-        name = spec if single or len(spec) <= SHORT else f"{spec[: SHORT - 3]}..."
         title = "" if name == spec else f"<title>{escape(spec)}</title>"
         drawn.append(f'<path {line(i)} d="M{x:.0f} {y - 4:.0f}h18"/>')
         drawn.append(f'<text class="spec" x="{x + MARK:.0f}" y="{y:.0f}">{title}{escape(name)}</text>')
