@@ -67,9 +67,9 @@ def slow_blocks():
 
 
 def test_blocks_work_at_the_same_time(pool):
-    """One after the other they would take 150 ms in any tick: two forward passes each, the last block one."""
+    """One after the other they would take 150 ms a tick: two forward passes each, one on the last block."""
     ticks = [*zip(*pool.run(3, slow_blocks), strict=True)]  # each of them on all ranks
-    assert min(max(spent for _, spent in tick) for tick in ticks) < 0.150
+    assert median(max(spent for _, spent in tick) for tick in ticks) < 0.150
     assert median(at_once([spans for spans, _ in tick])[1] for tick in ticks) > 0.6
 
 

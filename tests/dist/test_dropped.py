@@ -77,7 +77,7 @@ def dropped(cases):
     return faulty
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     "cases",
     [
